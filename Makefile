@@ -1,0 +1,44 @@
+# One verb per habit. Every verb takes a Python to run with, such as `make gpu-test PYTHON=python3`; by default it is
+# the environment `make venv` makes, or the system's python3 where there is none.
+
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+BASE_PYTHON ?= python3
+PYTEST_ARGS ?=
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: help venv demo test test-all gpu-test lint format bench wheel
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: ## make .venv and install jitgen into it, editable, with the pinned versions
+	$(BASE_PYTHON) -m venv .venv
+	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
+	.venv/bin/python -m pip install -c constraints.txt -e '.[cuda,dev]'
+
+demo: ## generate, compile and time two kernels on the best device here
+	$(PYTHON) examples/01_double_square.py
+
+test: ## all that runs here in a few minutes
+	$(PYTHON) -m pytest -n 2 -m 'not slow and not gpu' $(PYTEST_ARGS)
+
+test-all: ## the slow ones too
+	$(PYTHON) -m pytest -n 2 -m 'not gpu' $(PYTEST_ARGS)
+
+gpu-test: ## needs an NVIDIA GPU, and no network
+	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: ## ruff and mypy
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+format: ## rewrite in the house style
+	$(PYTHON) -m ruff check --fix-only .
+	$(PYTHON) -m ruff format .
+
+bench: ## the measured figures of README, as a table and as JSON
+	$(PYTHON) -m jitgen bench
+
+wheel: ## dist/jitgen-*-py3-none-any.whl
+	$(PYTHON) -m build --wheel --no-isolation

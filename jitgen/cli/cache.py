@@ -1,0 +1,229 @@
+"""``jitgen cache``: ls, show, verify, prune, export, import, clear, path, why.
+
+Each is a thin face on ``jitgen.store.Store``. A key may be given by any unambiguous beginning of four digits or more,
+as git takes them. Status: 0, 1 where something is damaged or not there, 2 where the store cannot be used.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jitgen import settings
+from jitgen.cli.show import age, in_units, json_option, print_json, print_table
+from jitgen.store import Entry, Store, StoredArtifact
+
+_SHORTEST_PREFIX = 4
+
+
+@click.group()
+def cache() -> None:
+    """Look into the on-disk store, check it, trim it, carry it elsewhere."""
+
+
+@cache.command("ls")
+@click.argument("prefix", default="")
+@click.option("--kind", type=click.Choice(["artifact", "plan"]), help="Only these entries.")
+@json_option
+def list_entries(prefix: str, kind: str | None, as_json: bool) -> None:
+    """List the entries, the layers' too, whose key starts with PREFIX."""
+    store = Store.open()
+    entries = [entry for entry in store.entries(prefix) if kind in (None, entry.kind)]
+    if as_json:
+        print_json([asdict(entry) | {"what": _what(store, entry)} for entry in entries])
+        return
+    now = time.time()
+    print_table(
+        ("kind", "key", "size", "used", "what"),
+        [(e.kind, e.key[:12], in_units(e.size), age(now - e.used), _what(store, e)) for e in entries],
+    )
+
+
+@cache.command()
+@click.argument("key")
+@click.argument("file", required=False)
+@json_option
+def show(key: str, file: str | None, as_json: bool) -> None:
+    """Show the entry KEY; with FILE, print that file of an artifact, such as kernel.cu."""
+    store = Store.open()
+    entry = _find(store, key)
+    content = store.peek(entry)
+    if content is None:
+        raise click.ClickException(f"{entry.kind} {entry.key} is damaged; `jitgen cache why {key}` says how")
+    if isinstance(content, StoredArtifact) and file:
+        sys.stdout.buffer.write(content.read(file))
+        return
+    if isinstance(content, StoredArtifact):
+        facts: dict[str, Any] = {
+            "kind": entry.kind,
+            "key": entry.key,
+            "directory": str(content.directory),
+            "binary": content.binary,
+            "files": {name: record.size for name, record in content.files.items()},
+            "meta": dict(content.meta),
+        }
+    else:
+        facts = {"kind": entry.kind, "key": entry.key, "path": str(entry.path), "plan": content}
+    if as_json:
+        print_json(facts)
+    else:
+        _print_facts(facts)
+
+
+@cache.command()
+@click.option("--repair", is_flag=True, help="Remove what is damaged; it is compiled again when it is asked for.")
+@json_option
+def verify(repair: bool, as_json: bool) -> None:
+    """Read every entry. Exits 0 when all are whole, 1 when something is damaged, 2 when the store is unusable."""
+    store = Store.open()
+    result = store.verify()
+    if repair:
+        for finding in result.damaged:
+            store.remove(finding.kind, finding.key)
+    if as_json:
+        print_json(asdict(result) | {"clean": result.clean, "repaired": repair})
+    else:
+        for finding in (*result.damaged, *result.incomplete):
+            click.echo(f"{finding.state}: {finding.kind} {finding.key}: {finding.detail}")
+        click.echo(
+            f"{result.checked} entries read, {len(result.damaged)} damaged{' and removed' if repair else ''}, "
+            f"{len(result.incomplete)} incomplete, {len(result.leftovers)} leftovers to sweep"
+        )
+    sys.exit(0 if result.clean or repair else 1)
+
+
+def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    try:
+        return None if text is None else int(settings.SETTINGS["JITGEN_CACHE_LIMIT"].parse(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@cache.command()
+@click.option("--limit", callback=_size, help="Bytes to keep, such as 500M or 20G (default: JITGEN_CACHE_LIMIT).")
+@json_option
+def prune(limit: int | None, as_json: bool) -> None:
+    """Remove the least recently used entries until the store fits the limit, and sweep leftovers."""
+    result = Store.open().prune(limit)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        sizes = f"{in_units(result.size_before)} before, {in_units(result.size_after)} now"
+        click.echo(f"{len(result.removed)} entries removed; {sizes}")
+
+
+@cache.command("export")
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("keys", nargs=-1)
+@json_option
+def export_entries(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
+    """Write entries to the tar archive PATH: all, or those of KEYS with the artifacts their plans name."""
+    store = Store.open()
+    written = store.export(path, [_find(store, key).key for key in keys] if keys else None)
+    if as_json:
+        print_json([asdict(entry) for entry in written])
+    else:
+        click.echo(f"{len(written)} entries, {in_units(path.stat().st_size)} in {path}")
+
+
+@cache.command("import")
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@json_option
+def import_entries(path: Path, as_json: bool) -> None:
+    """Take in the entries of the archive PATH. Exits 1 when some were damaged; the others are taken in."""
+    result = Store.open().import_(path)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        for finding in result.damaged:
+            click.echo(f"damaged: {finding.kind} {finding.key}: {finding.detail}")
+        click.echo(f"{len(result.added)} added, {len(result.present)} here already, {len(result.damaged)} damaged")
+    sys.exit(1 if result.damaged else 0)
+
+
+@cache.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def clear(yes: bool, as_json: bool) -> None:
+    """Remove every entry of the store."""
+    store = Store.open()
+    if not yes:
+        click.confirm(f"Remove every entry of {store.root}?", abort=True, err=True)
+    removed = store.clear()
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        click.echo(f"{removed} entries removed from {store.root}")
+
+
+@cache.command("path")
+@json_option
+def show_path(as_json: bool) -> None:
+    """Print where the store is."""
+    store = Store.open()
+    if as_json:
+        print_json({"root": store.root, "layers": store.layers, "writable": store.writable})
+    else:
+        click.echo(store.root)
+
+
+@cache.command()
+@click.argument("key")
+@json_option
+def why(key: str, as_json: bool) -> None:
+    """Say what the store and its layers hold under KEY, and what is the matter with it. Exits 1 if it is a miss."""
+    store = Store.open()
+    full = key if len(key) == 64 else _find(store, key).key
+    findings = store.why(full)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            place = "layer" if finding.layer else "store"
+            click.echo(f"{finding.state}: {finding.kind} in the {place}, {finding.path}: {finding.detail}")
+        if not findings:
+            places = ", ".join(str(place) for place in (store.root, *store.layers))
+            click.echo(f"absent: {full} is in none of {places}")
+    sys.exit(0 if any(finding.state == "present" for finding in findings) else 1)
+
+
+def _find(store: Store, prefix: str) -> Entry:
+    """The one entry whose key starts with ``prefix``."""
+    lowered = prefix.lower()
+    if len(lowered) < _SHORTEST_PREFIX or set(lowered) - set("0123456789abcdef"):
+        raise click.UsageError(f"{prefix!r} is no key: give {_SHORTEST_PREFIX} or more of its 64 hex digits")
+    found: dict[tuple[str, str], Entry] = {}
+    for entry in store.entries(lowered):
+        found.setdefault((entry.kind, entry.key), entry)
+    if not found:
+        raise click.ClickException(f"no entry of {store.root} or its layers starts with {prefix}")
+    if len(found) > 1:
+        candidates = "".join(f"\n  {kind} {key}" for kind, key in found)
+        raise click.ClickException(f"{prefix} is ambiguous:{candidates}")
+    return next(iter(found.values()))
+
+
+def _what(store: Store, entry: Entry) -> str:
+    """What an entry is, in a few words."""
+    content = store.peek(entry)
+    if content is None:
+        return "damaged"
+    if isinstance(content, StoredArtifact):
+        facts = (content.meta.get(name) for name in ("entry", "target", "toolchain"))
+        return " ".join(str(fact) for fact in facts if fact)
+    return f"{len(content.get('artifacts', ()))} artifacts"
+
+
+def _print_facts(facts: Mapping[str, Any], indent: int = 0) -> None:
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            click.echo(f"{' ' * indent}{name}:")
+            _print_facts(value, indent + 2)
+        else:
+            click.echo(f"{' ' * indent}{name}: {value}")

@@ -1,0 +1,58 @@
+"""The command table. A command is loaded when it is run, so that ``jitgen --help`` imports none of them.
+
+To add one: write ``cli/<name>.py`` with a click command of that name, and give it a row in ``COMMANDS``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from jitgen._version import __version__
+from jitgen.errors import CacheError, JitgenError
+
+COMMANDS = {
+    "cache": ("jitgen.cli.cache:cache", "Look into the on-disk store, check it, trim it, carry it elsewhere."),
+    "doctor": ("jitgen.cli.doctor:doctor", "What this machine can run and compile, and how to get what is missing."),
+}
+"""Command name -> (module:object, one line of help)."""
+
+
+class Unusable(click.ClickException):
+    """The store itself cannot be used; the status is that of a wrong argument."""
+
+    exit_code = 2
+
+
+class LazyGroup(click.Group):
+    """A click group that reads ``COMMANDS``, and turns jitgen's own errors into a message and a status."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(context)])
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except CacheError as error:
+            raise Unusable(str(error)) from error
+        except JitgenError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="jitgen")
+def jitgen() -> None:
+    """jitgen: a JIT kernel compiler for PyTorch."""

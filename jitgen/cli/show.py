@@ -1,0 +1,50 @@
+"""How commands print: JSON for programs, a rich table on a terminal, plain columns in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
+
+
+def print_json(value: Any) -> None:
+    """Paths and the like become strings."""
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns are named on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def in_units(size: float) -> str:
+    """``"1.5 MiB"`` for bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def age(seconds: float) -> str:
+    """``"3 h ago"``, in the largest unit that fits."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now"

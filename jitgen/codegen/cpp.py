@@ -1,0 +1,19 @@
+"""The C++ dialect for the host: vectorised by the host compiler from branch-free scalar code."""
+
+from __future__ import annotations
+
+from jitgen.codegen import c_like
+from jitgen.codegen.dialect import Dialect
+
+CPP = Dialect(
+    name="cpp",
+    rows=c_like.ROWS,
+    types=c_like.TYPES,
+    storage_types=c_like.STORAGE_TYPES,
+    constant=c_like.constant,
+    cast=c_like.cast,
+    round=c_like.round_to,
+    assign=c_like.assign,
+    suffix=".cpp",
+    headers=("jitgen/storage.hpp", "jitgen/math.hpp", "jitgen/parallel.hpp"),
+)

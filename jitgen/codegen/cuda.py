@@ -1,0 +1,37 @@
+"""The CUDA C++ dialect, compiled by NVRTC or nvcc."""
+
+from __future__ import annotations
+
+import math
+
+from jitgen.codegen import c_like
+from jitgen.codegen.dialect import Dialect
+
+
+def constant(value: bool | int | float, dtype: str) -> str:
+    """As C++, except that NVRTC knows NaN and infinity only by their bits."""
+    if dtype in ("float32", "float64"):
+        text = c_like.constant(value, dtype)
+        number = float(value)
+        if math.isnan(number):
+            return "__int_as_float(0x7fc00000)" if dtype == "float32" else "__longlong_as_double(0x7ff8000000000000LL)"
+        if "huge_val" in text:
+            bits = "0x7f800000" if dtype == "float32" else "0x7ff0000000000000LL"
+            call = "__int_as_float" if dtype == "float32" else "__longlong_as_double"
+            return f"{'-' if number < 0 else ''}{call}({bits})"
+        return text
+    return c_like.constant(value, dtype)
+
+
+CUDA = Dialect(
+    name="cuda",
+    rows=c_like.ROWS,
+    types=c_like.TYPES,
+    storage_types=c_like.STORAGE_TYPES,
+    constant=constant,
+    cast=c_like.cast,
+    round=c_like.round_to,
+    assign=c_like.assign,
+    suffix=".cu",
+    headers=("jitgen/storage.cuh", "jitgen/math.cuh", "jitgen/vector.cuh"),
+)

@@ -1,0 +1,90 @@
+"""What is inside a cubin: its SASS, and the resources each entry takes. For inspection; no launch needs it.
+
+Uses ``cuobjdump``, and the ``nvdisasm`` beside it, from Triton's wheel or from a CUDA toolkit. Neighbours:
+``compile/nvrtc.py`` and ``compile/triton.py`` make the cubins, ``api.py`` shows the result as ``exe.asm["sass"]``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from jitgen.errors import CompileError
+
+_TOOL = "cuobjdump"
+_FIELDS = {"registers": "REG", "spill_bytes": "LOCAL", "shared_bytes": "SHARED", "stack_bytes": "STACK"}
+
+
+def sass(cubin: bytes) -> str:
+    """The machine code of every entry, as ``cuobjdump -sass`` prints it, without its encoding comments.
+
+    Raises:
+        CompileError: where no disassembler is installed, or these bytes are no cubin.
+    """
+    text = _dump(cubin, "-sass")
+    instructions = (re.sub(r"\s*/\* 0x[0-9a-f]{16} \*/", "", line).rstrip() for line in text.splitlines())
+    return "\n".join(line for line in instructions if line) + "\n"
+
+
+def resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
+    """What one thread, or one block for shared memory, of ``entry`` takes.
+
+    Returns:
+        registers, spill_bytes (local memory beside the stack), shared_bytes (static, with the 1 KiB the system
+        reserves from sm_90 on), stack_bytes.
+
+    Raises:
+        CompileError: as ``sass``, or when the cubin has no such entry.
+    """
+    text = _dump(cubin, "--dump-resource-usage")
+    match = re.search(rf"Function {re.escape(entry)}:\s*\n\s*(\S.*)", text)
+    if match is None:
+        raise CompileError(f"the cubin has no entry {entry!r}", log=text)
+    found = dict(pair.split(":") for pair in re.findall(r"\w+:\d+", match.group(1)))
+    return {name: int(found.get(label, 0)) for name, label in _FIELDS.items()}
+
+
+def _dump(cubin: bytes, option: str) -> str:
+    tool = find_tool()
+    if tool is None:
+        raise CompileError(
+            f"{_TOOL} was not found; it comes with Triton (pip install triton) and with a CUDA toolkit (set CUDA_HOME)"
+        )
+    with tempfile.TemporaryDirectory(prefix="jitgen-") as directory:
+        path = Path(directory, "kernel.cubin")
+        path.write_bytes(cubin)
+        result = subprocess.run([tool, option, str(path)], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise CompileError(f"{_TOOL} could not read the cubin", log=result.stdout + result.stderr)
+    return result.stdout
+
+
+@functools.cache
+def find_tool() -> str | None:
+    """The ``cuobjdump`` to use: Triton's, else a toolkit's, else the path's."""
+    try:
+        wheel = importlib.metadata.distribution("triton").locate_file("triton/backends/nvidia/bin")
+        candidates = [Path(str(wheel), _TOOL)]
+    except importlib.metadata.PackageNotFoundError:
+        candidates = []
+    candidates += [Path(directory, "bin", _TOOL) for directory in (_toolkit(), "/usr/local/cuda") if directory]
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    return shutil.which(_TOOL)
+
+
+def _toolkit() -> str | None:
+    """The installed toolkit CUDA_HOME or CUDA_PATH names, through cuda-python's own search."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        return None
+    include = find_nvidia_header_directory("nvcc")
+    return str(Path(include).parent) if include else None

@@ -1,0 +1,254 @@
+"""The host C++ compiler: a ``KernelSource`` of language ``cpp`` in, an ``Artifact`` with a shared object out.
+
+Neighbours: the pipeline calls ``toolchain`` and ``compile``; ``runtime/cpu.py`` loads what comes out. The source is
+written to a private temporary directory and compiled there under relative names, so that no path reaches the binary:
+the same source gives the same bytes in any directory.
+
+A kernel is linked against neither libgomp nor libstdc++. Its OpenMP calls stay undefined and resolve, when it is
+loaded, to the copy that torch already has in the process: one thread pool for both. GCC's driver would add libgomp to
+the link for ``-fopenmp``, so the option goes to the compiler proper (``-Wp,``) and not to the driver. Clang speaks
+another runtime's ABI, which torch's wheels do not bring; its kernels are vectorised and run on one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jitgen import settings
+from jitgen.errors import CompileError, SourceLine
+from jitgen.spec import Artifact, KernelSource, Target, Toolchain, artifact_key, digest
+
+COMPILERS = ("g++", "c++", "clang++")
+"""Looked for on PATH, in this order, when neither ``JITGEN_CXX`` nor ``CXX`` names one."""
+
+_SOURCE = "kernel.cpp"
+_BINARY = "kernel.so"
+_ASSEMBLY = "kernel.s"
+
+_CODE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    # Floating point is exact except where it says otherwise: no contraction, no reassociation. What nobody can see
+    # from a tensor (errno, the exception flags) is given up, because it stops the vectoriser.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-stack-protector",
+    "-w",
+)
+_LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,-z,now", "-Wl,-O1")
+_LIBRARIES = ("-lm", "-lc")
+
+
+def flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
+    """What decides the code a source compiles to, beside the source: the caller makes it part of the artifact key."""
+    openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)
+    arch = () if target.arch == "generic" else (f"-march={target.arch}",)
+    # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
+    width = ("-mprefer-vector-width=512",) if target.arch == "x86-64-v4" else ()
+    return (*_CODE_FLAGS, *openmp, *arch, *width)
+
+
+# ------------------------------------------------------------------------------------------------------- toolchain
+
+_known: dict[tuple[str, ...], Toolchain | None] = {}
+
+
+def command() -> tuple[str, ...] | None:
+    """The compiler to run, as an argument vector with a resolved program; None if there is none.
+
+    ``JITGEN_CXX`` or ``CXX`` may hold several words, such as ``ccache g++``.
+    """
+    asked = settings.host_compiler_name()
+    for name in [asked] if asked else COMPILERS:
+        words = shlex.split(name)
+        program = shutil.which(words[0]) if words else None
+        if program:
+            return (program, *words[1:])
+    return None
+
+
+def fingerprint() -> tuple[str, ...] | None:
+    """Which compiler ``toolchain`` would ask, known without running it: file, size, time and arguments.
+
+    It costs a few ``stat`` calls, so a caller may remember ``toolchain``'s answer under it from one process to the
+    next. It names paths and times: never part of a key.
+    """
+    words = command()
+    if words is None:
+        return None
+    path = os.path.realpath(words[0])
+    facts = os.stat(path)
+    return (path, str(facts.st_size), str(facts.st_mtime_ns), *words[1:])
+
+
+def toolchain() -> Toolchain | None:
+    """The host compiler and its exact version; None when this machine has none.
+
+    One run of ``--version`` (about 2 ms) per process and compiler; see ``fingerprint`` for less.
+    """
+    identity = fingerprint()
+    if identity is None:
+        return None
+    if identity not in _known:
+        _known[identity] = _ask_version(command() or ())
+    return _known[identity]
+
+
+def _ask_version(words: tuple[str, ...]) -> Toolchain | None:
+    try:
+        result = subprocess.run([*words, "--version"], capture_output=True, text=True, env=_environment(), check=False)
+    except OSError:
+        return None
+    return parse_version(result.stdout) if result.returncode == 0 else None
+
+
+def parse_version(text: str) -> Toolchain | None:
+    """``Toolchain("gcc", "(Debian 12.2.0-14+deb12u1) 12.2.0")`` from what ``--version`` prints, whatever its alias."""
+    first = text.partition("\n")[0].strip()
+    if "clang version" in first:
+        return Toolchain("clang", first.partition("clang version")[2].strip())
+    if "Free Software Foundation" in text:
+        return Toolchain("gcc", first.partition(" ")[2].strip())
+    return Toolchain("cxx", first) if first else None
+
+
+# --------------------------------------------------------------------------------------------------------- compile
+
+
+def compile(source: KernelSource) -> Artifact:
+    """Compile ``source`` for its target.
+
+    Returns:
+        files ``kernel.cpp`` and ``kernel.so``; meta with the entry, target, toolchain, flags and header digests.
+
+    Raises:
+        CompileError: there is no compiler, or it refused the source; the failing lines are in it and the source is
+            kept for reading.
+    """
+    tools, words = _require(source)
+    with _workplace(source) as directory:
+        _run(source, directory, [*words, *_arguments(source, tools), *_LINK_FLAGS, _SOURCE, "-o", _BINARY, *_LIBRARIES])
+        binary = (directory / _BINARY).read_bytes()
+    return Artifact(
+        key=artifact_key(source, tools),
+        files={_SOURCE: source.text.encode(), _BINARY: binary},
+        binary=_BINARY,
+        meta={
+            "entry": source.name,
+            "language": source.language,
+            "route": "host",
+            "target": str(source.target),
+            "toolchain": str(tools),
+            "flags": list(_arguments(source, tools)),
+            "headers": {name: digest(text) for name, text in source.headers},
+        },
+    )
+
+
+def assembly(source: KernelSource) -> str:
+    """The assembly ``compile`` would assemble, for reading."""
+    tools, words = _require(source)
+    with _workplace(source) as directory:
+        _run(source, directory, [*words, *_arguments(source, tools), "-S", _SOURCE, "-o", _ASSEMBLY])
+        return (directory / _ASSEMBLY).read_text()
+
+
+def _require(source: KernelSource) -> tuple[Toolchain, tuple[str, ...]]:
+    tools, words = toolchain(), command()
+    if tools is not None and words is not None:
+        return tools, words
+    asked = settings.host_compiler_name()
+    raise CompileError(
+        f"no C++ compiler for kernel {source.name}: "
+        + (
+            f"{asked!r}, named by JITGEN_CXX or CXX, does not run"
+            if asked
+            else f"none of {', '.join(COMPILERS)} is on PATH"
+        )
+        + "; install g++ or name one in JITGEN_CXX, or prewarm the store on a machine that has one"
+    )
+
+
+def _arguments(source: KernelSource, tools: Toolchain) -> tuple[str, ...]:
+    extra = tuple(source.option("flags", ()))
+    # The seed names what GCC would name at random; the include directory is relative to the working directory.
+    seed = (f"-frandom-seed={source.name}",) if tools.compiler == "gcc" else ()
+    return (*flags(source.target, tools.compiler), *seed, *extra, "-I", "include")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "LC_ALL": "C"}
+
+
+@contextmanager
+def _workplace(source: KernelSource) -> Iterator[Path]:
+    """A private directory holding the source and its headers; it stays when compiling fails, to be read."""
+    directory = Path(tempfile.mkdtemp(prefix=f"jitgen-{source.name[:40]}-"))
+    for name, text in ((_SOURCE, source.text), *((f"include/{name}", text) for name, text in source.headers)):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    try:
+        yield directory
+    except CompileError:
+        raise
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run(source: KernelSource, directory: Path, arguments: list[str]) -> None:
+    result = subprocess.run(
+        arguments, cwd=directory, capture_output=True, text=True, errors="replace", env=_environment(), check=False
+    )
+    if result.returncode != 0:
+        raise CompileError(
+            f"kernel {source.name} did not compile for {source.target}",
+            path=str(directory / _SOURCE),
+            log=f"$ {shlex.join(arguments)}\n{result.stderr}{result.stdout}",
+            lines=failing_lines(source, result.stderr),
+        )
+
+
+_DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? *(?:fatal )?error: (?P<message>.*)$")
+_MENTION = re.compile(rf"\b{re.escape(_SOURCE)}:(?P<line>\d+)[:,]")
+
+
+def failing_lines(source: KernelSource, log: str) -> tuple[SourceLine, ...]:
+    """The lines of the generated source that a GCC or Clang log complains about, each once.
+
+    An error inside a header is charged to the line of the source that the log names as the way to it, if any.
+    """
+    text = source.text.splitlines()
+    found: dict[tuple[int, str], SourceLine] = {}
+    mention: int | None = None
+    for row in log.splitlines():
+        match = _DIAGNOSTIC.match(row)
+        if match is None:
+            mentioned = _MENTION.search(row)
+            mention = int(mentioned["line"]) if mentioned else mention
+            continue
+        own = match["file"] == _SOURCE
+        line = int(match["line"]) if own else mention
+        message = (
+            match["message"] if own else f"{match['file'].removeprefix('include/')}:{match['line']}: {match['message']}"
+        )
+        mention = None
+        if line is not None and 1 <= line <= len(text):
+            found.setdefault((line, message), SourceLine(line, text[line - 1], message))
+    return tuple(found.values())

@@ -1,0 +1,293 @@
+"""CUDA C++ to cubin through NVRTC: ``KernelSource`` in, ``Artifact`` out. Needs no GPU, no nvcc and no disk.
+
+Our static headers travel in memory (``KernelSource.headers``); third-party ones are found by ``find_headers``. The
+program is compiled under the logical name ``jitgen/<key12>/kernel.cu``, so that the same source gives the same bytes
+on every machine. Neighbours: ``codegen/cuda.py`` writes the sources, ``pipeline.py`` calls this on a miss,
+``runtime/cuda.py`` loads the result, ``compile/disassemble.py`` reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jitgen.errors import CompileError, SourceLine
+from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key
+
+INSTALL = "install it with: pip install 'jitgen[cuda]'"
+
+_NVRTC_DISTRIBUTIONS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+_CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+
+
+# ------------------------------------------------------------------------------------------------------- toolchain
+
+
+@dataclass(frozen=True)
+class Headers:
+    """A third-party header package on this machine: where to include it from, and exactly which it is."""
+
+    directories: tuple[str, ...]
+    versions: tuple[tuple[str, str], ...]
+
+
+def toolchain(packages: tuple[str, ...] = ()) -> Toolchain | None:
+    """What ``compile`` would use here for a source including ``packages``; None where something is missing."""
+    version = _nvrtc_version()
+    headers = [find_headers(package) for package in packages]
+    if version is None or None in headers:
+        return None
+    return Toolchain("nvrtc", version, tuple(pair for found in headers if found for pair in found.versions))
+
+
+def missing(packages: tuple[str, ...] = ()) -> str | None:
+    """What keeps ``toolchain`` from existing here and how to get it, or None."""
+    if _distribution("cuda-bindings") is None:
+        return "cuda-bindings is not installed; pip install cuda-python"
+    if _nvrtc_version() is None:
+        return f"the NVRTC library was not found; {INSTALL}"
+    for package in packages:
+        if find_headers(package) is None:
+            how = f"{INSTALL}, or set CUDA_HOME to a toolkit" if package == "cuda" else f"pip install {package}"
+            return f"the headers of {package!r} were not found; {how}"
+    return None
+
+
+@functools.cache
+def find_headers(package: str) -> Headers | None:
+    """The headers of a package a source may name: ``"nvidia-cutlass"``, or ``"cuda"`` for the CUDA toolkit's own.
+
+    Raises:
+        KeyError: for any other name.
+    """
+    return {"nvidia-cutlass": _cutlass_headers, "cuda": _cuda_headers}[package]()
+
+
+def _cutlass_headers() -> Headers | None:
+    distribution = _distribution("nvidia-cutlass")
+    if distribution is None:
+        return None
+    include = Path(str(distribution.locate_file("cutlass_library/source/include")))
+    if not (include / "cutlass" / "cutlass.h").is_file():
+        return None
+    return Headers((str(include),), (("nvidia-cutlass", distribution.version),))
+
+
+def _cuda_headers() -> Headers | None:
+    wheels = [_distribution(name) for name in _CUDA_DISTRIBUTIONS]
+    if wheels[0] is not None:
+        include = Path(str(wheels[0].locate_file("nvidia/cu13/include")))
+        if _is_complete(include):
+            versions = ((name, wheel.version) for name, wheel in zip(_CUDA_DISTRIBUTIONS, wheels, strict=True) if wheel)
+            return Headers((str(include), str(include / "cccl")), tuple(versions))
+    for include in _toolkit_includes():
+        if _is_complete(include):
+            return Headers((str(include), str(include / "cccl")), (("cuda", _toolkit_version(include)),))
+    return None
+
+
+def _toolkit_includes() -> list[Path]:
+    """Include directories of installed toolkits: those CUDA_HOME, CUDA_PATH or conda name, then the usual place."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        named = None
+    else:
+        named = find_nvidia_header_directory("nvcc")
+    return [Path(directory) for directory in (named, "/usr/local/cuda/include") if directory]
+
+
+def _is_complete(include: Path) -> bool:
+    # torch's CUDA wheels bring cuda_fp16.h but neither crt nor CCCL, and CUTLASS needs all three.
+    needed = ("cuda_fp16.h", "crt/host_defines.h", "cccl/cuda/std/version")
+    return all((include / name).is_file() for name in needed)
+
+
+def _toolkit_version(include: Path) -> str:
+    description = include.parent / "version.json"
+    if description.is_file():
+        return str(json.loads(description.read_text())["cuda"]["version"])
+    match = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", (include / "cuda.h").read_text())
+    number = int(match.group(1)) if match else 0
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@functools.cache
+def _nvrtc_version() -> str | None:
+    """The exact version of NVRTC, from the wheel that brings it if one does, without loading the library."""
+    if _distribution("cuda-bindings") is None:
+        return None
+    for name in _NVRTC_DISTRIBUTIONS:
+        distribution = _distribution(name)
+        if distribution is not None:
+            return distribution.version
+    loaded = _loaded_version()
+    return ".".join(map(str, loaded)) if loaded else None
+
+
+def _loaded_version() -> tuple[int, int] | None:
+    from cuda.bindings import nvrtc
+
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError:  # cuda.pathfinder's DynamicLibNotFoundError
+        return None
+    return (major, minor) if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else None
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------------- compile
+
+
+def compile(source: KernelSource) -> Artifact:
+    """Compile one CUDA source to PTX and cubin for exactly ``source.target``.
+
+    Options read from the source: ``fmad`` (contract a*b+c, default False), ``lineinfo`` (default False),
+    ``maxrregcount`` (int), ``flags`` (further NVRTC flags, a list of strings).
+
+    Returns:
+        files ``kernel.cu``, ``kernel.ptx`` and ``kernel.cubin``; meta with entry, target, toolchain, and the
+        resources ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes.
+
+    Raises:
+        CompileError: with the failing lines, or with what to install.
+    """
+    tools = toolchain(source.packages)
+    if tools is None:
+        raise CompileError(f"cannot compile {source.name} for {source.target}: {missing(source.packages)}")
+    _check_version(tools)
+    key = artifact_key(source, tools)
+    name = f"jitgen/{key[:12]}/kernel.cu"
+    status, log, ptx, cubin = _run(source, name, _flags(source))
+    if status is not None:
+        lines = failing_lines(log, source, name)
+        raise CompileError(f"{source.name} does not compile for {source.target} ({status})", log=log, lines=lines)
+    files = {"kernel.cu": source.text.encode(), "kernel.ptx": ptx, "kernel.cubin": cubin}
+    meta = {"entry": source.name, "target": str(source.target), "toolchain": str(tools)}
+    return Artifact(key, files, "kernel.cubin", meta | parse_resources(log, source.name))
+
+
+def _check_version(tools: Toolchain) -> None:
+    # A library loaded earlier in the process, by torch say, wins over the wheel the key was computed with.
+    loaded = _loaded_version()
+    if loaded is None:
+        raise CompileError(f"NVRTC {tools.version} is installed but its library does not load; {INSTALL}")
+    if tuple(tools.version.split(".")[:2]) != tuple(map(str, loaded)):
+        raise CompileError(
+            f"the NVRTC wheel is version {tools.version}, but the process has loaded {loaded[0]}.{loaded[1]}; "
+            "remove one of the two from the library path"
+        )
+
+
+def _flags(source: KernelSource) -> list[str]:
+    flags = [
+        f"--gpu-architecture={source.target.arch}",
+        "-std=c++17",
+        "-default-device",
+        f"--fmad={'true' if source.option('fmad', False) else 'false'}",
+        "-no-source-include",  # nothing near the working directory may shadow a header
+        "--ptxas-options=-v",
+    ]
+    if source.option("lineinfo", False):
+        flags.append("-lineinfo")
+    if source.option("maxrregcount"):
+        flags.append(f"--maxrregcount={source.option('maxrregcount')}")
+    flags += source.option("flags", ())
+    for headers in map(find_headers, source.packages):
+        flags += [f"--include-path={directory}" for directory in (headers.directories if headers else ())]
+    return flags
+
+
+def _run(source: KernelSource, name: str, flags: list[str]) -> tuple[str | None, str, bytes, bytes]:
+    """(the error's name or None, log, ptx, cubin)."""
+    from cuda.bindings import nvrtc
+
+    texts = [text.encode() for _, text in source.headers]
+    names = [include.encode() for include, _ in source.headers]
+    status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), name.encode(), len(texts), texts, names)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        return status.name, "", b"", b""
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        text = log.rstrip(b"\0").decode(errors="replace").strip()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return status.name, text, b"", b""
+        ptx = _read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0")
+        return None, text, ptx, _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _read(size_of: Any, read: Any, program: Any) -> bytes:
+    _, size = size_of(program)
+    if size <= 1:  # nothing but the terminator; and one-byte bytes objects are shared by the interpreter
+        return b""
+    buffer = bytes(size)
+    read(program, buffer)
+    return buffer
+
+
+# ------------------------------------------------------------------------------------------------------------- logs
+
+_DIAGNOSTIC = re.compile(
+    r"^(?:(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\)|At end of source): "
+    r"(?:catastrophic )?error(?: #[\w-]+)?: (?P<message>.+)$",
+    re.MULTILINE,
+)
+
+
+def failing_lines(log: str, source: KernelSource, name: str) -> tuple[SourceLine, ...]:
+    """The lines a compiler log (NVRTC's or nvcc's) calls errors.
+
+    An error inside a header is told at the line of the source that led there, where the log names one, else at line
+    0, which is no line of the source; the message then says which line of the header it is.
+    """
+    texts = {name: source.text} | dict(source.headers)
+    diagnostics = list(_DIAGNOSTIC.finditer(log))
+    ends = [diagnostic.start() for diagnostic in diagnostics[1:]] + [len(log)]
+    found = []
+    for diagnostic, end in zip(diagnostics, ends, strict=False):
+        file, message = diagnostic["file"] or name, diagnostic["message"]
+        lines = texts.get(file, "").splitlines()
+        number = int(diagnostic["line"] or len(lines))
+        if file != name:
+            message = f"{message} ({file} line {number})"
+            caller = re.search(rf"at line (\d+) of {re.escape(name)}", log[diagnostic.end() : end])
+            text = _line(lines, number)
+            number = int(caller.group(1)) if caller else 0
+            found.append(SourceLine(number, _line(source.text.splitlines(), number) or text, message))
+        else:
+            found.append(SourceLine(number, _line(lines, number), message))
+    return tuple(found)
+
+
+def _line(lines: list[str], number: int) -> str:
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def parse_resources(log: str, entry: str) -> dict[str, int]:
+    """Registers, spills, static shared memory and stack of ``entry``, from ``ptxas -v`` output."""
+    section = log.split(f"Compiling entry function '{entry}'", 1)[-1].split("Compiling entry function", 1)[0]
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, section)
+        return int(match.group(1)) if match else 0
+
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "spill_bytes": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        "shared_bytes": number(r"(\d+) bytes smem"),
+        "stack_bytes": number(r"(\d+) bytes stack frame"),
+    }

@@ -1,0 +1,216 @@
+"""Triton to cubin or hsaco: ``KernelSource`` in, ``Artifact`` out. Needs no GPU, no HOME and no cache directory.
+
+Triton's compiler is driven stage by stage, as ``triton.compile`` does it (3.6 to 3.9 alike), without the disk cache
+which that function puts around the stages: its key hashes the whole installation, 0.8 s of a first compile's 1.0, its
+directory must be writable, and its place is set by the environment. The source is compiled under the logical name
+``jitgen/<key12>/kernel.py``, the only path in the binary, so the same source gives the same bytes on every machine.
+Neighbours: ``codegen/triton.py`` writes the sources, ``pipeline.py`` calls this on a miss, ``runtime/cuda.py`` and
+``runtime/interpreter.py`` run the result.
+
+A ``KernelSource`` carries these options:
+
+- ``signature``: types of the run-time parameters in order, such as ``["*bf16", "i32", "fp32"]``.
+- ``constants``: values of the other parameters by name; they are not parameters of the binary.
+- ``divisible``: positions in ``signature`` of pointers and integers that are multiples of 16.
+- ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``: as Triton has them; ``enable_fp_fusion``: False by default.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.metadata
+import linecache
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from jitgen import settings
+from jitgen.errors import CompileError, SourceLine
+from jitgen.spec import Artifact, KernelSource, Target, Toolchain, artifact_key
+
+_DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm")
+
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+
+_FORMATS = {"i32": "i", "u32": "i", "i64": "q", "u64": "q", "fp32": "f", "fp64": "d"}
+"""Scalar parameter type to the launcher's format character; a pointer is ``P``."""
+
+_SCRATCH = "PP"
+"""What Triton appends to every kernel's parameters: pointers to global and to profiling scratch memory."""
+
+# The stages share LLVM's process-wide state, and linecache is the process's too.
+_lock = threading.Lock()
+
+
+@functools.cache
+def toolchain() -> Toolchain | None:
+    """The Triton that ``compile`` would use here, without importing it; None where there is none.
+
+    Its wheel brings its own LLVM, ptxas and libdevice, so that its version is theirs too.
+    """
+    for name in _DISTRIBUTIONS:
+        for distribution in importlib.metadata.distributions(name=name):
+            return Toolchain("triton", distribution.version)
+    return None
+
+
+def compile(source: KernelSource) -> Artifact:
+    """Compile one source for its target.
+
+    Returns:
+        files ``kernel.py``, ``kernel.ttir``, and ``kernel.ptx`` and ``kernel.cubin`` or ``kernel.amdgcn`` and
+        ``kernel.hsaco``; for the interpreter ``kernel.py`` alone. Meta: entry, target, toolchain, signature, and for a
+        GPU ``parameters``, the format of the binary's parameters (``P`` pointer, ``i``, ``q``, ``f``, ``d``), which are
+        the signature's and two scratch pointers; num_warps, warp_size, num_ctas, cluster, shared_bytes; global_scratch
+        and profile_scratch as (bytes a program, alignment); cooperative, pdl, tensordesc.
+
+    Raises:
+        CompileError: with the failing lines of the source, those of the innermost function first.
+    """
+    tools = toolchain()
+    if tools is None:
+        raise CompileError("Triton is not installed; pip install triton")
+    key = artifact_key(source, tools)
+    files = {"kernel.py": source.text.encode()}
+    meta: dict[str, Any] = {
+        "entry": source.name,
+        "target": str(source.target),
+        "toolchain": str(tools),
+        "signature": list(source.option("signature", ())),
+    }
+    if source.target.kind == "interpreter":
+        return Artifact(key, files, "kernel.py", meta | {"constants": dict(source.option("constants") or {})})
+    if settings.interpreting_triton():
+        raise CompileError(f"cannot compile for {source.target} while TRITON_INTERPRET=1; unset it")
+    parameters = _parameters(source)
+    with _lock:
+        stages, metadata = _compile(source, f"jitgen/{key[:12]}/kernel.py")
+    files |= {f"kernel.{stage}": content for stage, content in stages.items()}
+    facts = _facts(metadata) | {"parameters": parameters}
+    return Artifact(key, files, "kernel.cubin" if "cubin" in stages else "kernel.hsaco", meta | facts)
+
+
+def _compile(source: KernelSource, path: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The wanted stages' outputs by name, and what the stages found out."""
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import make_backend
+
+    target = _gpu_target(source.target)
+    backend = make_backend(target)
+    stages: dict[str, Any] = {}
+    outputs: dict[str, bytes] = {}
+    with _failing_lines(source):
+        options = backend.parse_options(_options(source))
+        metadata: dict[str, Any] = {"target": target, **vars(options)}
+        kernel = _ast_source(source, path)
+        backend.add_stages(stages, options, kernel.language)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        generators = backend.get_codegen_implementation(options)
+        module = kernel.make_ir(target, options, generators, backend.get_module_map(), context)
+        for name, stage in stages.items():
+            module = stage(module, metadata)
+            if name not in ("ttgir", "llir"):
+                outputs[name] = module if isinstance(module, bytes) else str(module).encode()
+    return outputs, metadata
+
+
+def _gpu_target(target: Target) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    if target.kind == "cuda":
+        return GPUTarget("cuda", target.capability, 32)
+    if target.kind == "hip":
+        return GPUTarget("hip", target.arch, 64 if target.arch.startswith("gfx9") else 32)
+    raise CompileError(f"Triton does not compile for {target}; expected an NVIDIA or AMD architecture")
+
+
+def _options(source: KernelSource) -> dict[str, Any]:
+    given = {name: source.option(name) for name in _OPTIONS if source.option(name) is not None}
+    # Unlike torch's CUDA build, Triton links libdevice so that it flushes subnormals unless told not to.
+    return {"enable_fp_fusion": False, "enable_reflect_ftz": False} | given
+
+
+def _ast_source(source: KernelSource, path: str) -> Any:
+    """The source's entry, specialised. Triton reads its text through ``inspect``, hence the linecache entry."""
+    from triton.compiler import ASTSource
+
+    namespace: dict[str, Any] = {"__name__": "jitgen_kernel"}
+    linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
+    try:
+        exec(builtins.compile(source.text, path, "exec"), namespace)
+    finally:
+        linecache.cache.pop(path, None)
+    function = namespace[source.name]
+    constants: Mapping[str, Any] = source.option("constants") or {}
+    remaining = [name for name in function.arg_names if name not in constants]
+    given = source.option("signature", ())
+    if len(given) != len(remaining):
+        raise CompileError(f"{source.name} takes {', '.join(remaining)}, and its signature has {len(given)} types")
+    types = dict(zip(remaining, given, strict=True))
+    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
+    divisible = [function.arg_names.index(remaining[position]) for position in source.option("divisible", ())]
+    attributes = {(position,): [["tt.divisibility", 16]] for position in divisible}
+    return ASTSource(function, signature, dict(constants), attributes)
+
+
+def _parameters(source: KernelSource) -> str:
+    formats = []
+    for kind in source.option("signature", ()):
+        if not kind.startswith("*") and kind not in _FORMATS:
+            raise CompileError(f"{source.name}: parameter type {kind!r} is neither a pointer nor {', '.join(_FORMATS)}")
+        formats.append("P" if kind.startswith("*") else _FORMATS[kind])
+    return "".join(formats) + _SCRATCH
+
+
+def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    num_ctas = metadata.get("num_ctas", 1)
+    return {
+        "entry": metadata["name"],
+        "num_warps": metadata["num_warps"],
+        "warp_size": metadata["target"].warp_size,
+        "num_ctas": num_ctas,
+        "cluster": list(metadata.get("cluster_dims", (num_ctas, 1, 1))),
+        "shared_bytes": metadata["shared"],
+        # Some versions leave these out, or None, where a kernel needs no scratch.
+        "global_scratch": [metadata.get("global_scratch_size") or 0, metadata.get("global_scratch_align") or 1],
+        "profile_scratch": [metadata.get("profile_scratch_size") or 0, metadata.get("profile_scratch_align") or 1],
+        "cooperative": bool(metadata.get("launch_cooperative_grid", False)),
+        "pdl": bool(metadata.get("launch_pdl", False)),
+        "tensordesc": list(metadata.get("tensordesc_meta") or ()),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@contextmanager
+def _failing_lines(source: KernelSource) -> Iterator[None]:
+    """Turn whatever Triton raises, and its front end raises everything, into a CompileError with lines."""
+    try:
+        yield
+    except CompileError:
+        raise
+    except Exception as error:
+        message = f"Triton cannot compile {source.name} for {source.target}"
+        raise CompileError(message, log=str(error), lines=_lines(source, error)) from error
+
+
+def _lines(source: KernelSource, error: BaseException) -> tuple[SourceLine, ...]:
+    from triton.compiler.errors import CompilationError
+
+    if isinstance(error, SyntaxError):
+        return (SourceLine(error.lineno or 1, error.text or "", error.msg),)
+    lines: list[SourceLine] = []
+    text = source.text.splitlines()
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, CompilationError) and cause.src and hasattr(cause.node, "lineno"):
+            # A node's line counts from its function's ``def``.
+            line = source.text[: max(source.text.find(cause.src), 0)].count("\n") + cause.node.lineno
+            lines.insert(0, SourceLine(line, text[line - 1], cause.error_message or "the call that leads there"))
+        cause = cause.__cause__
+    return tuple(lines)

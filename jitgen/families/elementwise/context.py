@@ -1,0 +1,237 @@
+"""What the elementwise templates read: names and expressions, nothing they would have to work out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.environment import user_mark
+from jitgen.families.elementwise.launch import integer_names
+from jitgen.families.elementwise.schedule import Schedule
+from jitgen.families.layout import ACCESS_BYTES, Layout, item_size
+from jitgen.ir.body import Body, Operand, compute_dtype
+from jitgen.ir.program import Kernel
+
+
+Built = tuple[dict[str, Any], dict[str, Any]]
+"""What a dialect's ``build`` returns: the template's context, and the options of the ``KernelSource``."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One printed instruction: ``value`` of ``type`` is ``expression``; ``text`` defines it in the dialect's way."""
+
+    text: str
+    mark: str
+    value: str
+    type: str
+    expression: str
+
+
+@dataclass(frozen=True)
+class OperandContext:
+    """One operand of a region.
+
+    ``kind`` is the layout's; ``role`` is load, iota or store; ``value`` names the element's value, ``type`` its compute
+    type, ``storage`` its storage type, ``dtype`` its storage dtype; ``strides`` are expressions, one per dimension;
+    ``pointer`` is the parameter (None for an iota), ``local`` the pointer moved to where a thread works; ``offset`` is
+    an iota's first value; ``aligned`` says that its address is a multiple of 16 bytes.
+    """
+
+    index: int
+    role: str
+    kind: str
+    dtype: str
+    storage: str
+    type: str
+    value: str
+    strides: tuple[str, ...]
+    pointer: str | None
+    local: str
+    offset: str = ""
+    aligned: bool = False
+
+    @property
+    def memory(self) -> bool:
+        return self.pointer is not None
+
+    @property
+    def inner(self) -> str:
+        """The expression of the innermost stride."""
+        return self.strides[-1]
+
+    @property
+    def constant_in_row(self) -> bool:
+        """Whether the innermost dimension does not move it."""
+        return self.kind in ("scalar", "broadcast")
+
+    def base(self, indices: Sequence[str]) -> str:
+        """The offset, in elements, at outer ``indices`` (all but the innermost); empty where nothing moves it."""
+        terms = [f"{i} * {s}" for i, s in zip(indices, self.strides, strict=False) if s != "0"]
+        return " + ".join(terms)
+
+    def position(self, outer: Sequence[str], column: str) -> str:
+        """The offset at ``outer`` and ``column``, an iota's first value included; "0" where nothing moves it."""
+        inner = {"0": "", "1": column}.get(self.inner, f"{column} * {self.inner}")
+        return " + ".join(term for term in (self.offset, self.base(outer), inner) if term) or "0"
+
+
+@dataclass(frozen=True)
+class RegionContext:
+    """One region: ``sizes`` names its dimensions, ``vector`` and ``unroll`` its steps, ``end`` its last block."""
+
+    index: int
+    title: str
+    rank: int
+    sizes: tuple[str, ...]
+    operands: tuple[OperandContext, ...]
+    lines: tuple[Line, ...]
+    scalars: tuple[tuple[str, str], ...]
+    vector: int
+    unroll: int
+    end: str
+    first: str
+    unit: int
+
+    @property
+    def outer_sizes(self) -> tuple[str, ...]:
+        return self.sizes[:-1]
+
+    @property
+    def inner_size(self) -> str:
+        return self.sizes[-1]
+
+    @property
+    def loads(self) -> tuple[OperandContext, ...]:
+        return tuple(operand for operand in self.operands if operand.role != "store")
+
+    @property
+    def stores(self) -> tuple[OperandContext, ...]:
+        return tuple(operand for operand in self.operands if operand.role == "store")
+
+
+def integer_name(region: int, what: str, operand: int, dim: int) -> str:
+    return {
+        "size": f"n{region}_{dim}",
+        "stride": f"s{region}_{operand}_{dim}",
+        "offset": f"o{region}_{operand}",
+        "end": f"end{region}",
+    }[what]
+
+
+def integers(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> list[str]:
+    """Names of the integer parameters, in order."""
+    return [integer_name(*entry) for entry in integer_names(kernel, layouts, tiled)]
+
+
+def regions(
+    kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, dialect: Dialect
+) -> tuple[RegionContext, ...]:
+    return tuple(
+        _region(number, body, layout, kernel, schedule, dialect)
+        for number, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True))
+    )
+
+
+def _region(
+    number: int, body: Body, layout: Layout, kernel: Kernel, schedule: Schedule, dialect: Dialect
+) -> RegionContext:
+    names: dict[int, str] = {}
+    dtypes: dict[int, str] = {}
+    values: dict[int, str] = {}
+    lines: list[Line] = []
+    used: dict[str, str] = {}
+    for position, instruction in enumerate(body.instructions):
+        dtypes[position] = instruction.dtype
+        type_name = dialect.types[instruction.dtype]
+        if instruction.op == "store":
+            values[instruction.attr] = names[instruction.args[0]]
+            continue
+        names[position] = f"v{position}"
+        if instruction.op in ("load", "iota"):
+            values[instruction.attr] = names[position]
+        elif instruction.op == "scalar":
+            names[position] = f"a{instruction.attr}"
+            used[names[position]] = type_name
+        else:
+            expression = dialect.expression(instruction, names, dtypes)
+            text = dialect.assign(type_name, names[position], expression)
+            lines.append(Line(text, user_mark(instruction.location), names[position], type_name, expression))
+    operands = tuple(
+        _operand(number, index, operand, layout, values[index], dialect) for index, operand in enumerate(body.operands)
+    )
+    shape = ", ".join(map(str, body.shape))
+    kinds = ", ".join(f"{o.role} {o.dtype} {o.kind}" for o in operands)
+    return RegionContext(
+        index=number,
+        title=f"({shape}) as {layout.rank} dimension{'s' * (layout.rank > 1)}: {kinds}",
+        rank=layout.rank,
+        sizes=tuple(integer_name(number, "size", -1, dim) for dim in range(layout.rank)),
+        operands=operands,
+        lines=tuple(lines),
+        scalars=tuple(used.items()),
+        vector=schedule.vectors[number],
+        unroll=schedule.unrolls[number],
+        end=integer_name(number, "end", -1, -1),
+        first=integer_name(number - 1, "end", -1, -1) if number else "0",
+        unit=layout.unit,
+    )
+
+
+def _operand(
+    region: int, index: int, operand: Operand, layout: Layout, value: str, dialect: Dialect
+) -> OperandContext:
+    kind = layout.operands[index]
+    strides = [integer_name(region, "stride", index, dim) for dim in range(layout.rank)]
+    if kind == "scalar":
+        strides = ["0"] * layout.rank
+    elif kind != "strided":
+        strides[-1] = "1" if kind == "contiguous" else "0"
+    return OperandContext(
+        index=index,
+        role=operand.kind,
+        kind=kind,
+        dtype=operand.dtype,
+        storage=dialect.storage_types[operand.dtype],
+        type=dialect.types[compute_dtype(operand.dtype)],
+        value=value,
+        strides=tuple(strides),
+        pointer=f"p{region}_{index}" if operand.buffer is not None else None,
+        local=f"x{index}",
+        offset=integer_name(region, "offset", index, -1) if operand.kind == "iota" else "",
+        aligned=kind == "contiguous" and layout.unit * item_size(operand.dtype) >= ACCESS_BYTES,
+    )
+
+
+def const_prefix(operand: OperandContext) -> str:
+    """C++'s ``const`` in front of the type of an operand that is only read."""
+    return "" if operand.role == "store" else "const "
+
+
+def pointer_parameters(regions: Sequence[RegionContext]) -> list[str]:
+    """The pointer parameters of a C++ kernel, in order."""
+    return [
+        f"{const_prefix(operand)}{operand.storage}* {operand.pointer}"
+        for region in regions
+        for operand in region.operands
+        if operand.memory
+    ]
+
+
+def condition(region: RegionContext, regions: int, test: str, otherwise: str, chain: str = "else ") -> str:
+    """The branch that sends a block to ``region``: one of an if / else-if chain, or nothing for a single region."""
+    if regions == 1:
+        return ""
+    if region.index == regions - 1:
+        return otherwise
+    return (chain if region.index else "") + test.format(end=region.end)
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """The attributes and properties of a context object as a dict a template context can extend."""
+    names = [field.name for field in dataclasses.fields(value)]
+    names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
+    return {name: getattr(value, name) for name in names}

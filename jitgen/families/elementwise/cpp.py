@@ -1,0 +1,106 @@
+"""The context of ``templates/cpp/elementwise.cpp.j2``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import Built, OperandContext, RegionContext, const_prefix, pointer_parameters
+from jitgen.families.elementwise.schedule import Schedule
+from jitgen.ir.program import Kernel
+
+
+def build(
+    kernel: Kernel, schedule: Schedule, regions: Sequence[RegionContext], names: Sequence[str], dialect: Dialect
+) -> Built:
+    """Template context and source options; see ``elementwise/render.py``."""
+    parameters = pointer_parameters(regions)
+    parameters += [f"int64_t {name}" for name in names]
+    parameters += ["int32_t streaming", "int32_t threads"]
+    parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
+    return {
+        "block": schedule.vectors[0],
+        "parameters": parameters,
+        "regions": [_region(region) for region in regions],
+    }, {}
+
+
+def _region(region: RegionContext) -> dict[str, Any]:
+    run, arguments, streamed, operands = [], [], [], []
+    for operand in region.operands:
+        step = f"step{operand.index}"
+        strided = operand.kind == "strided"
+        if operand.memory:
+            run.append(f"{const_prefix(operand)}{operand.storage}* {operand.local}")
+        else:
+            run.append(f"int64_t {operand.local}")
+        local = operand.local
+        if operand.role == "store" and operand.kind == "contiguous":
+            local = f"target{operand.index}"
+            streamed.append({"storage": operand.storage, "local": operand.local, "target": local})
+            streamed[-1]["buffer"] = f"buffer{operand.index}"
+        arguments.append(local)
+        if strided:
+            run.append(f"int64_t {step}")
+            arguments.append(operand.inner)
+        operands.append(
+            {
+                "declaration": f"{const_prefix(operand)}{operand.storage}* const {operand.local}"
+                if operand.memory
+                else f"const int64_t {operand.local}",
+                "start": _start(operand, region.rank),
+            }
+        )
+    run += [*(f"{kind} {name}" for name, kind in region.scalars), "int64_t count"]
+    arguments += [*(name for name, _ in region.scalars), "count"]
+    inner = region.inner_size
+    work = " * ".join([*region.outer_sizes, f"(({inner} + block - 1) / block)"])
+    return {
+        "index": region.index,
+        "title": region.title,
+        "rank": region.rank,
+        "inner": inner,
+        "outer": list(region.outer_sizes),
+        "work": work,
+        "lines": region.lines,
+        "run_parameters": run,
+        "arguments": arguments,
+        "streamed": streamed,
+        "operands": operands,
+        "loads": [_load(operand) for operand in region.loads],
+        "stores": [
+            {
+                "local": operand.local,
+                "storage": operand.storage,
+                "value": operand.value,
+                "index": f"i * step{operand.index}" if operand.kind == "strided" else "i",
+            }
+            for operand in region.stores
+        ],
+    }
+
+
+def _start(operand: OperandContext, rank: int) -> str:
+    indices = [f"at.index[{dim}]" for dim in range(rank - 1)]
+    terms = [operand.pointer or operand.offset, operand.base(indices)]
+    if operand.inner != "0":
+        terms.append("start" if operand.inner == "1" else f"start * {operand.inner}")
+    return " + ".join(term for term in terms if term)
+
+
+def _load(operand: OperandContext) -> dict[str, Any]:
+    if operand.role == "iota":
+        expression = f"{operand.local} + i * step{operand.index}"
+    elif operand.kind == "strided":
+        expression = f"jitgen::load({operand.local}[i * step{operand.index}])"
+    else:
+        expression = f"jitgen::load({operand.local}[i])"
+    kind = "scalar" if operand.constant_in_row else operand.kind
+    return {
+        "kind": kind,
+        "type": operand.type,
+        "value": operand.value,
+        "local": operand.local,
+        "expression": expression,
+    }

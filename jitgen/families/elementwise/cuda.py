@@ -1,0 +1,67 @@
+"""The context of ``templates/cuda/elementwise.cu.j2``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import (
+    Built,
+    RegionContext,
+    condition,
+    fields,
+    pointer_parameters,
+)
+from jitgen.families.elementwise.schedule import Schedule
+from jitgen.ir.program import Kernel
+
+
+def build(
+    kernel: Kernel, schedule: Schedule, regions: Sequence[RegionContext], names: Sequence[str], dialect: Dialect
+) -> Built:
+    """Template context and source options; see ``elementwise/render.py``."""
+    parameters = pointer_parameters(regions)
+    parameters += [f"Index {name}" for name in names]
+    parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
+    bits = 64 if schedule.wide else 32
+    return {
+        "parameters": parameters,
+        "index": f"int{bits}_t",
+        "unsigned": f"uint{bits}_t",
+        "load": "load_vector_streaming",
+        "store": "store_vector_streaming",
+        "regions": [_region(region, len(regions)) for region in regions],
+    }, {}
+
+
+def _region(region: RegionContext, regions: int) -> dict[str, Any]:
+    outer = [f"i{dim}" for dim in range(region.rank - 1)]
+    lines = ["const Index column = step * width;"]
+    if outer:
+        # Unsigned division is the cheaper one, and neither side is negative.
+        lines = ["const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;"]
+        rest = "Unsigned(step) / Unsigned(steps)"
+        for dim in reversed(range(1, region.rank - 1)):
+            lines.append(f"const Unsigned r{dim} = {rest};")
+            lines.append(f"const Index i{dim} = Index(r{dim} % Unsigned({region.sizes[dim]}));")
+            rest = f"r{dim} / Unsigned({region.sizes[dim]})"
+        lines.append(f"const Index i0 = Index({rest});")
+    operands = [fields(operand) | {"at": operand.position(outer, "column")} for operand in region.operands]
+    used = {name for operand in operands for name in ("column", *outer) if name in operand["at"].split()}
+    ragged = region.rank == 1 and region.vector > 1
+    if region.rank > 1 or ragged:
+        used.add("column")
+    return fields(region) | {
+        "condition": condition(region, regions, "if (Index(blockIdx.x) < {end}) ", "else "),
+        "index_lines": [line for line in lines if not _unused(line, used)],
+        "ragged": ragged,
+        "loads": [operand for operand in operands if operand["role"] != "store"],
+        "stores": [operand for operand in operands if operand["role"] == "store"],
+    }
+
+
+def _unused(line: str, used: set[str]) -> bool:
+    """Whether ``line`` defines an index that no operand's position needs."""
+    name = line.split()[2]
+    return name.startswith(("i", "column")) and name not in used

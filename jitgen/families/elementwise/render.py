@@ -1,0 +1,70 @@
+"""Rendering a pointwise kernel: one context per dialect, one template each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from jitgen._version import __version__
+from jitgen.codegen import environment
+from jitgen.codegen.cpp import CPP
+from jitgen.codegen.cuda import CUDA
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.environment import Rendered
+from jitgen.codegen.triton import TRITON
+from jitgen.families.elementwise import context, cpp, cuda, triton
+from jitgen.families.elementwise.context import Built
+from jitgen.families.elementwise.schedule import Schedule
+from jitgen.families.layout import Layout
+from jitgen.ir.program import Kernel
+from jitgen.spec import KernelSource, Target
+
+TEMPLATES = {"cpp": "elementwise.cpp.j2", "cuda": "elementwise.cu.j2", "triton": "elementwise.py.j2"}
+
+
+def entry_name(kernel: Kernel) -> str:
+    """The kernel's symbol: the function's name, made an identifier."""
+    return "jitgen_" + re.sub(r"\W+", "_", kernel.name).strip("_")
+
+
+def render(
+    kernel: Kernel,
+    layouts: Sequence[Layout],
+    schedule: Schedule,
+    language: str,
+    compiler: str,
+    target: Target,
+) -> tuple[KernelSource, Rendered]:
+    """The source of ``kernel`` in ``language``, and where each of its lines came from."""
+    dialect, build = _DIALECTS[language]
+    regions = context.regions(kernel, layouts, schedule, dialect)
+    names = context.integers(kernel, layouts, tiled=language != "cpp")
+    entry = entry_name(kernel)
+    shared = {
+        "banner": f"jitgen {__version__}: {kernel.name}, template {language}/{TEMPLATES[language]}",
+        "notes": [f"target {target}, {schedule}"],
+        "headers": dialect.headers,
+        "entry": entry,
+        "regions": regions,
+        "schedule": schedule,
+    }
+    specific, options = build(kernel, schedule, regions, names, dialect)
+    rendered = environment.render(language, TEMPLATES[language], shared | specific)
+    source = KernelSource(
+        name=entry,
+        language=language,
+        compiler=compiler,
+        target=target,
+        text=rendered.text,
+        headers=environment.headers(language, rendered.text),
+        options=tuple(sorted(options.items())),
+        template=f"{language}/{TEMPLATES[language]}",
+    )
+    return source, rendered
+
+
+_DIALECTS: dict[str, tuple[Dialect, Callable[..., Built]]] = {
+    "cpp": (CPP, cpp.build),
+    "cuda": (CUDA, cuda.build),
+    "triton": (TRITON, triton.build),
+}

@@ -1,0 +1,58 @@
+"""How a pointwise kernel walks its elements: pure functions from layout and target to numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitgen.families.layout import Layout, item_size
+from jitgen.ir.program import Kernel
+from jitgen.spec import Target
+
+CPU_BLOCK = 1024
+"""Elements of a run on the CPU: 4 KiB of float32, so that a few streams of them share a first-level cache."""
+GPU_THREADS = 256
+GPU_THREAD_BYTES = 32
+"""Bytes of its widest operand one thread moves per vector step, in 16-byte accesses."""
+GPU_IN_FLIGHT = 64
+"""Bytes of loads a thread should have in flight; more steps per thread than this asks for only cost registers."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Attributes:
+    threads: per block (GPU), or 1.
+    vectors: for each region, elements per access step.
+    unrolls: for each region, steps per thread.
+    wide: 64-bit indices.
+    """
+
+    threads: int
+    vectors: tuple[int, ...]
+    unrolls: tuple[int, ...]
+    wide: bool
+
+    def tile(self, region: int) -> int:
+        """Elements one block computes in ``region``."""
+        return self.threads * self.vectors[region] * self.unrolls[region]
+
+
+def schedule(kernel: Kernel, layouts: tuple[Layout, ...], target: Target) -> Schedule:
+    """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight."""
+    wide = any(layout.wide for layout in layouts)
+    if target.kind == "cpu":
+        return Schedule(1, (CPU_BLOCK,) * len(layouts), (1,) * len(layouts), True)
+    vectors, unrolls = [], []
+    for body, layout in zip(kernel.bodies, layouts, strict=True):
+        sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
+        vector = max(1, min(layout.unit, GPU_THREAD_BYTES // max(sizes), 16 // min(sizes)))
+        loaded = sum(
+            vector * item_size(operand.dtype)
+            for operand, kind in zip(body.operands, layout.operands, strict=True)
+            if operand.kind == "load" and kind in ("contiguous", "strided")
+        )
+        unroll = 1
+        while unroll < 4 and loaded * unroll * 2 <= GPU_IN_FLIGHT:
+            unroll *= 2
+        vectors.append(vector)
+        unrolls.append(unroll)
+    return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide)

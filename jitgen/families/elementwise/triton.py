@@ -1,0 +1,102 @@
+"""The context of ``templates/triton/elementwise.py.j2``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.codegen import environment, triton
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import Built, OperandContext, RegionContext, condition, fields
+from jitgen.families.elementwise.schedule import Schedule
+from jitgen.ir.program import Kernel
+
+WARP = 32
+
+
+def build(
+    kernel: Kernel, schedule: Schedule, regions: Sequence[RegionContext], names: Sequence[str], dialect: Dialect
+) -> Built:
+    """Template context and source options; see ``elementwise/render.py``."""
+    pointers = [operand for region in regions for operand in region.operands if operand.memory]
+    scalars = [f"a{position}" for position in range(len(kernel.scalars))]
+    integer = "i64" if schedule.wide else "i32"
+    signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in pointers]
+    signature += [integer] * len(names)
+    signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
+    divisible = [position for position, operand in enumerate(pointers) if operand.aligned]
+    divisible += [len(pointers) + place for place, name in enumerate(names) if _divisible(name, regions)]
+    context = {
+        "include": _include(),
+        "parameters": [*(operand.pointer for operand in pointers), *names, *scalars],
+        "index_cast": ".to(tl.int64)" if schedule.wide else "",
+        "regions": [_region(region, len(regions), schedule) for region in regions],
+    }
+    options = {
+        "signature": signature,
+        "divisible": divisible,
+        "num_warps": schedule.threads // WARP,
+        "enable_fp_fusion": False,
+    }
+    return context, options
+
+
+def _include() -> str:
+    """The static header's functions, without the imports the template makes itself: one file is one kernel."""
+    text = environment.header("triton", "jitgen_triton.py")
+    return text[text.index("@triton.jit") :].strip() + "\n"
+
+
+def _divisible(name: str, regions: Sequence[RegionContext]) -> bool:
+    """Whether an integer parameter is a multiple of 16: a collapsed row's size, or a stride between such rows."""
+    return any(
+        name == region.inner_size or any(name in o.strides[:-1] for o in region.operands if o.kind == "contiguous")
+        for region in regions
+        if region.rank > 1 and region.unit == 16
+    )
+
+
+def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str, Any]:
+    outer = [f"i{dim}" for dim in range(region.rank - 1)]
+    lines = []
+    if outer:
+        lines = [f"column = step % {region.inner_size}"]
+        rest = f"step // {region.inner_size}"
+        for dim in reversed(range(1, region.rank - 1)):
+            lines.append(f"r{dim} = {rest}")
+            lines.append(f"i{dim} = r{dim} % {region.sizes[dim]}")
+            rest = f"r{dim} // {region.sizes[dim]}"
+        lines.append(f"i0 = {rest}")
+    column = "column" if outer else "step"
+    operands = [
+        fields(operand) | {"at": operand.position(outer, column), "expression": _load(operand, outer, column)}
+        for operand in region.operands
+    ]
+    stores = [operand for operand in operands if operand["role"] == "store"]
+    for store in stores:
+        store["stored"] = triton.store_cast(store["value"], store["dtype"])
+    return fields(region) | {
+        "condition": condition(region, regions, "if block < {end}", "else", chain="el"),
+        "parameters": _parameters(region),
+        "tile": schedule.tile(region.index),
+        "index_lines": lines,
+        "loads": [operand for operand in operands if operand["role"] != "store"],
+        "stores": stores,
+    }
+
+
+def _parameters(region: RegionContext) -> list[str]:
+    """What of the kernel's parameters this region uses."""
+    strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
+    offsets = [operand.offset for operand in region.operands if operand.offset]
+    pointers = [operand.pointer for operand in region.operands if operand.pointer]
+    return [*pointers, *region.sizes, *offsets, *strides, *(name for name, _ in region.scalars)]
+
+
+def _load(operand: OperandContext, outer: Sequence[str], column: str) -> str:
+    at = operand.position(outer, column)
+    if operand.role == "iota":
+        return f"({at}).to(tl.int64)"
+    if operand.kind == "scalar":
+        return triton.load_cast(f"tl.load({operand.pointer})", operand.dtype)
+    return triton.load_cast(f"tl.load({operand.pointer} + {at}, mask=live)", operand.dtype)

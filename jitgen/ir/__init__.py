@@ -1,0 +1,1 @@
+"""The intermediate representation: frozen nodes, symbolic sizes, and ordered named passes over them."""

@@ -1,0 +1,184 @@
+"""Pointwise expressions as straight-line instructions in compute dtypes: what a dialect prints.
+
+Here torch's dtypes become arithmetic. Each value has a *compute dtype* (float32 for float16, bfloat16, float32 and the
+8-bit floats; every other dtype is its own), a ``load`` widens storage to it, a ``store`` rounds it back, and a cast to a
+narrower float is a ``round``: the value keeps its compute dtype but loses the bits it would lose in memory. Between
+operations nothing is rounded, so a fused chain is at least as exact as eager torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.ops import OPS
+from jitgen.ir.regions import Movement, Region
+from jitgen.ir.symbols import Expr, Scalar
+
+_WIDENED = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
+_EXACT_IN = {
+    "float16": {"float16", "float8_e4m3fn", "float8_e5m2", "bool", "uint8", "int8"},
+    "bfloat16": {"bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "uint8", "int8"},
+    "float8_e4m3fn": {"float8_e4m3fn", "bool"},
+    "float8_e5m2": {"float8_e5m2", "bool"},
+}
+
+
+def compute_dtype(dtype: str) -> str:
+    """The dtype arithmetic on ``dtype`` is done in."""
+    return "float32" if dtype in _WIDENED else dtype
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One step of a body; its result is named by its position.
+
+    Attributes:
+        op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
+            (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round`` (to the storage
+            dtype in ``attr`` and back), ``store`` (operand index in ``attr``).
+        args: positions of earlier instructions.
+        dtype: the result's compute dtype; for a store, that of the value stored.
+        location: the user's line, for error messages only.
+    """
+
+    op: str
+    args: tuple[int, ...]
+    dtype: str
+    attr: Any = None
+    location: str | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor a body reads or writes, element by element.
+
+    Attributes:
+        kind: ``"load"``, ``"iota"`` (reads its own index, no memory) or ``"store"``.
+        buffer: index of the program's buffer; None for an iota.
+        dtype: storage dtype.
+        shape: of the whole buffer (of the index space, for an iota).
+        movements: from the whole buffer to the region's iteration space, outermost first.
+        dim: the dimension an iota counts along.
+    """
+
+    kind: str
+    buffer: int | None
+    dtype: str
+    shape: Shape
+    movements: tuple[Movement, ...] = ()
+    dim: int | None = None
+
+
+@dataclass(frozen=True)
+class Body:
+    """A region ready for a dialect: its iteration space, its operands (stores last), its instructions."""
+
+    shape: Shape
+    operands: tuple[Operand, ...]
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def stores(self) -> tuple[int, ...]:
+        return tuple(index for index, operand in enumerate(self.operands) if operand.kind == "store")
+
+
+class BodyBuilder:
+    """Lowers one region. ``scalars`` collects the kernel's run-time scalars over all its regions."""
+
+    def __init__(self, buffers: Sequence[Shape], scalars: list[tuple[Expr, str]]):
+        self.buffers = buffers
+        self.scalars = scalars
+        self.instructions: list[Instruction] = []
+        self.operands: list[Operand] = []
+        self._positions: dict[Any, int] = {}
+
+    def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
+        values = [self._value(store.value) for store in region.stores]
+        for store, value in zip(region.stores, values, strict=True):
+            buffer = result_buffer[store.result]
+            operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements)
+            self.operands.append(operand)
+            dtype = compute_dtype(store.value.dtype)
+            self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
+        return Body(region.shape, tuple(self.operands), tuple(self.instructions))
+
+    def _emit(self, instruction: Instruction) -> int:
+        key = (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
+        if key not in self._positions:
+            self._positions[key] = len(self.instructions)
+            self.instructions.append(instruction)
+        return self._positions[key]
+
+    def _value(self, node: Node) -> int:
+        """The position of ``node``'s value, with its whole subtree emitted first (iteratively: chains can be long)."""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            if id(top) in self._positions:
+                stack.pop()
+                continue
+            waiting = [] if _is_leaf(top) else [n for n in top.inputs if id(n) not in self._positions]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                self._positions[id(top)] = self._lower(top)
+                stack.pop()
+        return self._positions[id(node)]
+
+    def _lower(self, node: Node) -> int:
+        dtype = compute_dtype(node.dtype)
+        if node.op == "const":
+            return self._emit(Instruction("const", (), dtype, node.attrs[0]))
+        if node.op == "scalar":
+            return self._emit(Instruction("scalar", (), dtype, self._scalar(node.attrs[0], dtype)))
+        if _is_leaf(node):
+            return self._leaf(node, dtype)
+        arguments = tuple(self._positions[id(child)] for child in node.inputs)
+        if node.op == "cast":
+            return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
+        if node.op not in OPS:
+            raise AssertionError(f"{node.op} is not pointwise; a pass should have taken it out of this body")
+        return self._emit(Instruction(node.op, arguments, dtype, None, node.location))
+
+    def _leaf(self, node: Node, dtype: str) -> int:
+        movements: list[Movement] = []
+        base = node
+        while base.op == "view":
+            movements.append((base.attrs, base.shape))
+            base = base.inputs[0]
+        movements.reverse()
+        if base.op == "input":
+            operand = Operand("load", base.attrs[0], node.dtype, base.shape, tuple(movements))
+        elif base.op == "iota":
+            operand = Operand("iota", None, node.dtype, base.shape, tuple(movements), base.attrs[0])
+        elif base.op in ("const", "scalar"):
+            return self._value(base)
+        else:
+            raise AssertionError(f"a view of {base.op} reached code generation; a pass should have moved it")
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return self._emit(Instruction(operand.kind, (), dtype, self.operands.index(operand)))
+
+    def _scalar(self, value: Scalar, dtype: str) -> int:
+        assert isinstance(value, Expr)
+        if (value, dtype) not in self.scalars:
+            self.scalars.append((value, dtype))
+        return self.scalars.index((value, dtype))
+
+    def _cast(self, value: int, source: str, to: str, location: str | None) -> int:
+        if compute_dtype(source) != compute_dtype(to):
+            value = self._emit(Instruction("cast", (value,), compute_dtype(to), None, location))
+        if to in _WIDENED and source not in _EXACT_IN[to]:
+            value = self._emit(Instruction("round", (value,), compute_dtype(to), to, location))
+        return value
+
+
+def _is_leaf(node: Node) -> bool:
+    return node.op in ("input", "iota", "view")
+
+
+def _exact(value: Any) -> Any:
+    return (type(value), value.hex() if isinstance(value, float) else value)

@@ -1,0 +1,210 @@
+"""The graph a traced function becomes: frozen nodes over tensor inputs and host scalars.
+
+Node operations:
+
+=============  =====================================================================================================
+``input``      attrs ``(index,)``: tensor input ``index``
+``const``      attrs ``(number,)``: an immediate; exact, rounded only when it meets its compute dtype
+``scalar``     attrs ``(expr,)``: a host scalar known at the call, see ``ir/symbols.py``
+``iota``       attrs ``(dim,)``: the index along ``dim``, int64
+``view``       attrs ``(kind, *parameters)``: movement without arithmetic, see ``ir/views.py``
+``cat``        attrs ``(dim,)``: concatenation
+``cast``       to the node's dtype, rounding where that is narrower
+a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one dtype among themselves
+=============  =====================================================================================================
+
+``dtype`` is the dtype eager torch would give (its name); ``shape`` holds ints and ``Expr``. Families added later bring
+node operations of their own (reductions, matmul) without changing these.
+
+A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. A node remembers the user's
+line it came from for error messages; that is never part of a graph's serialized form, nor of any key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.symbols import Expr, Scalar, Size
+from jitgen.spec import SCHEMA
+
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """One value of a graph. Compared by identity: a ``Builder`` makes equal nodes the same object."""
+
+    op: str
+    inputs: tuple[Node, ...]
+    dtype: str
+    shape: Shape
+    attrs: tuple[Any, ...] = ()
+    location: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the graph may assume about a tensor input: dtype and rank, sizes of 1, and sizes the trace relied on."""
+
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A fact the trace relied on: ``expr`` (a comparison, or a number) has ``value``."""
+
+    expr: Expr
+    value: Any
+
+    def holds(self, environment: dict[str, Any]) -> bool:
+        found = symbols.evaluate(self.expr, environment)
+        return found == self.value and type(found) is type(self.value)
+
+    def __str__(self) -> str:
+        if self.expr.kind == "bool":
+            return str(self.expr) if self.value else f"not {self.expr}"
+        return f"{self.expr} == {self.value!r}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced function.
+
+    Attributes:
+        name: the function's name, for kernels and messages; part of the canonical form, as kernels carry it.
+        inputs: the tensor inputs, captured tensors last.
+        outputs: the values returned, flattened.
+        guards: facts about sizes and numbers under which this graph is the function.
+        mutated: input index to the value written back into it, for functions that update an argument in place.
+    """
+
+    name: str
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[Node, ...]
+    guards: tuple[Guard, ...] = ()
+    mutated: tuple[tuple[int, Node], ...] = ()
+
+    @property
+    def results(self) -> tuple[Node, ...]:
+        """Every value a kernel must write: the outputs, then the values of mutated inputs."""
+        return (*self.outputs, *(node for _, node in self.mutated))
+
+
+class Builder:
+    """Makes nodes, each different one once."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[Any, ...], Node] = {}
+
+    def make(
+        self,
+        op: str,
+        inputs: Iterable[Node],
+        dtype: str,
+        shape: Iterable[Size],
+        attrs: tuple[Any, ...] = (),
+        location: str | None = None,
+    ) -> Node:
+        inputs, shape = tuple(inputs), tuple(shape)
+        key = (op, tuple(map(id, inputs)), dtype, shape, _typed(attrs))
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(op, inputs, dtype, shape, attrs, location)
+        return node
+
+    def const(self, value: bool | int | float, dtype: str) -> Node:
+        return self.make("const", (), dtype, (), (value,))
+
+    def scalar(self, value: Scalar, dtype: str) -> Node:
+        """``value`` as a 0-d node: an immediate where it is a number, a run-time scalar where it is an ``Expr``."""
+        return self.make("scalar" if isinstance(value, Expr) else "const", (), dtype, (), (value,))
+
+    def like(self, node: Node, inputs: Iterable[Node], shape: Iterable[Size] | None = None) -> Node:
+        """``node`` with other inputs, and another shape where one is given."""
+        return self.make(node.op, inputs, node.dtype, node.shape if shape is None else shape, node.attrs, node.location)
+
+
+def _typed(value: Any) -> Any:
+    """A key under which 1, 1.0 and True differ, and 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return tuple(map(_typed, value))
+    if isinstance(value, float):
+        return float, value.hex()
+    return type(value), value
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """Every node under ``roots``, inputs before users, in a deterministic order."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.inputs))
+    return order
+
+
+# --------------------------------------------------------------------------------------------------- canonical form
+
+
+def _attr_to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_attr_to_json(part) for part in value]
+    return symbols.to_json(value)
+
+
+def _attr_from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_attr_from_json(part) for part in value)
+    return symbols.from_json(value)
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """The canonical form of ``graph``: what keys are made of and manifests hold. Free of locations."""
+    order = topological(graph.results)
+    number = {id(node): position for position, node in enumerate(order)}
+    nodes = [
+        {
+            "op": node.op,
+            "inputs": [number[id(child)] for child in node.inputs],
+            "dtype": node.dtype,
+            "shape": _attr_to_json(node.shape),
+            "attrs": _attr_to_json(node.attrs),
+        }
+        for node in order
+    ]
+    return {
+        "schema": SCHEMA,
+        "name": graph.name,
+        "inputs": [{"dtype": spec.dtype, "shape": _attr_to_json(spec.shape)} for spec in graph.inputs],
+        "nodes": nodes,
+        "outputs": [number[id(node)] for node in graph.outputs],
+        "guards": [[symbols.to_json(guard.expr), symbols.to_json(guard.value)] for guard in graph.guards],
+        "mutated": [[index, number[id(node)]] for index, node in graph.mutated],
+    }
+
+
+def from_json(data: dict[str, Any]) -> Graph:
+    """The graph ``to_json`` wrote."""
+    builder = Builder()
+    nodes: list[Node] = []
+    for item in data["nodes"]:
+        inputs = [nodes[position] for position in item["inputs"]]
+        shape, attrs = _attr_from_json(item["shape"]), _attr_from_json(item["attrs"])
+        nodes.append(builder.make(item["op"], inputs, item["dtype"], shape, attrs))
+    return Graph(
+        name=data["name"],
+        inputs=tuple(InputSpec(spec["dtype"], _attr_from_json(spec["shape"])) for spec in data["inputs"]),
+        outputs=tuple(nodes[position] for position in data["outputs"]),
+        guards=tuple(Guard(symbols.from_json(e), symbols.from_json(v)) for e, v in data["guards"]),
+        mutated=tuple((index, nodes[position]) for index, position in data["mutated"]),
+    )

@@ -1,0 +1,240 @@
+"""A graph cut into kernels: the passes from a traced graph to bodies a dialect can print, in order.
+
+1. ``move``: every view is pushed to the inputs (``ir/views.py``).
+2. ``split``: concatenations become regions (``ir/regions.py``).
+3. ``body``: each region becomes instructions in compute dtypes (``ir/body.py``).
+4. ``cut``: regions become kernels, at most ``MAX_REGIONS`` and ``MAX_OPERANDS`` each.
+
+Buffers are numbered inputs first, then temporaries, then results (the outputs and the written-back inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.body import Body, BodyBuilder
+from jitgen.ir.graph import Builder, Graph, Node, Shape, topological
+from jitgen.ir.regions import Region, split
+from jitgen.ir.symbols import Expr
+from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
+
+MAX_REGIONS = 16
+MAX_OPERANDS = 128
+"""Keeps kernel parameters within CUDA's 4 KB and a source within reason; more regions become more kernels."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One pointwise kernel: its regions run side by side and share the run-time scalars."""
+
+    name: str
+    bodies: tuple[Body, ...]
+    scalars: tuple[tuple[Expr, str], ...]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor a program allocates or is given."""
+
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Alias:
+    """An output that is an input, or a view of one: returned without a kernel, as eager torch does."""
+
+    input: int
+    movements: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a call does.
+
+    Attributes:
+        name: the function's.
+        inputs, temporaries, results: the buffers, numbered through in this order.
+        outputs: for each output of the function, the result buffer's position among ``results``, or an ``Alias``.
+        mutated: (input index, position among ``results``) of arguments updated in place.
+        kernels: to launch in order.
+    """
+
+    name: str
+    inputs: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...]
+    results: tuple[Buffer, ...]
+    outputs: tuple[int | Alias, ...]
+    mutated: tuple[tuple[int, int], ...]
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (*self.inputs, *self.temporaries, *self.results)
+
+
+def build(graph: Graph, decide: Decide, environment: Mapping[str, Any], memory: Sequence[Strided]) -> Program:
+    """The program of ``graph``.
+
+    Args:
+        decide: decides (and records) symbolic comparisons where a slice meets a concatenation.
+        environment: a value for every symbol, and
+        memory: the strides of every input at hand; they only decide which reshapes need a copy first.
+    """
+    return _Cutter(graph, decide, environment, memory).program()
+
+
+class _Cutter:
+    def __init__(self, graph: Graph, decide: Decide, environment: Mapping[str, Any], memory: Sequence[Strided]):
+        self.graph = graph
+        self.builder = Builder()
+        self.mover = Mover(self.builder, decide)
+        self.environment = environment
+        self.memory = memory
+        self.temporaries: list[Node] = []
+        self.values: list[Node] = []
+
+    def program(self) -> Program:
+        moved = self._move(self.graph.results)
+        outputs: list[int | Alias] = []
+        results: list[Node] = []
+        for node in moved[: len(self.graph.outputs)]:
+            alias = _alias(node)
+            if alias is not None and alias.input not in dict(self.graph.mutated):
+                outputs.append(alias)
+            else:
+                if not any(node is result for result in results):
+                    results.append(node)
+                outputs.append(next(i for i, result in enumerate(results) if result is node))
+        mutated = []
+        for (index, _), node in zip(self.graph.mutated, moved[len(self.graph.outputs) :], strict=True):
+            mutated.append((index, len(results)))
+            results.append(node)
+        regions = self._viewable(split(results, self.mover, self._materialize))
+        stages = self._stages()
+        inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
+        temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.values)
+        buffers = (*inputs, *temporaries, *(Buffer(node.dtype, node.shape) for node in results))
+        shapes = [buffer.shape for buffer in buffers]
+        kernels: list[Kernel] = []
+        for position, stage in stages:
+            kernels += self._kernels(stage, [len(inputs) + position], shapes, len(kernels))
+        first = len(inputs) + len(temporaries)
+        kernels += self._kernels(regions, range(first, first + len(results)), shapes, len(kernels))
+        return Program(
+            self.graph.name,
+            inputs,
+            temporaries,
+            tuple(Buffer(node.dtype, node.shape) for node in results),
+            tuple(outputs),
+            tuple(mutated),
+            tuple(kernels),
+        )
+
+    def _move(self, roots: Sequence[Node]) -> list[Node]:
+        """``roots`` rebuilt with every view pushed toward the inputs."""
+        memo: dict[int, Node] = {}
+        for node in topological(roots):
+            children = [memo[id(child)] for child in node.inputs]
+            if node.op == "view":
+                memo[id(node)] = self.mover.move(children[0], node.attrs, node.shape)
+            else:
+                memo[id(node)] = self.builder.like(node, children)
+        return [memo[id(root)] for root in roots]
+
+    def _materialize(self, node: Node) -> Node:
+        """The ``input`` node of a temporary that holds ``node``."""
+        for position, value in enumerate(self.values):
+            if value is node:
+                return self.temporaries[position]
+        self.values.append(node)
+        index = len(self.graph.inputs) + len(self.values) - 1
+        temporary = self.builder.make("input", (), node.dtype, node.shape, (index,), node.location)
+        self.temporaries.append(temporary)
+        return temporary
+
+    def _stages(self) -> list[tuple[int, list[Region]]]:
+        """(position, regions) of every temporary, each after the ones it reads."""
+        waiting: dict[int, list[Region]] = {}
+        while len(waiting) < len(self.values):
+            position = len(waiting)
+            waiting[position] = self._viewable(split([self.values[position]], self.mover, self._materialize))
+        ordered: list[tuple[int, list[Region]]] = []
+        while waiting:
+            ready = next(p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys())
+            ordered.append((ready, waiting.pop(ready)))
+        return ordered
+
+    def _temporaries_read(self, regions: Sequence[Region]) -> set[int]:
+        nodes = topological(store.value for region in regions for store in region.stores)
+        numbers = {node.attrs[0] - len(self.graph.inputs) for node in nodes if node.op == "input"}
+        return {number for number in numbers if number >= 0}
+
+    def _viewable(self, regions: list[Region]) -> list[Region]:
+        """``regions`` with every view that strides cannot express reading a contiguous temporary instead."""
+        return [
+            Region(r.shape, tuple(type(s)(s.result, self._readable(s.value), s.movements) for s in r.stores))
+            for r in regions
+        ]
+
+    def _readable(self, root: Node) -> Node:
+        memo: dict[int, Node] = {}
+        for node in topological([root]):
+            children = [memo[id(child)] for child in node.inputs]
+            rebuilt = node
+            if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
+                rebuilt = self.builder.like(node, children)
+            if node.op == "view" and node.attrs[0] == "reshape" and self._concrete(rebuilt) is None:
+                rebuilt = self.builder.like(node, [self._materialize(children[0])])
+            memo[id(node)] = rebuilt
+        return memo[id(root)]
+
+    def _concrete(self, node: Node) -> Strided | None:
+        """The memory ``node`` (an input, or views of one) is, or None where strides cannot say."""
+        if node.op == "view":
+            source = self._concrete(node.inputs[0])
+            if source is None:
+                return None
+            attrs = tuple(symbols.evaluate(part, self.environment) for part in node.attrs)
+            try:
+                return apply(source, attrs, tuple(symbols.evaluate(size, self.environment) for size in node.shape))
+            except NotViewable:
+                return None
+        sizes = tuple(symbols.evaluate(size, self.environment) for size in node.shape)
+        if node.op == "input" and node.attrs[0] < len(self.memory):
+            return self.memory[node.attrs[0]]
+        if node.op == "iota":
+            return Strided(sizes, tuple(int(dim == node.attrs[0]) for dim in range(len(sizes))))
+        return Strided(sizes, contiguous_strides(sizes))
+
+    def _kernels(
+        self, regions: Sequence[Region], numbers: Sequence[int], shapes: Sequence[Shape], before: int
+    ) -> list[Kernel]:
+        groups: list[tuple[list[Body], list[tuple[Expr, str]]]] = [([], [])]
+        for region in regions:
+            bodies, scalars = groups[-1]
+            body = BodyBuilder(shapes, scalars).lower(region, numbers)
+            operands = sum(len(other.operands) for other in bodies) + len(body.operands)
+            if bodies and (len(bodies) == MAX_REGIONS or operands > MAX_OPERANDS):
+                bodies, scalars = [], []
+                groups.append((bodies, scalars))
+                body = BodyBuilder(shapes, scalars).lower(region, numbers)
+            bodies.append(body)
+        kernels = []
+        for bodies, scalars in groups:
+            if bodies:
+                number = before + len(kernels)
+                name = self.graph.name if number == 0 else f"{self.graph.name}_{number}"
+                kernels.append(Kernel(name, tuple(bodies), tuple(scalars)))
+        return kernels
+
+
+def _alias(node: Node) -> Alias | None:
+    movements = []
+    while node.op == "view":
+        movements.append((node.attrs, node.shape))
+        node = node.inputs[0]
+    return Alias(node.attrs[0], tuple(reversed(movements))) if node.op == "input" else None

@@ -1,0 +1,198 @@
+"""Splitting concatenations away: a graph's results as *regions*, each a plain pointwise expression.
+
+``cat([a, b])`` computed element by element would need a predicate on every load. Instead the iteration space is split
+where the parts meet: region 0 computes the result's first part from ``a``, region 1 the rest from ``b``, and both run
+in one kernel. In a rotary embedding, ``x * cos + cat([-x2, x1]) * sin`` becomes two regions with plain strided loads.
+
+A region iterates over ``shape``. Its expressions hold no ``cat``: only pointwise nodes over ``const``, ``scalar``,
+and chains of views over ``input`` and ``iota``. Each is stored through a chain of views of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.symbols import Size
+from jitgen.ir.views import Mover
+
+FEW_LEAVES, MANY_LEAVES = 4, 24
+"""Regions without a tensor in common are joined while they read few; more than many would cost registers."""
+
+Movement = tuple[tuple[Any, ...], Shape]
+"""A view's attrs and its result shape."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """``value`` written to result ``result``, seen through ``movements`` (outermost tensor first)."""
+
+    result: int
+    value: Node
+    movements: tuple[Movement, ...] = ()
+
+
+@dataclass(frozen=True)
+class Region:
+    """Pointwise values over one iteration space."""
+
+    shape: Shape
+    stores: tuple[Store, ...]
+
+
+def split(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:
+    """The regions that compute ``results``.
+
+    ``materialize`` is asked for a node that must be in memory first (a concatenation under a movement that cannot
+    pass it); it returns the ``input`` node standing for the temporary.
+    """
+    groups: dict[Shape, list[Store]] = {}
+    for index, node in enumerate(results):
+        groups.setdefault(node.shape, []).append(Store(index, node))
+    regions: list[Region] = []
+    pending = [Region(shape, tuple(stores)) for shape, stores in groups.items()]
+    while pending:
+        region = pending.pop(0)
+        parts = _split_once(region, mover, materialize)
+        if parts is None:
+            _merge(regions, region, mover)
+        else:
+            pending[:0] = parts
+    return regions
+
+
+def _merge(regions: list[Region], region: Region, mover: Mover) -> None:
+    """Append ``region``, or join it to one that walks an equal space and reads some of the same tensors.
+
+    The two halves of a rotary embedding read the same four tensors: joined, each is read once.
+    """
+    leaves = _leaves(region)
+    for place, other in enumerate(regions):
+        if len(other.shape) == len(region.shape):
+            theirs = _leaves(other)
+            shared = {id(leaf) for leaf in leaves} & {id(leaf) for leaf in theirs}
+            joined = len(leaves) + len(theirs) - len(shared)
+            if (shared or joined <= FEW_LEAVES) and joined <= MANY_LEAVES:
+                equal = [symbols.compare("eq", a, b) for a, b in zip(other.shape, region.shape, strict=True)]
+                if all(mover.decide(condition) for condition in equal):  # type: ignore[arg-type]
+                    regions[place] = Region(other.shape, (*other.stores, *region.stores))
+                    return
+    regions.append(region)
+
+
+def _leaves(region: Region) -> list[Node]:
+    """What ``region`` reads: its inputs, seen through their views."""
+    found: dict[int, Node] = {}
+    stack = [store.value for store in region.stores]
+    while stack:
+        node = stack.pop()
+        if node.op in ("input", "view"):
+            found[id(node)] = node
+        else:
+            stack.extend(node.inputs)
+    return list(found.values())
+
+
+def _split_once(region: Region, mover: Mover, materialize: Callable[[Node], Node]) -> list[Region] | None:
+    nodes = topological(store.value for store in region.stores)
+    inside = _reached_without_views(region)
+    for node in nodes:
+        if node.op == "cat" and id(node) in inside:
+            return _split_at(region, node, mover)
+    for node in nodes:
+        if node.op == "view" and id(node) in inside and _base(node).op == "cat":
+            source = node.inputs[0]
+            if node.attrs[0] == "reshape" and source.op == "cat":
+                return [_reiterate(region, source.shape, mover)]
+            temporary = materialize(_base(node))
+            return [_substitute(region, _base(node), temporary, mover)]
+    return None
+
+
+def _reached_without_views(region: Region) -> set[int]:
+    """Nodes that are computed at the region's own coordinates: reached from a store through pointwise nodes."""
+    reached: set[int] = set()
+    stack = [store.value for store in region.stores]
+    while stack:
+        node = stack.pop()
+        if id(node) not in reached:
+            reached.add(id(node))
+            if node.op not in ("cat", "view"):
+                stack.extend(node.inputs)
+    return reached
+
+
+def _base(node: Node) -> Node:
+    while node.op == "view":
+        node = node.inputs[0]
+    return node
+
+
+def _split_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
+    """One region for each part of ``cat``."""
+    dim = cat.attrs[0]
+    start: Size = 0
+    parts = []
+    for part in cat.inputs:
+        length = part.shape[dim]
+        shape = (*region.shape[:dim], length, *region.shape[dim + 1 :])
+        memo: dict[int, Node] = {id(cat): part}
+        stores = tuple(
+            replace(
+                store,
+                value=_cut(store.value, dim, start, length, mover, memo),
+                movements=(*store.movements, (("slice", dim, start, 1), shape)),
+            )
+            for store in region.stores
+        )
+        parts.append(Region(shape, stores))
+        start = symbols.add(start, length)  # type: ignore[assignment]
+    return parts
+
+
+def _cut(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
+    """``node`` cut to [start, start + length) of ``dim``, with the nodes in ``memo`` replaced."""
+    if id(node) in memo:
+        return memo[id(node)]
+    if node.op in ("const", "scalar"):
+        result = node
+    elif node.op in ("input", "iota", "view", "cat"):
+        result = mover.slice(node, dim, start, length)
+    else:
+        shape = (*node.shape[:dim], length, *node.shape[dim + 1 :])
+        result = mover.builder.like(node, [_cut(n, dim, start, length, mover, memo) for n in node.inputs], shape)
+    memo[id(node)] = result
+    return result
+
+
+def _reiterate(region: Region, shape: Shape, mover: Mover) -> Region:
+    """``region`` iterating over ``shape`` instead, a finer or coarser shape with the same elements in order."""
+    stores = tuple(
+        replace(
+            store,
+            value=mover.move(store.value, ("reshape",), shape),
+            movements=(*store.movements, (("reshape",), shape)),
+        )
+        for store in region.stores
+    )
+    return Region(shape, stores)
+
+
+def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
+    memo: dict[int, Node] = {id(old): new}
+
+    def rebuild(node: Node) -> Node:
+        if id(node) not in memo:
+            children = [rebuild(child) for child in node.inputs]
+            if all(a is b for a, b in zip(children, node.inputs, strict=True)):
+                memo[id(node)] = node
+            elif node.op == "view":
+                memo[id(node)] = mover.move(children[0], node.attrs, node.shape)
+            else:
+                memo[id(node)] = mover.builder.like(node, children)
+        return memo[id(node)]
+
+    return Region(region.shape, tuple(replace(store, value=rebuild(store.value)) for store in region.stores))

@@ -1,0 +1,293 @@
+"""Symbolic host scalars: sizes, numeric arguments, and integer arithmetic over them.
+
+An ``Expr`` is an immutable tree over symbols. ``s2_0`` is the size of dimension 0 of tensor input 2, ``a1`` the value of
+numeric argument 1. Plain Python numbers stand for constants, so most code never sees an ``Expr`` for a static size.
+
+Integer sums and products are kept in a normal form (a constant plus sorted ``coefficient * atom`` terms), so that
+``n - n // 2 + n // 2`` is ``n`` and two ways to the same size compare equal. Float arithmetic is never reassociated.
+The trace wraps these in numbers a user can compute with (``trace/numbers.py``); here they are only data.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Number = int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """One node: ``op`` over ``args``, which are ``Expr``, numbers, or a symbol's name.
+
+    ``kind`` is the Python type of the value: ``"int"``, ``"float"`` or ``"bool"``.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kind: str = "int"
+
+    def __repr__(self) -> str:
+        return format_expr(self)
+
+
+Size = int | Expr
+Scalar = int | float | bool | Expr
+
+
+def symbol(name: str, kind: str = "int") -> Expr:
+    return Expr("symbol", (name,), kind)
+
+
+def size_symbol(tensor: int, dim: int) -> Expr:
+    return symbol(f"s{tensor}_{dim}")
+
+
+def argument_symbol(index: int, kind: str) -> Expr:
+    return symbol(f"a{index}", kind)
+
+
+def kind_of(value: Scalar) -> str:
+    return value.kind if isinstance(value, Expr) else type(value).__name__
+
+
+# ------------------------------------------------------------------------------------------- integer normal form
+
+
+def _terms(value: Size) -> tuple[int, dict[Expr, int]]:
+    """``value`` as (constant, {atom: coefficient})."""
+    if not isinstance(value, Expr):
+        return value, {}
+    if value.op == "sum":
+        constant, *pairs = value.args
+        return constant, {atom: coefficient for coefficient, atom in pairs}
+    return 0, {value: 1}
+
+
+def _sum(constant: int, terms: Mapping[Expr, int]) -> Size:
+    kept = sorted(((c, atom) for atom, c in terms.items() if c), key=lambda pair: repr(pair[1]))
+    if not kept:
+        return constant
+    if constant == 0 and len(kept) == 1 and kept[0][0] == 1:
+        return kept[0][1]
+    return Expr("sum", (constant, *kept))
+
+
+def _factors(value: Size) -> tuple[int, tuple[Expr, ...]] | None:
+    """``value`` as coefficient times atoms, or None when it is a sum of several terms."""
+    constant, terms = _terms(value)
+    if not terms:
+        return constant, ()
+    if constant or len(terms) > 1:
+        return None
+    ((atom, coefficient),) = terms.items()
+    return coefficient, atom.args if atom.op == "product" else (atom,)
+
+
+def _product(coefficient: int, atoms: tuple[Expr, ...]) -> Size:
+    if not atoms or coefficient == 0:
+        return coefficient
+    ordered = tuple(sorted(atoms, key=repr))
+    return _sum(0, {ordered[0] if len(ordered) == 1 else Expr("product", ordered): coefficient})
+
+
+def _both_int(left: Scalar, right: Scalar) -> bool:
+    return kind_of(left) in ("int", "bool") and kind_of(right) in ("int", "bool")
+
+
+def _call(op: str, left: Scalar, right: Scalar, kind: str) -> Scalar:
+    if not isinstance(left, Expr) and not isinstance(right, Expr):
+        return _EVALUATE[op](left, right)
+    return Expr(op, (left, right), kind)
+
+
+def _numeric_kind(left: Scalar, right: Scalar) -> str:
+    return "int" if _both_int(left, right) else "float"
+
+
+def add(left: Scalar, right: Scalar) -> Scalar:
+    if not _both_int(left, right):
+        return _call("add", left, right, "float")
+    constant, terms = _terms(left)
+    other, more = _terms(right)
+    merged = dict(terms)
+    for atom, coefficient in more.items():
+        merged[atom] = merged.get(atom, 0) + coefficient
+    return _sum(constant + other, merged)
+
+
+def mul(left: Scalar, right: Scalar) -> Scalar:
+    if not _both_int(left, right):
+        return _call("mul", left, right, "float")
+    for value, factor in ((left, right), (right, left)):
+        if not isinstance(factor, Expr):
+            constant, terms = _terms(value)
+            return _sum(constant * factor, {atom: c * factor for atom, c in terms.items()})
+    first, second = _factors(left), _factors(right)
+    if first is None:
+        first = 1, (left,)
+    if second is None:
+        second = 1, (right,)
+    return _product(first[0] * second[0], first[1] + second[1])
+
+
+def neg(value: Scalar) -> Scalar:
+    return mul(value, -1) if kind_of(value) != "float" else _call("mul", value, -1.0, "float")
+
+
+def sub(left: Scalar, right: Scalar) -> Scalar:
+    return add(left, neg(right)) if _both_int(left, right) else _call("sub", left, right, "float")
+
+
+def floordiv(left: Scalar, right: Scalar) -> Scalar:
+    if _both_int(left, right):
+        if not isinstance(right, Expr) and right > 0:
+            constant, terms = _terms(left)
+            if constant % right == 0 and all(c % right == 0 for c in terms.values()):
+                return _sum(constant // right, {atom: c // right for atom, c in terms.items()})
+        above, below = _factors(left), _factors(right)
+        if above and below and below[0] and above[0] % below[0] == 0:
+            remaining = list(above[1])
+            if all(atom in remaining and (remaining.remove(atom) or True) for atom in below[1]):
+                return _product(above[0] // below[0], tuple(remaining))
+    return _call("floordiv", left, right, _numeric_kind(left, right))
+
+
+def mod(left: Scalar, right: Scalar) -> Scalar:
+    if _both_int(left, right) and not isinstance(right, Expr) and right > 0:
+        constant, terms = _terms(left)
+        if all(c % right == 0 for c in terms.values()):
+            return constant % right
+    return _call("mod", left, right, _numeric_kind(left, right))
+
+
+def truediv(left: Scalar, right: Scalar) -> Scalar:
+    return _call("truediv", left, right, "float")
+
+
+def power(left: Scalar, right: Scalar) -> Scalar:
+    if _both_int(left, right) and not isinstance(right, Expr) and 0 <= right <= 8:
+        result: Scalar = 1
+        for _ in range(right):
+            result = mul(result, left)
+        return result
+    kind = "int" if _both_int(left, right) and not isinstance(right, Expr) and right >= 0 else "float"
+    return _call("pow", left, right, kind)
+
+
+def minimum(left: Scalar, right: Scalar) -> Scalar:
+    return left if left == right else _call("min", left, right, _numeric_kind(left, right))
+
+
+def maximum(left: Scalar, right: Scalar) -> Scalar:
+    return left if left == right else _call("max", left, right, _numeric_kind(left, right))
+
+
+def compare(op: str, left: Scalar, right: Scalar) -> Scalar:
+    """``op`` is one of eq, ne, lt, le, gt, ge. Decided at once where the operands' normal forms decide it."""
+    if _both_int(left, right):
+        difference = sub(left, right)
+        if not isinstance(difference, Expr):
+            return _EVALUATE[op](difference, 0)
+    return _call(op, left, right, "bool")
+
+
+def product(sizes: Any) -> Size:
+    result: Scalar = 1
+    for size in sizes:
+        result = mul(result, size)
+    return result  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------------ evaluation and text
+
+_EVALUATE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "truediv": operator.truediv,
+    "pow": operator.pow,
+    "min": min,
+    "max": max,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/", "pow": "**"}
+_SIGNS |= {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
+    """The number ``value`` is when each symbol has its value in ``environment``."""
+    if not isinstance(value, Expr):
+        return value
+    if value.op == "symbol":
+        return environment[value.args[0]]
+    if value.op == "sum":
+        constant, *pairs = value.args
+        return constant + sum(c * evaluate(atom, environment) for c, atom in pairs)
+    if value.op == "product":
+        return math.prod(evaluate(atom, environment) for atom in value.args)
+    left, right = value.args
+    return _EVALUATE[value.op](evaluate(left, environment), evaluate(right, environment))
+
+
+def symbols_of(value: Scalar) -> Iterator[str]:
+    """The names of the symbols in ``value``."""
+    if isinstance(value, Expr):
+        if value.op == "symbol":
+            yield value.args[0]
+        for part in value.args:
+            for leaf in part if isinstance(part, tuple) else (part,):
+                if isinstance(leaf, Expr):
+                    yield from symbols_of(leaf)
+
+
+def format_expr(value: Scalar) -> str:
+    """Python text of ``value``, with symbols by name; evaluating it gives the same number."""
+    if not isinstance(value, Expr):
+        return repr(value)
+    if value.op == "symbol":
+        return value.args[0]
+    if value.op == "sum":
+        constant, *pairs = value.args
+        parts = [format_expr(a) if c == 1 else f"{c}*{format_expr(a)}" for c, a in pairs]
+        return "(" + " + ".join([*parts, *([repr(constant)] if constant else [])]) + ")"
+    if value.op == "product":
+        return "*".join(format_expr(atom) for atom in value.args)
+    left, right = map(format_expr, value.args)
+    if value.op in ("min", "max"):
+        return f"{value.op}({left}, {right})"
+    return f"({left} {_SIGNS[value.op]} {right})"
+
+
+def to_json(value: Scalar) -> Any:
+    """JSON for ``value``; floats as hexadecimal text, so that nothing is rounded and NaN survives."""
+    if isinstance(value, Expr):
+        arguments = [[c, to_json(a)] for c, a in value.args[1:]] if value.op == "sum" else None
+        if arguments is not None:
+            return {"op": "sum", "args": [value.args[0], *arguments]}
+        plain = value.args if value.op == "symbol" else [to_json(part) for part in value.args]
+        return {"op": value.op, "args": list(plain), "kind": value.kind}
+    return {"float": value.hex()} if isinstance(value, float) else value
+
+
+def from_json(data: Any) -> Scalar:
+    """The inverse of ``to_json``."""
+    if not isinstance(data, dict):
+        return data
+    if "float" in data:
+        return float.fromhex(data["float"])
+    if data["op"] == "sum":
+        constant, *pairs = data["args"]
+        return Expr("sum", (constant, *((c, from_json(a)) for c, a in pairs)))
+    arguments = data["args"] if data["op"] == "symbol" else [from_json(part) for part in data["args"]]
+    return Expr(data["op"], tuple(arguments), data["kind"])

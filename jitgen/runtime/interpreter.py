@@ -1,0 +1,150 @@
+"""Running a rendered Triton source on CPU tensors under Triton's interpreter (``TRITON_INTERPRET=1``).
+
+This is how Triton kernels' numerics are tested without a GPU. The source is the one that is compiled; what the
+interpreter lacks or gets wrong is supplied here, for the duration of a launch:
+
+- ``libdevice``: its functions do nothing when interpreted; here each is torch's, in float64 and rounded once.
+- bfloat16: Triton's own conversion truncates and mishandles specials; here it is torch's, to nearest even.
+- float8: storage is passed as its bytes, as the dialect reads and writes it (``codegen/triton.py``).
+- scalars: each gets the type the signature says, where the interpreter would guess from the value.
+
+Neighbours: ``compile/triton.py`` names the artifact's facts that ``load`` takes, ``pipeline.py`` calls it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import linecache
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jitgen import settings
+from jitgen.errors import JitgenError
+
+Grid = tuple[int, ...]
+
+# libdevice's function to torch's name for it, where they differ.
+_TORCH_NAMES = {"nearbyint": "round", "rint": "round"}
+
+_NUMPY_SCALARS = {"i32": "int32", "i64": "int64", "fp32": "float32", "fp64": "float64"}
+
+
+def load(
+    text: str, entry: str, signature: Sequence[str], constants: Mapping[str, Any] | None = None
+) -> Callable[..., None]:
+    """The kernel ``entry`` of a Triton source, to be called as ``kernel(grid, *arguments)`` on CPU tensors.
+
+    Args:
+        signature: types of the run-time parameters in order, such as ``["*bf16", "i32", "fp32"]``.
+        constants: values of the remaining parameters by name.
+
+    Raises:
+        JitgenError: when ``TRITON_INTERPRET=1`` was not set before Triton was imported.
+    """
+    path = f"jitgen/{hashlib.sha256(text.encode()).hexdigest()[:12]}/interpreted.py"
+    # The interpreter rewrites functions from their text when they are first called: the entry has to stay.
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    namespace: dict[str, Any] = {"__name__": "jitgen_kernel"}
+    exec(builtins.compile(text, path, "exec"), namespace)
+    kernel = namespace[entry]
+    if not settings.interpreting_triton() or not _is_interpreted(kernel):
+        raise JitgenError("running Triton on CPU tensors needs TRITON_INTERPRET=1 from the start of the process")
+    namespace["libdevice"] = _libdevice()
+
+    def launch(grid: Grid, *arguments: Any) -> None:
+        import numpy
+
+        values = [_argument(kind, value) for kind, value in zip(signature, arguments, strict=True)]
+        with _torch_conversions(), numpy.errstate(all="ignore"):
+            kernel[grid](*values, **(constants or {}))
+
+    return launch
+
+
+def _is_interpreted(kernel: Any) -> bool:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return isinstance(kernel, InterpretedFunction)
+
+
+def _argument(kind: str, value: Any) -> Any:
+    if kind.startswith("*"):
+        import torch
+
+        return value.view(torch.uint8) if value.dtype.is_floating_point and value.element_size() == 1 else value
+    import numpy
+    import triton.language as tl
+
+    dtype = tl.str_to_ty(kind, None)
+    return _tensor(numpy.array([value], dtype=_NUMPY_SCALARS[kind]), dtype, dtype)
+
+
+def _tensor(data: Any, scalar: Any, type_: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    return tl.tensor(TensorHandle(data, scalar), type_)
+
+
+# -------------------------------------------------------------------------------------------------------- libdevice
+
+
+def _libdevice() -> types.ModuleType:
+    """A stand-in for ``triton.language.extra.libdevice`` with a function for every one that torch has too."""
+    import torch
+    from triton.language.extra import libdevice
+
+    module = types.ModuleType("libdevice")
+    for name in vars(libdevice):
+        function = getattr(torch, _TORCH_NAMES.get(name, name), None)
+        if function is not None and not name.startswith("_"):
+            setattr(module, name, _elementwise(function))
+    return module
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*operands: Any) -> Any:
+        import torch
+        import triton.language as tl
+        from triton.runtime.interpreter import interpreter_semantic
+
+        tensors = [interpreter_semantic.to_tensor(operand) for operand in operands]
+        scalar = tensors[0].dtype
+        values = [torch.from_numpy(tensor.handle.data.copy()).double() for tensor in tensors]
+        data = function(*values).numpy().astype(tensors[0].handle.data.dtype)
+        blocks = any(tensor.type.is_block() for tensor in tensors)
+        return _tensor(data, scalar, tl.block_type(scalar, list(data.shape)) if blocks else scalar)
+
+    return call
+
+
+# ------------------------------------------------------------------------------------------------------ conversions
+
+
+@contextmanager
+def _torch_conversions() -> Iterator[None]:
+    """Within this context the interpreter converts between float32 and bfloat16 as torch does."""
+    import torch
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    original = interpreter_builder.cast_impl
+
+    def cast(source: Any, target: Any) -> Any:
+        pair = (source.dtype.scalar, target.scalar)
+        if pair == (tl.float32, tl.bfloat16):
+            rounded = torch.from_numpy(source.data.copy()).bfloat16()
+            return TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+        if pair == (tl.bfloat16, tl.float32):
+            stored = torch.from_numpy(source.data.copy()).view(torch.bfloat16)
+            return TensorHandle(stored.float().numpy(), tl.float32)
+        return original(source, target)
+
+    interpreter_builder.cast_impl = cast
+    try:
+        yield
+    finally:
+        del interpreter_builder.cast_impl

@@ -1,0 +1,121 @@
+"""Every ``JITGEN_*`` environment variable, in one table.
+
+Nothing else in jitgen reads the environment. A value is read when it is asked for, so that a test or a program can
+set a variable after ``import jitgen``; a value that does not parse raises a ``ValueError`` listing the valid ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+BACKENDS = ("auto", "triton", "cuda", "cpp")
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError("expected one of 1, 0, true, false, yes, no, on, off")
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _level(text: str) -> int:
+    level = int(text)
+    if not 0 <= level <= 4:
+        raise ValueError("expected a level from 0 to 4")
+    return level
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(os.pathsep) if part)
+
+
+def _bytes(text: str) -> int:
+    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    body = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = body[-1:] if body[-1:] in units and body[-1:] else ""
+    try:
+        return int(float(body.removesuffix(unit)) * units[unit])
+    except ValueError:
+        raise ValueError("expected a size such as 500M, 20G or 1073741824") from None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable: its name, how it is parsed, its default, and what it does."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("JITGEN_CACHE_DIR", str, None, "the store's directory (default: the checkout's or the user's cache)"),
+        Setting("JITGEN_CACHE_PATH", _paths, (), "read-only stores searched after the store, separated as in PATH"),
+        Setting("JITGEN_CACHE_LIMIT", _bytes, 20 * 2**30, "bytes the store may grow to before `cache prune` trims it"),
+        Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
+        Setting("JITGEN_STRICT", _boolean, False, "1: never compile; a miss raises CacheMissError"),
+        Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),
+        Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: and plans, 3: and sources, 4: and graphs, on stderr"),
+        Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
+        Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),
+        Setting("JITGEN_TEMPLATES", str, None, "directory searched before the built-in templates"),
+    )
+}
+
+
+def get(name: str) -> Any:
+    """The parsed value of the variable ``name``, or its default when it is unset or empty."""
+    setting = SETTINGS[name]
+    text = os.environ.get(name)
+    if not text:
+        return setting.default
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text!r}: {error}. It is: {setting.doc}") from None
+
+
+def host_compiler_name() -> str | None:
+    """The compiler the user asked for: ``JITGEN_CXX``, else ``CXX``."""
+    return get("JITGEN_CXX") or os.environ.get("CXX") or None
+
+
+def interpreting_triton() -> bool:
+    """Whether Triton kernels are to run under Triton's interpreter (``TRITON_INTERPRET=1``)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+_strict: ContextVar[bool] = ContextVar("jitgen_strict", default=False)
+
+
+@contextmanager
+def strict():
+    """Within this context nothing is compiled: a kernel that is not in the store raises ``CacheMissError``."""
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+def is_strict() -> bool:
+    return _strict.get() or get("JITGEN_STRICT")

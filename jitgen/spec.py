@@ -1,0 +1,297 @@
+"""Frozen descriptions that flow between the layers: targets, tensor specs, kernel sources, artifacts.
+
+Everything here is a value: hashable or JSON-able, free of tensors, devices and paths. ``compile``, ``store`` and
+``runtime`` depend on this module alone and never on each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from jitgen.errors import FormatError, UnsupportedError
+
+SCHEMA = 1
+"""Version of everything jitgen writes to disk. Part of both keys, so that an old store is never misread."""
+
+# ---------------------------------------------------------------------------------------------------------- dtypes
+
+DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+"""jitgen's dtypes, by the name torch gives them."""
+
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+_SHORT_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8"}
+_SHORT_DTYPES |= {"i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "f8e4m3": "float8_e4m3fn"}
+_SHORT_DTYPES |= {"f8e5m2": "float8_e5m2", "float": "float32", "double": "float64", "half": "float16"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float32"`` for ``torch.float32``; UnsupportedError for a dtype jitgen has no row for."""
+    name = DTYPE_NAMES.get(dtype)
+    if name is None:
+        raise UnsupportedError(f"dtype {dtype} is not supported; jitgen knows {', '.join(DTYPES)}")
+    return name
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """The torch dtype of ``"bfloat16"``, ``"torch.bfloat16"`` or ``"bf16"``."""
+    name = text.removeprefix("torch.")
+    name = _SHORT_DTYPES.get(name, name)
+    if name not in DTYPES:
+        raise UnsupportedError(f"unknown dtype {text!r}; expected one of {', '.join([*DTYPES, *_SHORT_DTYPES])}")
+    return DTYPES[name]
+
+
+# --------------------------------------------------------------------------------------------------------- targets
+
+CPU_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "generic")
+"""CPU targets: psABI levels (v3 is AVX2, v4 is AVX-512), and ``generic`` for any other processor."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is compiled for.
+
+    Attributes:
+        kind: ``"cuda"``, ``"hip"``, ``"cpu"``, or ``"interpreter"`` (Triton's, on CPU tensors, for tests).
+        arch: ``"sm_90a"`` (not the same as ``"sm_90"``), ``"gfx942"``, ``"x86-64-v4"``, ``"interpreter"``.
+    """
+
+    kind: str
+    arch: str
+
+    @staticmethod
+    def parse(text: str | Target) -> Target:
+        """``"sm_90a"``, ``"gfx942"``, ``"x86-64-v3"``; ``"cpu"`` is this host's level."""
+        if isinstance(text, Target):
+            return text
+        if re.fullmatch(r"sm_\d{2,3}[af]?", text):
+            return Target("cuda", text)
+        if re.fullmatch(r"gfx[0-9a-f]{3,4}", text):
+            return Target("hip", text)
+        if text == "cpu":
+            return host_target()
+        if text in CPU_LEVELS:
+            return Target("cpu", text)
+        if text == "interpreter":
+            return Target("interpreter", text)
+        raise UnsupportedError(
+            f"unknown target {text!r}; expected an NVIDIA architecture such as sm_80, sm_90a or sm_100a, "
+            f"an AMD one such as gfx942, 'cpu' for this host, or a CPU level: {', '.join(CPU_LEVELS)}"
+        )
+
+    @property
+    def capability(self) -> int:
+        """Compute capability as an integer: 90 for sm_90a. Only for CUDA targets."""
+        match = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
+        if match is None:
+            raise UnsupportedError(f"{self.arch} is not an NVIDIA architecture")
+        return int(match.group(1))
+
+    def __str__(self) -> str:
+        return self.arch
+
+
+_LEVEL_FLAGS = (
+    ("x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+    ("x86-64-v3", {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}),
+    ("x86-64-v2", {"cx16", "popcnt", "sse4_1", "sse4_2", "ssse3"}),
+)
+_host_target: Target | None = None
+
+
+def host_target() -> Target:
+    """This machine's CPU target: the highest level whose instruction sets the processor reports."""
+    global _host_target
+    from jitgen import settings
+
+    chosen = settings.get("JITGEN_CPU_TARGET")
+    if chosen:
+        return Target.parse(chosen)
+    if _host_target is None:
+        _host_target = Target("cpu", _detect_level())
+    return _host_target
+
+
+def runs_here(target: Target) -> bool:
+    """Whether this processor has the instruction sets of a CPU ``target``."""
+    if target.arch == "generic":
+        return True
+    levels = [level for level, _ in _LEVEL_FLAGS]
+    here = _detect_level()
+    return here in levels and target.arch in levels and levels.index(here) <= levels.index(target.arch)
+
+
+def _detect_level() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            line = next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        return "generic"
+    flags = set(line.split())
+    for position, (level, _) in enumerate(_LEVEL_FLAGS):
+        if all(needed <= flags for _, needed in _LEVEL_FLAGS[position:]):
+            return level
+    return "generic"
+
+
+# --------------------------------------------------------------------------------------------------- tensor specs
+
+SYMBOL_HINT = 16
+"""A symbolic size is planned as a multiple of this many elements; see ``TensorSpec``."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor described without a device: enough to lower, render and compile.
+
+    Args:
+        shape: sizes; an int is that size, a string such as ``"M"`` is symbolic. Every symbolic size is taken to be
+            a multiple of 16 other than 1, and equal names are equal sizes.
+        dtype: element type (of the dequantised weight, for a quantised one).
+        strides: in elements; None is contiguous.
+        format: a quantised weight's format, such as ``"int4"``; None for a dense tensor.
+        group_size: of the format's scales.
+        alignment: bytes the data pointer is a multiple of.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype = torch.float32
+    strides: tuple[int, ...] | None = None
+    format: str | None = None
+    group_size: int | None = None
+    alignment: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        dtype_name(self.dtype)
+        if self.format is not None:
+            raise FormatError(f"TensorSpec format {self.format!r}: this version has no quantised formats")
+        for size in self.shape:
+            if isinstance(size, str) and not size.isidentifier():
+                raise UnsupportedError(f"symbolic size {size!r} is not a name; use one such as 'M'")
+            if not isinstance(size, (int, str)) or (isinstance(size, int) and size < 0):
+                raise UnsupportedError(f"size {size!r} is neither a non-negative int nor a name such as 'M'")
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise UnsupportedError(f"{len(self.strides)} strides for {len(self.shape)} dimensions")
+
+    @staticmethod
+    def parse(text: str) -> TensorSpec:
+        """A spec from ``"bf16[M,4096]"``, as the command line writes it."""
+        match = re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*\[([^\]]*)\]\s*", text)
+        if match is None:
+            raise UnsupportedError(f"cannot read {text!r} as a tensor; write dtype and sizes, such as 'bf16[M,4096]'")
+        sizes = [part.strip() for part in match.group(2).split(",") if part.strip()]
+        shape = tuple(int(part) if part.lstrip("-").isdigit() else part for part in sizes)
+        return TensorSpec(shape, parse_dtype(match.group(1)))
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+# ------------------------------------------------------------------------------------------- sources and artifacts
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Which compiler, exactly. ``headers`` are (package, version) of third-party headers a source includes."""
+
+    compiler: str
+    version: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([f"{self.compiler} {self.version}", *(f"{n} {v}" for n, v in self.headers)])
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One generated source and all that decides what it compiles to.
+
+    Attributes:
+        name: the kernel's entry symbol.
+        language: ``"cuda"``, ``"triton"`` or ``"cpp"``.
+        compiler: ``"nvrtc"``, ``"triton"``, ``"host"`` or ``"load_inline"``.
+        target: what it is compiled for.
+        text: the source.
+        headers: (include name, text) of every static header of ours that it includes, in order.
+        packages: third-party header packages it includes, by distribution name.
+        options: what else changes the binary, as sorted (name, JSON value) pairs: flags, warps, signature.
+        template: the template it was rendered from.
+    """
+
+    name: str
+    language: str
+    compiler: str
+    target: Target
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+    packages: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+    template: str = ""
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return dict(self.options).get(name, default)
+
+
+def artifact_key(source: KernelSource, toolchain: Toolchain) -> str:
+    """sha256 over the source, its headers, the toolchain's exact versions, the flags, the target and the schema.
+
+    Never a path, a time or build order, so the same source has the same key on another machine.
+    """
+    return digest(
+        {
+            "schema": SCHEMA,
+            "name": source.name,
+            "language": source.language,
+            "target": [source.target.kind, source.target.arch],
+            "text": source.text,
+            "headers": [list(header) for header in source.headers],
+            "options": [list(option) for option in source.options],
+            "toolchain": [toolchain.compiler, toolchain.version, [list(pair) for pair in toolchain.headers]],
+            "route": source.compiler,
+        }
+    )
+
+
+def digest(value: Any) -> str:
+    """sha256 of a JSON-able value, independent of dict order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What compiling one source gave: files to keep, and what the launcher must know.
+
+    Attributes:
+        key: the artifact key.
+        files: file name to content: the source (``kernel.cu|py|cpp``), the binary, and readable by-products.
+        binary: which of ``files`` is loaded (``kernel.cubin``, ``kernel.so``, ``kernel.hsaco``, ``kernel.py``).
+        meta: JSON-able facts: entry name, target, toolchain, and, for a GPU kernel, shared bytes, warps, scratch.
+    """
+
+    key: str
+    files: Mapping[str, bytes]
+    binary: str
+    meta: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,168 @@
+"""Putting entries in place so that no reader ever sees half of one, whatever kills the writer.
+
+An entry is written aside in the store's own ``tmp`` (one file system, so a rename is atomic), each file and then its
+directory fsynced, renamed into place, and the parent fsynced: the order of LWN's and SQLite's notes on crash safety.
+A writer that dies leaves a directory in ``tmp``, which a later writer sweeps once it is an hour old.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from jitgen.store.layout import locks_path, staging_path
+
+STALE_SECONDS = 3600.0
+"""Age at which what a killed writer left is swept: far beyond the milliseconds an entry takes to be written."""
+
+_SWEEP_STAMP = ".swept"
+_ATTEMPTS = 8
+
+
+def make_root(root: Path) -> None:
+    """Make the store's directory, private to its owner, and the place to write aside in it."""
+    if not root.is_dir():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            root.mkdir(mode=0o700)
+    staging_path(root).mkdir(parents=True, exist_ok=True, mode=0o755)
+
+
+def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_whole: Callable[[], bool]) -> None:
+    """Make ``target`` a directory of ``files``. What lies there stays if ``is_whole`` says so, and goes otherwise.
+
+    Two writers that meet over one damaged entry can each take the other's repair aside once; a reader in between
+    sees a miss, never a part.
+    """
+    staged = stage_name(root, target.name)
+    try:
+        staged.mkdir(mode=0o755)
+        for name, content in files.items():
+            _write_file(staged / name, content)
+        _fsync_directory(staged)
+        _make_parents(target)
+        for _ in range(_ATTEMPTS):
+            try:
+                os.rename(staged, target)
+            except OSError:
+                if not os.path.lexists(target):
+                    raise
+                if is_whole():
+                    return
+                remove(root, target)
+            else:
+                _fsync_directory(target.parent)
+                return
+        raise OSError(f"{target} is replaced by others faster than it can be written")
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def install_file(root: Path, target: Path, content: bytes) -> None:
+    """Make ``target`` a file of ``content``, in place of whatever lies there."""
+    staged = stage_name(root, target.name)
+    try:
+        _write_file(staged, content)
+        _make_parents(target)
+        if target.is_dir():
+            remove(root, target)
+        os.replace(staged, target)
+        _fsync_directory(target.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            staged.unlink()
+
+
+def remove(root: Path, target: Path) -> None:
+    """Take an entry out of place at once, then delete it at leisure; one that is gone already is fine."""
+    aside = stage_name(root, target.name)
+    with suppress(FileNotFoundError):
+        os.rename(target, aside)
+        _delete(aside)
+
+
+def leftovers(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
+    """What killed writers left in ``tmp``, at least so many seconds old."""
+    horizon = time.time() - older_than
+    return [path for path in _listed(staging_path(root)) if path.name != _SWEEP_STAMP and _mtime(path) <= horizon]
+
+
+def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
+    """Delete leftovers and lock files nobody holds; returns the leftovers."""
+    swept = leftovers(root, older_than=older_than)
+    for path in swept:
+        _delete(path)
+    horizon = time.time() - older_than
+    idle = [path for path in _listed(locks_path(root)) if _mtime(path) <= horizon]
+    if idle:
+        from filelock import FileLock, Timeout
+
+        for path in idle:
+            # Unlinked only while held; filelock looks for an unlinked file after it gets its lock, and tries again.
+            with suppress(Timeout, OSError), FileLock(path, timeout=0):
+                path.unlink()
+    return swept
+
+
+def sweep_sometimes(root: Path) -> None:
+    """``sweep`` if no writer has for an hour: a store with many locks is not walked at every write."""
+    stamp = staging_path(root) / _SWEEP_STAMP
+    if _mtime(stamp) <= time.time() - STALE_SECONDS:
+        stamp.touch()
+        sweep(root)
+
+
+def stage_name(root: Path, name: str) -> Path:
+    """A new name in ``tmp``."""
+    return staging_path(root) / f"{name[:12]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_parents(target: Path) -> None:
+    parent = target.parent
+    if not parent.is_dir():
+        parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        _fsync_directory(parent.parent)
+
+
+def _fsync_directory(directory: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,1 @@
+"""From a Python function to a graph: proxies, symbolic numbers, captured tensors, and one row per torch function."""

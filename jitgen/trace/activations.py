@@ -1,0 +1,171 @@
+"""Rows of torch's activation functions, composed of pointwise operations.
+
+Formulas are torch's (``aten/src/ATen/native/Activation.h``) where their values at the edges matter, and otherwise the
+form that loses least: GELU through erfc, which keeps the digits of its negative tail that 1 + erf cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir.graph import Node
+from jitgen.trace.movement import chunk
+from jitgen.trace.pointwise import clamp, where
+from jitgen.trace.table import row
+from jitgen.trace.typing import pointwise
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+def _compare(trace: Trace, op: str, input: Node, other: Any) -> Node:
+    return pointwise(trace, op, input, other, result="bool")
+
+
+@row("relu")
+def relu(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    return pointwise(trace, "maximum", input, 0)
+
+
+@row("relu6")
+def relu6(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    return clamp(trace, input, 0, 6)
+
+
+@row("hardtanh")
+def hardtanh(
+    trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Node:
+    return clamp(trace, input, min_val, max_val)
+
+
+@row("leaky_relu")
+def leaky_relu(trace: Trace, input: Node, negative_slope: float = 0.01, inplace: bool = False) -> Node:
+    return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, negative_slope))
+
+
+@row("elu")
+def elu(
+    trace: Trace, input: Node, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0, inplace: bool = False
+) -> Node:
+    scaled = input if input_scale == 1.0 else pointwise(trace, "mul", input, input_scale)
+    negative = pointwise(trace, "mul", pointwise(trace, "expm1", scaled), alpha * scale)
+    positive = input if scale == 1.0 else pointwise(trace, "mul", input, scale)
+    return where(trace, _compare(trace, "gt", input, 0), positive, negative)
+
+
+@row("selu")
+def selu(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    return elu(trace, input, _SELU_ALPHA, _SELU_SCALE)
+
+
+@row("celu")
+def celu(trace: Trace, input: Node, alpha: float = 1.0, inplace: bool = False) -> Node:
+    if alpha == 0:
+        raise ZeroDivisionError("celu: alpha must not be 0")
+    return elu(trace, input, alpha, 1.0, 1.0 / alpha)
+
+
+@row("softplus")
+def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
+    scaled = pointwise(trace, "mul", input, beta)
+    smooth = pointwise(trace, "div", pointwise(trace, "log1p", pointwise(trace, "exp", scaled)), beta)
+    return where(trace, _compare(trace, "gt", scaled, threshold), input, smooth)
+
+
+@row("softsign")
+def softsign(trace: Trace, input: Node) -> Node:
+    return pointwise(trace, "div", input, pointwise(trace, "add", pointwise(trace, "abs", input), 1))
+
+
+@row("logsigmoid", "log_sigmoid")
+def logsigmoid(trace: Trace, input: Node) -> Node:
+    """min(x, 0) - log1p(exp(-|x|)): neither exponential overflows."""
+    tail = pointwise(trace, "exp", pointwise(trace, "neg", pointwise(trace, "abs", input)))
+    return pointwise(trace, "sub", pointwise(trace, "minimum", input, 0), pointwise(trace, "log1p", tail))
+
+
+@row("silu")
+def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    """x / (1 + exp(-x))."""
+    grown = pointwise(trace, "add", pointwise(trace, "exp", pointwise(trace, "neg", input)), 1)
+    return pointwise(trace, "div", input, grown)
+
+
+@row("mish")
+def mish(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    return pointwise(trace, "mul", input, pointwise(trace, "tanh", softplus(trace, input)))
+
+
+@row("gelu")
+def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
+    half = pointwise(trace, "mul", input, 0.5)
+    if approximate == "none":
+        tail = pointwise(trace, "erfc", pointwise(trace, "mul", input, -math.sqrt(0.5)))
+        return pointwise(trace, "mul", half, tail)
+    if approximate == "tanh":
+        cube = pointwise(trace, "mul", pointwise(trace, "mul", input, input), input)
+        inner = pointwise(trace, "add", input, pointwise(trace, "mul", cube, 0.044715))
+        bent = pointwise(trace, "tanh", pointwise(trace, "mul", inner, math.sqrt(2 / math.pi)))
+        return pointwise(trace, "mul", half, pointwise(trace, "add", bent, 1))
+    raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
+
+
+@row("hardsigmoid")
+def hardsigmoid(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    return pointwise(trace, "div", clamp(trace, pointwise(trace, "add", input, 3), 0, 6), 6)
+
+
+@row("hardswish")
+def hardswish(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    gate = clamp(trace, pointwise(trace, "add", input, 3), 0, 6)
+    return pointwise(trace, "div", pointwise(trace, "mul", input, gate), 6)
+
+
+@row("tanhshrink")
+def tanhshrink(trace: Trace, input: Node) -> Node:
+    return pointwise(trace, "sub", input, pointwise(trace, "tanh", input))
+
+
+@row("hardshrink")
+def hardshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
+    small = _compare(trace, "le", pointwise(trace, "abs", input), lambd)
+    return where(trace, small, 0, input)
+
+
+@row("softshrink")
+def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
+    above = where(trace, _compare(trace, "gt", input, lambd), pointwise(trace, "sub", input, lambd), 0)
+    below = where(trace, _compare(trace, "lt", input, -lambd), pointwise(trace, "add", input, lambd), above)
+    return where(trace, pointwise(trace, "isnan", input, result="bool"), input, below)
+
+
+@row("threshold")
+def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace: bool = False) -> Node:
+    return where(trace, _compare(trace, "le", input, threshold), value, input)
+
+
+@row("glu")
+def glu(trace: Trace, input: Node, dim: int = -1) -> Node:
+    values, gates = chunk(trace, input, 2, dim)
+    return pointwise(trace, "mul", values, pointwise(trace, "sigmoid", gates))
+
+
+@row("prelu")
+def prelu(trace: Trace, input: Node, weight: Node) -> Node:
+    if weight.shape not in ((), (1,)):
+        channels = trace.make("view", (weight,), weight.dtype, (*weight.shape, *(1,) * (len(input.shape) - 2)), ("reshape",))
+    else:
+        channels = weight if not weight.shape else trace.make("view", (weight,), weight.dtype, (), ("squeeze", 0))
+    return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
+
+
+@row("dropout", "alpha_dropout", "feature_dropout")
+def dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True, inplace: bool = False) -> Node:
+    if training and p:
+        raise UnsupportedError("dropout in training draws random numbers, which jitgen has no row for; call .eval()")
+    return input

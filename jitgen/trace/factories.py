@@ -1,0 +1,237 @@
+"""Rows of functions that make tensors, and the tensor properties."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node
+from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.movement import sizes_of
+from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
+from jitgen.trace.table import prop, row
+from jitgen.trace.typing import expand, operand, pointwise, result_dtype
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+
+# ------------------------------------------------------------------------------------------------------- factories
+
+
+def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, device: Any = None) -> Node:
+    if device is not None and torch.device(device).type != trace.device.type:
+        raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
+    name = dtype_name(dtype or torch.get_default_dtype())
+    shape = sizes_of(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
+    node = operand(trace, value, name)
+    return trace.make("view", (node,), name, shape, ("expand",)) if shape else node
+
+
+@row("zeros", "empty")
+def zeros(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else keywords.get("size", size)
+    return _filled(trace, sizes, 0, dtype, device)
+
+
+@row("ones")
+def ones(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else keywords.get("size", size)
+    return _filled(trace, sizes, 1, dtype, device)
+
+
+@row("full")
+def full(trace: Trace, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    return _filled(trace, size, fill_value, dtype or DTYPES[result_dtype(fill_value)], device)
+
+
+@row("zeros_like", "empty_like")
+def zeros_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    return _filled(trace, input.shape, 0, dtype or DTYPES[input.dtype], device)
+
+
+@row("ones_like")
+def ones_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    return _filled(trace, input.shape, 1, dtype or DTYPES[input.dtype], device)
+
+
+@row("full_like")
+def full_like(trace: Trace, input: Node, fill_value: Any, *, dtype: Any = None, device: Any = None, **kw: Any) -> Node:
+    return _filled(trace, input.shape, fill_value, dtype or DTYPES[input.dtype], device)
+
+
+@row("new_zeros", "new_empty")
+def new_zeros(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    return _filled(trace, _listed(size), 0, dtype or DTYPES[input.dtype], device)
+
+
+@row("new_ones")
+def new_ones(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    return _filled(trace, _listed(size), 1, dtype or DTYPES[input.dtype], device)
+
+
+@row("new_full")
+def new_full(trace: Trace, input: Node, size: Any, fill_value: Any, *, dtype: Any = None, **keywords: Any) -> Node:
+    return _filled(trace, size, fill_value, dtype or DTYPES[input.dtype], keywords.get("device"))
+
+
+def _listed(size: Any) -> Any:
+    return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+
+
+@row("tensor", "scalar_tensor", "as_tensor", "asarray")
+def tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    if isinstance(data, Node):
+        return trace.cast(data, dtype_name(dtype)) if dtype else data
+    if not isinstance(data, (bool, int, float, SymbolicNumber)):
+        raise UnsupportedError(
+            "torch.tensor of more than one number inside a decorated function; make it outside and close over it"
+        )
+    return operand(trace, data, dtype_name(dtype) if dtype else result_dtype(data))
+
+
+@row("arange")
+def arange(trace: Trace, *bounds: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+    """start + step * index; the length is exact for integers and symbolic."""
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    start, end, step = keywords.get("start", start), keywords.get("end", end), keywords.get("step", step)
+    floating = any(symbols.kind_of(unwrap(bound)) == "float" for bound in (start, end, step))
+    if floating:
+        length: Any = max(0, -int((float(start) - float(end)) // float(step)))
+    elif isinstance(step, SymbolicNumber) or step != 1:
+        length = max(0, -(-(int(end) - int(start)) // int(step)))
+    else:
+        length = symbols.sub(unwrap(end), unwrap(start))
+        if not trace.guards.decide(symbols.compare("ge", length, 0)):
+            raise ValueError("arange: the end lies before the start")
+    index = trace.make("iota", (), "int64", (length,), (0,))
+    default = torch.get_default_dtype() if floating else torch.int64
+    name = dtype_name(dtype or default)
+    value = index
+    if unwrap(step) != 1 or floating:
+        value = pointwise(trace, "mul", value, step, dtype="float64" if floating else "int64")
+    if unwrap(start) != 0:
+        value = pointwise(trace, "add", value, start)
+    return trace.cast(expand(trace, value, (length,)), name)
+
+
+# ------------------------------------------------------------------------------------------------------ properties
+
+
+def _shape(trace: Trace, node: Node) -> Any:
+    sizes = [wrap(size, trace.guards) for size in node.shape]
+    return torch.Size(sizes) if all(type(size) is int for size in sizes) else tuple(sizes)
+
+
+prop("shape")(_shape)
+
+
+@prop("dtype")
+def dtype(trace: Trace, node: Node) -> torch.dtype:
+    return DTYPES[node.dtype]
+
+
+@prop("device")
+def device(trace: Trace, node: Node) -> torch.device:
+    return trace.device
+
+
+@prop("ndim")
+def ndim(trace: Trace, node: Node) -> int:
+    return len(node.shape)
+
+
+@prop("is_cuda")
+def is_cuda(trace: Trace, node: Node) -> bool:
+    return trace.device.type == "cuda"
+
+
+@prop("is_cpu")
+def is_cpu(trace: Trace, node: Node) -> bool:
+    return trace.device.type == "cpu"
+
+
+@prop("requires_grad", "is_quantized", "is_sparse", "is_nested", "is_meta", "is_mps", "is_xpu")
+def never(trace: Trace, node: Node) -> bool:
+    return False
+
+
+@prop("grad", "grad_fn")
+def nothing(trace: Trace, node: Node) -> None:
+    return None
+
+
+@prop("layout")
+def layout(trace: Trace, node: Node) -> torch.layout:
+    return torch.strided
+
+
+@prop("itemsize")
+def itemsize(trace: Trace, node: Node) -> int:
+    return DTYPES[node.dtype].itemsize
+
+
+@prop("data")
+def data(trace: Trace, node: Node) -> Node:
+    return node
+
+
+@row("size")
+def size(trace: Trace, input: Node, dim: int | None = None) -> Any:
+    if dim is None:
+        return _shape(trace, input)
+    return wrap(input.shape[int(dim)], trace.guards)
+
+
+@row("dim", "ndimension")
+def dim(trace: Trace, input: Node) -> int:
+    return len(input.shape)
+
+
+@row("numel", "nelement", "__len__")
+def numel(trace: Trace, input: Node) -> Any:
+    return wrap(symbols.product(input.shape), trace.guards)
+
+
+@row("element_size")
+def element_size(trace: Trace, input: Node) -> int:
+    return DTYPES[input.dtype].itemsize
+
+
+@row("is_floating_point")
+def is_floating_point(trace: Trace, input: Node) -> bool:
+    return DTYPES[input.dtype].is_floating_point
+
+
+@row("is_complex", "is_conj", "is_neg")
+def is_never(trace: Trace, input: Node) -> bool:
+    return False
+
+
+@row("is_signed")
+def is_signed(trace: Trace, input: Node) -> bool:
+    return input.dtype not in ("uint8", "bool")
+
+
+@row("get_device")
+def get_device(trace: Trace, input: Node) -> int:
+    return -1 if trace.device.index is None else trace.device.index
+
+
+@row("result_type")
+def torch_result_type(trace: Trace, tensor: Any, other: Any) -> torch.dtype:
+    return DTYPES[result_dtype(tensor, other)]
+
+
+@row("is_tensor")
+def is_tensor(trace: Trace, obj: Any) -> bool:
+    return isinstance(obj, Node)
+
+
+@row("is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype", "promote_types")
+@row("finfo", "iinfo", "broadcast_shapes")
+def not_a_tensor_function(trace: Trace, *arguments: Any, **keywords: Any) -> Any:
+    raise UnsupportedError("this query of torch's state is not supported in a decorated function; make it outside")

@@ -1,0 +1,32 @@
+"""Where in the user's code something happened."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+
+import torch
+
+_OURS = str(Path(__file__).resolve().parents[1]) + "/"
+_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+
+
+def user_location() -> str | None:
+    """``"model.py:12"`` for the innermost frame that is neither jitgen's nor torch's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, _TORCH)) and not name.startswith("<frozen"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def quote(location: str | None) -> str:
+    """``location`` for a message, with the line itself where it can be read."""
+    if location is None:
+        return ""
+    name, _, line = location.rpartition(":")
+    text = linecache.getline(name, int(line)).strip()
+    return f"\n  at {location}" + (f"\n    {text}" if text else "")

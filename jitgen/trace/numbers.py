@@ -1,0 +1,109 @@
+"""Sizes and numeric arguments as a traced function sees them: numbers that stay symbolic while they can.
+
+Arithmetic on a ``SymbolicNumber`` gives another one. Where Python needs to know the number itself (``if n > 4``,
+``range(n)``, ``math.sqrt(n)``, a list index), it is told the number of this call and the trace records a guard, so
+nothing is ever baked in silently: a call with another number is traced anew, and ``specializations`` shows the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.symbols import Expr, Scalar
+from jitgen.trace.guards import Guards
+
+
+class SymbolicNumber:
+    """An int, float or bool known at the call; see the module."""
+
+    __slots__ = ("expr", "guards")
+
+    def __init__(self, expr: Expr, guards: Guards):
+        self.expr = expr
+        self.guards = guards
+
+    def _value(self) -> Any:
+        return self.guards.value(self.expr)
+
+    def __bool__(self) -> bool:
+        condition = self.expr if self.expr.kind == "bool" else symbols.compare("ne", self.expr, 0)
+        return self.guards.decide(condition)  # type: ignore[arg-type]
+
+    def __index__(self) -> int:
+        if self.expr.kind == "float":
+            raise TypeError("'float' object cannot be interpreted as an integer")
+        return int(self._value())
+
+    def __int__(self) -> int:
+        return int(self._value())
+
+    def __float__(self) -> float:
+        return float(self._value())
+
+    def __hash__(self) -> int:
+        return hash(self._value())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value(), spec) if spec else repr(self)
+
+    def __repr__(self) -> str:
+        return f"{self.expr} (here {self.guards.hint(self.expr)})"
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self._value(), digits)
+
+    def is_integer(self) -> bool:
+        return self._value().is_integer() if self.expr.kind == "float" else True
+
+
+def wrap(value: Scalar, guards: Guards) -> Any:
+    """``value`` as the user sees it: a plain number where it is one."""
+    return SymbolicNumber(value, guards) if isinstance(value, Expr) else value
+
+
+def unwrap(value: Any) -> Any:
+    """The ``Expr`` of a symbolic number; any other value as it is."""
+    return value.expr if isinstance(value, SymbolicNumber) else value
+
+
+def _binary(function: Callable[[Scalar, Scalar], Scalar]) -> Any:
+    def forward(self: SymbolicNumber, other: Any) -> Any:
+        if isinstance(other, (int, float, SymbolicNumber)):
+            return wrap(function(self.expr, unwrap(other)), self.guards)
+        return NotImplemented
+
+    def reflected(self: SymbolicNumber, other: Any) -> Any:
+        if isinstance(other, (int, float, SymbolicNumber)):
+            return wrap(function(unwrap(other), self.expr), self.guards)
+        return NotImplemented
+
+    return forward, reflected
+
+
+def _install() -> None:
+    arithmetic = {
+        "add": symbols.add,
+        "sub": symbols.sub,
+        "mul": symbols.mul,
+        "truediv": symbols.truediv,
+        "floordiv": symbols.floordiv,
+        "mod": symbols.mod,
+        "pow": symbols.power,
+    }
+    for name, function in arithmetic.items():
+        forward, reflected = _binary(function)
+        setattr(SymbolicNumber, f"__{name}__", forward)
+        setattr(SymbolicNumber, f"__r{name}__", reflected)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        forward, _ = _binary(lambda a, b, op=name: symbols.compare(op, a, b))
+        setattr(SymbolicNumber, f"__{name}__", forward)
+    SymbolicNumber.__neg__ = lambda self: wrap(symbols.neg(self.expr), self.guards)  # type: ignore[attr-defined]
+    SymbolicNumber.__pos__ = lambda self: self  # type: ignore[attr-defined]
+    SymbolicNumber.__abs__ = lambda self: wrap(  # type: ignore[attr-defined]
+        symbols.maximum(self.expr, symbols.neg(self.expr)), self.guards
+    )
+
+
+_install()

@@ -1,0 +1,135 @@
+"""The table from torch functions to rows.
+
+A row is a Python function that takes the trace and torch's arguments (tensors as nodes) and returns nodes. It is
+registered under torch's name for the operation; ``find`` knows every spelling of it: ``torch.exp``, ``x.exp()``,
+``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
+
+Rows live beside this module: ``pointwise``, ``activations``, ``movement``, ``factories``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one torch function is traced.
+
+    Attributes:
+        function: ``(trace, *arguments, **keywords) -> node, or a list or tuple of nodes, or a plain value``.
+        is_view: whether torch's result may share memory with its first argument.
+        inplace: whether the first argument is updated with the result.
+    """
+
+    function: Callable[..., Any]
+    is_view: bool = False
+    inplace: bool = False
+
+
+ROWS: dict[str, Row] = {}
+PROPERTIES: dict[str, Callable[..., Any]] = {}
+VIEW_PROPERTIES = {"T", "mT", "H", "mH", "data", "real"}
+
+_OPERATORS = {"truediv": "true_divide", "floordiv": "floor_divide", "mod": "remainder", "and": "__and__"}
+_OPERATORS |= {"or": "__or__", "xor": "__xor__", "lshift": "__lshift__", "rshift": "__rshift__"}
+_OPERATORS |= {"matmul": "matmul", "invert": "bitwise_not", "not": "logical_not", "getitem": "getitem"}
+_REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+
+
+def row(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the row of torch's ``names``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            ROWS[name] = Row(function, view)
+        return function
+
+    return register
+
+
+def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function of (trace, node) as the tensor properties ``names``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        PROPERTIES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def find(target: Any) -> tuple[Row | None, str]:
+    """The row of a torch function, operator, tensor method or method name, and its name for messages."""
+    if isinstance(target, str):
+        return by_name(target), f"Tensor.{target}"
+    try:
+        return _find(target)
+    except TypeError:  # unhashable: nothing of torch's is
+        return None, repr(target)
+
+
+@cache
+def _find(target: Any) -> tuple[Row | None, str]:
+    _load()
+    name = getattr(target, "__name__", repr(target))
+    owner = getattr(target, "__self__", None)
+    if name == "__get__" and hasattr(owner, "__name__"):
+        function = PROPERTIES.get(owner.__name__)
+        return (Row(function, owner.__name__ in VIEW_PROPERTIES) if function else None), f"Tensor.{owner.__name__}"
+    if getattr(operator, name.strip("_") + "_", None) is target or getattr(operator, name, None) is target:
+        return by_name(f"__{name.strip('_')}__"), f"operator {name}"
+    for space, prefix in _spaces():
+        if getattr(space, name, None) is target:
+            return by_name(name), f"{prefix}.{name}"
+    module = getattr(target, "__module__", None) or "torch"
+    if module.startswith("torch") and getattr(torch._C._nn, name, None) is target:
+        return by_name(name), f"F.{name}"
+    return None, f"{module}.{name}"
+
+
+def _spaces() -> tuple[tuple[Any, str], ...]:
+    return (
+        (torch, "torch"),
+        (torch.Tensor, "Tensor"),
+        (torch.nn.functional, "F"),
+        (torch.special, "torch.special"),
+        (torch._C._nn, "F"),
+        (torch._C._TensorBase, "Tensor"),
+    )
+
+
+@cache
+def by_name(name: str) -> Row | None:
+    """The row of a method or function name, dunder, reflected and in-place spellings included."""
+    _load()
+    if name in ROWS:
+        return ROWS[name]
+    if name.startswith("__") and name.endswith("__"):
+        bare = name[2:-2]
+        if bare.startswith("i") and bare[1:] in _REFLECTED:
+            found = by_name(f"__{bare[1:]}__")
+            return replace(found, is_view=False, inplace=True) if found else None
+        if bare.startswith("r") and bare[1:] in _REFLECTED and bare != "rshift":
+            found = by_name(f"__{bare[1:]}__")
+            return Row(_swapped(found.function)) if found else None
+        return ROWS.get(_OPERATORS.get(bare, bare))
+    if name.endswith("_") and not name.startswith("_"):
+        found = by_name(name[:-1])
+        return replace(found, is_view=False, inplace=True) if found and not found.is_view else None
+    return None
+
+
+def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda trace, input, other: function(trace, other, input)
+
+
+@cache
+def _load() -> None:
+    """Import the modules that hold the rows."""
+    from jitgen.trace import activations, factories, movement, pointwise  # noqa: F401

@@ -1,0 +1,344 @@
+"""Running a function on proxies, once, and writing down what it computes.
+
+torch.fx supplies the proxy (operators, methods, ``__torch_function__``); a torch function mode catches what happens
+between real tensors, so that ``weight.exp()`` on a captured weight becomes part of the kernel instead of a constant.
+Every call lands in ``Trace.call``, which finds the row of the function (``trace/table.py``) and lets it make nodes at
+once. Hence a proxy knows its dtype and its symbolic shape while the user's code runs. A graph from Dynamo takes the
+same way: its nodes are calls too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from jitgen.errors import JitgenError, TraceError, UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Builder, Graph, InputSpec, Node, Shape
+from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace import table
+from jitgen.trace.captures import Captured, Captures
+from jitgen.trace.guards import Guards
+from jitgen.trace.location import quote, user_location
+from jitgen.trace.numbers import SymbolicNumber, wrap
+
+
+class TensorProxy(fx.Proxy):
+    """A tensor during the trace. ``node`` is its value now; in-place operations replace it."""
+
+    def __init__(self, node: Node, trace: Trace, family: list[TensorProxy] | None = None, input: int | None = None):
+        super().__init__(None, trace.tracer)  # type: ignore[arg-type]
+        self.node = node
+        self.trace = trace
+        self.input = input
+        self.family = [] if family is None else family
+        """Every proxy that would share memory with this one: updating one in place would have to update all."""
+        self.family.append(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.trace.attribute(self, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.trace.call("unbind", (self,), {}))
+
+    def __len__(self) -> int:
+        if not self.node.shape:
+            raise TraceError(f"len() of a 0-d tensor{quote(user_location())}")
+        return int(wrap(self.node.shape[0], self.trace.guards))
+
+    def __bool__(self) -> bool:
+        return self._leave("used as a condition", "use torch.where, or decide outside the decorated function")
+
+    def _leave(self, what: str, instead: str) -> Any:
+        raise TraceError(
+            f"{self.trace.name}: a tensor's value is {what}, but it is known only when the kernel runs"
+            f"{quote(user_location())}\n  {instead}"
+        )
+
+    def __int__(self) -> int:
+        return self._leave("converted to a Python number", "keep it a tensor, or pass the number as an argument")
+
+    __float__ = __index__ = __int__
+
+    def __contains__(self, item: Any) -> bool:
+        return self._leave("searched", "compare with == and keep the result a tensor")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise UnsupportedError(
+            f"{self.trace.name}: assignment to a part of a tensor is not supported{quote(user_location())}\n"
+            "  build the result with torch.where or torch.cat instead"
+        )
+
+    def __repr__(self) -> str:
+        return f"TensorProxy({self.node.dtype}, {self.node.shape})"
+
+    __hash__ = object.__hash__
+
+
+def _install_inplace_operators() -> None:
+    # fx.Proxy has none: x += y would rebind the name and leave the caller's tensor as it was.
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+
+        def operate(self: TensorProxy, other: Any, operation: str = f"__i{name}__") -> Any:
+            return self.trace.call(operation, (self, other), {})
+
+        setattr(TensorProxy, f"__i{name}__", operate)
+
+
+_install_inplace_operators()
+
+
+class _Tracer(fx.Tracer):
+    """fx's tracer as the receiver of its proxies' calls; the work is ``Trace.call``'s."""
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace = trace
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
+        return self.trace.call(target, args, kwargs)
+
+
+class _CatchAll(TorchFunctionMode):
+    """Sends every torch function to the trace, those between real tensors and those that make tensors included."""
+
+    def __init__(self, trace: Trace):
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.trace.call(func, args, kwargs or {})
+
+
+@dataclass(frozen=True)
+class Output:
+    """One leaf of what the function returns: a tensor (``index`` among the graph's outputs), or a plain value."""
+
+    index: int | None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a trace gives.
+
+    Attributes:
+        graph: the function.
+        leaves, tree: how to rebuild its return value from the graph's outputs.
+        captured: the captured tensors, in the order of the graph's inputs after the arguments.
+        guards: captured values that must stay what they were.
+        locations: nothing here: a node knows its own.
+    """
+
+    graph: Graph
+    leaves: tuple[Output, ...]
+    tree: pytree.TreeSpec
+    captured: tuple[Captured, ...]
+    guards: tuple[Captured, ...]
+
+
+class Trace:
+    """One run of a function on proxies: the state rows work with.
+
+    Attributes:
+        name: the function's, for messages.
+        builder, guards: where nodes and decisions go.
+        device: of the inputs.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, guards: Guards, device: torch.device):
+        self.function = function
+        self.name = name
+        self.builder = Builder()
+        self.guards = guards
+        self.device = device
+        self.tracer = _Tracer(self)
+        self.inputs: list[InputSpec] = []
+        self.mutated: dict[int, Node] = {}
+        self.captured: list[Captured] = []
+        self._captured_nodes: dict[int, Node] = {}
+        self.captures = Captures(function)
+
+    # ------------------------------------------------------------------------------------------------- inputs
+
+    def input(self, tensor: torch.Tensor) -> TensorProxy:
+        """A proxy for the next argument."""
+        index = len(self.inputs)
+        return TensorProxy(self._input_node(tensor), self, input=index)
+
+    def _input_node(self, tensor: torch.Tensor) -> Node:
+        index = len(self.inputs)
+        shape: list[Any] = []
+        for dim, size in enumerate(tensor.shape):
+            self.guards.hints[f"s{index}_{dim}"] = size
+            shape.append(1 if size == 1 else symbols.size_symbol(index, dim))
+        dtype = dtype_name(tensor.dtype)
+        self.inputs.append(InputSpec(dtype, tuple(shape)))
+        return self.builder.make("input", (), dtype, shape, (index,))
+
+    def _captured_tensor(self, tensor: torch.Tensor) -> Node:
+        """The input node of a real tensor the function closes over."""
+        node = self._captured_nodes.get(id(tensor))
+        if node is None:
+            found = self.captures.tensor(tensor)
+            if found is None:
+                raise TraceError(
+                    f"{self.name}: a tensor that is neither an argument nor reachable by a name of the function"
+                    f"{quote(user_location())}\n  pass it as an argument, or give it a name the function closes over"
+                )
+            if tensor.device != self.device:
+                raise UnsupportedError(
+                    f"{self.name}: {found.path} is on {tensor.device}, the arguments are on {self.device}; move it there"
+                )
+            node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
+            self.captured.append(found)
+        return node
+
+    # -------------------------------------------------------------------------------------------------- calls
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What ``target`` (a torch function, an operator, or a method's name) gives for these arguments."""
+        with torch._C.DisableTorchFunction():
+            row, name = table.find(target)
+            if row is None:
+                raise UnsupportedError(
+                    f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
+                    "  compute it outside the decorated function, or write it with supported operations"
+                )
+            if kwargs.get("out") is not None:
+                raise UnsupportedError(
+                    f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
+                    "  return the value, and give out= to the call of the decorated function"
+                )
+            family = next((a.family for a in args[:1] if isinstance(a, TensorProxy)), None) if row.is_view else None
+            try:
+                result = row.function(self, *map(self._enter, args), **{k: self._enter(v) for k, v in kwargs.items()})
+            except JitgenError as error:
+                raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
+            except (TypeError, ValueError, IndexError, RuntimeError) as error:
+                raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
+            if row.inplace:
+                return self._update(args[0], result, name)
+            return self._leave(result, family)
+
+    def attribute(self, proxy: TensorProxy, name: str) -> Any:
+        """``proxy.name``: a property's value, or a method to call."""
+        found = table.PROPERTIES.get(name)
+        if found is not None:
+            with torch._C.DisableTorchFunction():
+                family = proxy.family if name in table.VIEW_PROPERTIES else None
+                return self._leave(found(self, proxy.node), family)
+        if not hasattr(torch.Tensor, name):
+            raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+        return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
+
+    def _enter(self, value: Any) -> Any:
+        """An argument as a row sees it: nodes for tensors, anything else as it is."""
+        if isinstance(value, TensorProxy):
+            return value.node
+        if isinstance(value, torch.Tensor):
+            return self._captured_tensor(value)
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            return type(value)(map(self._enter, value)) if type(value) in (list, tuple) else value
+        if isinstance(value, slice):
+            return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
+        return value
+
+    def _leave(self, value: Any, family: list[TensorProxy] | None) -> Any:
+        if isinstance(value, Node):
+            return TensorProxy(value, self, family)
+        if isinstance(value, symbols.Expr):
+            return wrap(value, self.guards)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._leave(part, family) for part in value)
+        return value
+
+    def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:
+        """In-place: ``proxy`` becomes ``value``."""
+        if not isinstance(proxy, TensorProxy):
+            raise UnsupportedError(
+                f"{self.name}: {name} updates a captured tensor{quote(user_location())}\n  pass it as an argument"
+            )
+        if len(proxy.family) > 1:
+            raise UnsupportedError(
+                f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
+                "  use the operation that returns a new tensor"
+            )
+        if value.shape != proxy.node.shape:
+            raise TraceError(
+                f"{self.name}: {name} would change the shape {proxy.node.shape} to {value.shape}{quote(user_location())}"
+            )
+        proxy.node = self.cast(value, proxy.node.dtype)
+        if proxy.input is not None:
+            self.mutated[proxy.input] = proxy.node
+        return proxy
+
+    # ------------------------------------------------------------------------------------- for rows to build with
+
+    def make(
+        self, op: str, inputs: Sequence[Node], dtype: str, shape: Shape | list[Any], attrs: tuple[Any, ...] = ()
+    ) -> Node:
+        return self.builder.make(op, inputs, dtype, shape, attrs, user_location())
+
+    def cast(self, node: Node, dtype: str) -> Node:
+        if node.dtype == dtype:
+            return node
+        if node.op in ("const", "scalar"):
+            return self._cast_scalar(node, dtype)
+        return self.make("cast", (node,), dtype, node.shape)
+
+    def _cast_scalar(self, node: Node, dtype: str) -> Node:
+        if node.op == "const" and DTYPES[dtype].is_floating_point:
+            return self.builder.const(float(node.attrs[0]), dtype)
+        if node.op == "const" and not isinstance(node.attrs[0], float):
+            return self.builder.const(bool(node.attrs[0]) if dtype == "bool" else int(node.attrs[0]), dtype)
+        return self.make("cast", (node,), dtype, ())
+
+
+def trace(
+    function: Callable[..., Any],
+    name: str,
+    leaves: Sequence[Any],
+    tree: pytree.TreeSpec,
+    guards: Guards,
+    device: torch.device,
+) -> Traced:
+    """Trace ``function``.
+
+    Args:
+        leaves: of its flattened ``(args, kwargs)``: tensors become proxies, ``SymbolicNumber`` and everything else
+            are passed as they are.
+        tree: their structure.
+        guards: hints for every symbol; collects what the trace decides.
+        device: where the tensors are.
+
+    Raises:
+        TraceError, UnsupportedError: naming the operation and the user's line.
+    """
+    state = Trace(function, name, guards, device)
+    arguments, keywords = pytree.tree_unflatten(
+        [state.input(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
+    )
+    with _CatchAll(state):
+        result = function(*arguments, **keywords)
+    flat, result_tree = pytree.tree_flatten(result)
+    outputs: list[Node] = []
+    described: list[Output] = []
+    for leaf in flat:
+        if isinstance(leaf, torch.Tensor):
+            leaf = TensorProxy(state._captured_tensor(leaf), state)
+        if isinstance(leaf, TensorProxy):
+            described.append(Output(len(outputs)))
+            outputs.append(leaf.node)
+        else:
+            described.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
+    graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
+    return Traced(graph, tuple(described), result_tree, tuple(state.captured), tuple(state.captures.guards))

@@ -1,0 +1,137 @@
+"""torch's rules for result dtypes and shapes, on nodes and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.symbols import Expr
+from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.numbers import SymbolicNumber, unwrap
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+STORAGE_ONLY = ("float8_e4m3fn", "float8_e5m2")
+"""Dtypes torch has no arithmetic for: they are loaded, stored, moved and cast."""
+
+
+def _wrapped(value: Any) -> torch.dtype:
+    """The dtype a Python number takes part in promotion with."""
+    kind = symbols.kind_of(unwrap(value))
+    if kind == "float":
+        return torch.get_default_dtype()
+    if kind in ("bool", "int"):
+        return torch.bool if kind == "bool" else torch.int64
+    raise TypeError(f"expected a tensor or a number, got {type(value).__name__}")
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_floating_point or not (higher == torch.bool or lower.is_floating_point):
+        return higher
+    return torch.promote_types(higher, lower)
+
+
+def result_dtype(*values: Any) -> str:
+    """The dtype of an operation on tensors and numbers: dimensioned tensors first, then 0-d ones, then numbers.
+
+    This is ATen's ``result_type``: a lower class only counts where it is of a higher kind (bool, integer, floating).
+    """
+    classes: list[torch.dtype | None] = [None, None, None]
+    for value in values:
+        if isinstance(value, Node):
+            rank, dtype = (0 if value.shape else 1), DTYPES[value.dtype]
+        else:
+            rank, dtype = 2, _wrapped(value)
+        previous = classes[rank]
+        classes[rank] = dtype if previous is None else torch.promote_types(previous, dtype)
+    result = _combine(_combine(classes[0], classes[1]), classes[2])
+    assert result is not None
+    return dtype_name(result)
+
+
+def float_dtype(dtype: str) -> str:
+    """``dtype`` where it is floating, else torch's default dtype."""
+    return dtype if DTYPES[dtype].is_floating_point else dtype_name(torch.get_default_dtype())
+
+
+def broadcast_shapes(trace: Trace, *shapes: Shape) -> Shape:
+    """The broadcast shape; sizes that must be equal become guards where that is not evident."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Any] = [1] * rank
+    for shape in shapes:
+        for place, size in enumerate(shape, rank - len(shape)):
+            result[place] = _broadcast_size(trace, result[place], size, shapes)
+    return tuple(result)
+
+
+def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]) -> Any:
+    if left == right or right == 1:
+        return left
+    if left == 1:
+        return right
+    here = trace.guards.hint(left), trace.guards.hint(right)
+    if here[0] == here[1]:
+        trace.guards.decide(symbols.compare("eq", left, right))  # type: ignore[arg-type]
+        return left if not isinstance(left, Expr) else right if not isinstance(right, Expr) else left
+    if here[1] == 1:
+        trace.guards.value(right)
+        return left
+    if here[0] == 1:
+        trace.guards.value(left)
+        return right
+    concrete = [tuple(map(trace.guards.hint, shape)) for shape in shapes]
+    raise ValueError(f"shapes {' and '.join(map(str, concrete))} do not broadcast: {here[0]} is not {here[1]}")
+
+
+def expand(trace: Trace, node: Node, shape: Shape) -> Node:
+    """``node`` broadcast to ``shape``."""
+    if node.op in ("const", "scalar") or node.shape == shape:
+        return node
+    for _ in range(len(shape) - len(node.shape)):
+        node = trace.make("view", (node,), node.dtype, (1, *node.shape), ("unsqueeze", 0))
+    if node.shape == shape:
+        return node
+    sizes = tuple(new if old == 1 else old for old, new in zip(node.shape, shape, strict=True))
+    return node if sizes == node.shape else trace.make("view", (node,), node.dtype, sizes, ("expand",))
+
+
+def operand(trace: Trace, value: Any, dtype: str) -> Node:
+    """A tensor or number as an operand of ``dtype``."""
+    if isinstance(value, Node):
+        if value.dtype in STORAGE_ONLY and dtype in STORAGE_ONLY:
+            raise UnsupportedError(f"no arithmetic on {value.dtype}, as in torch; convert it first, with .float() say")
+        return trace.cast(value, dtype)
+    value = unwrap(value)
+    if isinstance(value, Expr):
+        if value.kind == "float" or not DTYPES[dtype].is_floating_point:
+            return trace.builder.scalar(value, dtype)
+        return trace.builder.scalar(symbols.mul(value, 1.0), dtype)
+    if not isinstance(value, (bool, int, float)):
+        raise TypeError(f"expected a tensor or a number, got {type(value).__name__}")
+    if DTYPES[dtype].is_floating_point:
+        value = float(value)
+    elif dtype == "bool":
+        value = bool(value)
+    return trace.builder.const(value, dtype)
+
+
+def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, result: str | None = None) -> Node:
+    """``op`` on broadcast operands of ``dtype`` (torch's promotion if None), giving ``result`` (``dtype`` if None)."""
+    dtype = dtype or result_dtype(*values)
+    if dtype in STORAGE_ONLY:
+        raise UnsupportedError(f"no arithmetic on {dtype}, as in torch; convert it first, with .float() say")
+    shape = broadcast_shapes(trace, *(value.shape for value in values if isinstance(value, Node)))
+    operands = [expand(trace, operand(trace, value, dtype), shape) for value in values]
+    return trace.make(op, operands, result or dtype, shape)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, SymbolicNumber))

@@ -1,0 +1,90 @@
+// What a kernel needs around its arithmetic: an even split among threads, and stores that go past the cache.
+//
+// A thread computes a block into a small aligned buffer, streams the buffer to its place, and calls stream_fence() once
+// at the end of its share: non-temporal stores are weakly ordered, and another thread may read them only after a fence.
+// They save the read of every output line that an ordinary store must first bring into the cache ("write allocate"), a
+// third of the traffic of a copy; they lose when the result is read again soon, so the caller decides by size.
+#pragma once
+
+#include "jitgen/base.hpp"
+
+namespace jitgen {
+
+constexpr int64_t cache_line = 64;
+
+// ------------------------------------------------------------------------------------------------------------- split
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// The share of `thread` in [0, total), cut at multiples of `unit`: shares differ by at most one unit, earlier threads
+// get the larger ones, and a thread without work gets an empty range.
+JITGEN_INLINE Range share(int64_t total, int64_t unit, int64_t thread, int64_t threads) {
+  const int64_t units = total / unit + (total % unit != 0);
+  const int64_t each = units / threads;
+  const int64_t extra = units % threads;
+  const int64_t first = thread * each + (thread < extra ? thread : extra);
+  const int64_t begin = first * unit;
+  const int64_t end = (first + each + (thread < extra)) * unit;
+  return {begin < total ? begin : total, end < total ? end : total};
+}
+
+// --------------------------------------------------------------------------------------------------- streaming stores
+
+#if defined(__AVX512F__)
+constexpr int64_t stream_width = 64;
+#elif defined(__AVX__)
+constexpr int64_t stream_width = 32;
+#else
+constexpr int64_t stream_width = 16;
+#endif
+
+namespace detail {
+
+typedef long long stream_vector __attribute__((vector_size(stream_width), may_alias));
+typedef long long stream_source __attribute__((vector_size(stream_width), may_alias, aligned(1)));
+
+JITGEN_INLINE void stream_one(stream_vector* to, stream_vector value) {
+#if defined(__clang__)
+  __builtin_nontemporal_store(value, to);
+#elif defined(__AVX512F__)
+  __builtin_ia32_movntdq512(to, value);
+#elif defined(__AVX__)
+  __builtin_ia32_movntdq256(to, value);
+#elif defined(__SSE2__)
+  __builtin_ia32_movntdq(to, value);
+#else
+  *to = value;
+#endif
+}
+
+}  // namespace detail
+
+// Copy `bytes` from `source` (a block buffer; any alignment works, a cache line's is fastest) to `target`, without
+// reading the target's lines into the cache. Unaligned ends are copied the ordinary way.
+JITGEN_INLINE void stream(void* target, const void* source, int64_t bytes) {
+  char* to = static_cast<char*>(target);
+  const char* from = static_cast<const char*>(source);
+  const int64_t misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & (stream_width - 1));
+  const int64_t head = misaligned < bytes ? misaligned : bytes;
+  if (head != 0) __builtin_memcpy(to, from, head);
+  int64_t done = head;
+  for (; done + stream_width <= bytes; done += stream_width) {
+    detail::stream_one(reinterpret_cast<detail::stream_vector*>(to + done),
+                       *reinterpret_cast<const detail::stream_source*>(from + done));
+  }
+  if (done < bytes) __builtin_memcpy(to + done, from + done, bytes - done);
+}
+
+// Makes this thread's streamed stores visible to whoever synchronises with it afterwards.
+JITGEN_INLINE void stream_fence() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#else
+  __sync_synchronize();
+#endif
+}
+
+}  // namespace jitgen

@@ -1,0 +1,129 @@
+// Aligned vectors of storage elements, moved in accesses of up to 16 bytes.
+//
+//   auto x = jitgen::load_vector<8>(pointer);      // pointer aligned to the vector's size, or to 16 if that is less
+//   x[3]                                           // one element; subscripts must be constants after unrolling
+//   jitgen::store_vector(pointer, y);
+//
+// A vector of 32 bytes moves as two accesses of 16. The cache policies are functions of their own, so that the choice
+// is the template's: *_readonly needs data no thread of the kernel writes, *_streaming data that is used once.
+#pragma once
+
+#include "jitgen/storage.cuh"
+
+namespace jitgen {
+
+template <int bytes>
+struct AccessType;
+template <>
+struct AccessType<1> {
+  using type = uint8_t;
+};
+template <>
+struct AccessType<2> {
+  using type = uint16_t;
+};
+template <>
+struct AccessType<4> {
+  using type = uint32_t;
+};
+template <>
+struct AccessType<8> {
+  using type = uint2;
+};
+template <>
+struct AccessType<16> {
+  using type = uint4;
+};
+
+template <class Storage, int N>
+struct Vector {
+  static constexpr int bytes = N * int(sizeof(Storage));
+  static constexpr int width = bytes < 16 ? bytes : 16;
+  static constexpr int count = bytes / width;
+  static_assert(count * width == bytes, "a vector is 1, 2, 4, 8 bytes or a multiple of 16");
+  using Access = typename AccessType<width>::type;
+
+  union {
+    Access words[count];
+    Storage elements[N];
+  };
+
+  JITGEN_DEVICE Storage& operator[](int place) { return elements[place]; }
+  JITGEN_DEVICE const Storage& operator[](int place) const { return elements[place]; }
+};
+
+// ----------------------------------------------------------------------------------------------- one access, by policy
+
+// ld.global.nc.L1::no_allocate: through the read-only path, leaving L1 to data with reuse.
+JITGEN_DEVICE uint4 read_once(const uint4* address) {
+  uint4 word;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+      : "l"(address));
+  return word;
+}
+JITGEN_DEVICE uint2 read_once(const uint2* address) {
+  uint2 word;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "l"(address));
+  return word;
+}
+JITGEN_DEVICE uint32_t read_once(const uint32_t* address) {
+  uint32_t word;
+  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(address));
+  return word;
+}
+JITGEN_DEVICE uint16_t read_once(const uint16_t* address) {
+  uint16_t word;
+  asm("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(word) : "l"(address));
+  return word;
+}
+JITGEN_DEVICE uint8_t read_once(const uint8_t* address) {
+  uint32_t word;
+  asm("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(word) : "l"(address));
+  return uint8_t(word);
+}
+
+// ------------------------------------------------------------------------------------------------------------- vectors
+
+template <int N, class Storage>
+JITGEN_DEVICE Vector<Storage, N> load_vector(const Storage* address) {
+  Vector<Storage, N> vector;
+  auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
+#pragma unroll
+  for (int i = 0; i < vector.count; ++i) vector.words[i] = words[i];
+  return vector;
+}
+
+template <int N, class Storage>
+JITGEN_DEVICE Vector<Storage, N> load_vector_readonly(const Storage* address) {
+  Vector<Storage, N> vector;
+  auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
+#pragma unroll
+  for (int i = 0; i < vector.count; ++i) vector.words[i] = read_once(words + i);
+  return vector;
+}
+
+template <int N, class Storage>
+JITGEN_DEVICE Vector<Storage, N> load_vector_streaming(const Storage* address) {
+  Vector<Storage, N> vector;
+  auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
+#pragma unroll
+  for (int i = 0; i < vector.count; ++i) vector.words[i] = __ldcs(words + i);
+  return vector;
+}
+
+template <class Storage, int N>
+JITGEN_DEVICE void store_vector(Storage* address, const Vector<Storage, N>& vector) {
+  auto words = reinterpret_cast<typename Vector<Storage, N>::Access*>(address);
+#pragma unroll
+  for (int i = 0; i < vector.count; ++i) words[i] = vector.words[i];
+}
+
+template <class Storage, int N>
+JITGEN_DEVICE void store_vector_streaming(Storage* address, const Vector<Storage, N>& vector) {
+  auto words = reinterpret_cast<typename Vector<Storage, N>::Access*>(address);
+#pragma unroll
+  for (int i = 0; i < vector.count; ++i) __stcs(words + i, vector.words[i]);
+}
+
+}  // namespace jitgen

@@ -1,0 +1,171 @@
+"""What a generated Triton kernel calls beyond ``tl`` and ``libdevice``; placed in front of the kernels that use it.
+
+Every function works on blocks and on scalars, in Triton's compiler (NVIDIA and AMD) and in its interpreter, and keeps
+its operands' dtype. Integer division never divides by zero or by -1, so that no target may trap or assume it away.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def float_divide(a, b):
+    """a / b as IEEE rounds it; the plain operator is an approximation in float32."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def float_floor_divide(a, b):
+    """floor(a / b) as torch has it: from the exact ``fmod``, so that rounding never crosses an integer."""
+    quotient = float_divide(a, b)
+    modulus = libdevice.fmod(a, b)
+    whole = float_divide(a - modulus, b)
+    whole = tl.where((modulus != 0.0) & ((b < 0.0) != (modulus < 0.0)), whole - 1.0, whole)
+    floored = tl.floor(whole)
+    floored = tl.where(whole - floored > 0.5, floored + 1.0, floored)
+    floored = tl.where(whole == 0.0, libdevice.copysign(floored, quotient), floored)
+    return tl.where(b == 0.0, quotient, floored)
+
+
+@triton.jit
+def float_remainder(a, b):
+    """a - b * floor(a / b), exactly: the sign of the divisor."""
+    modulus = libdevice.fmod(a, b)
+    return tl.where((modulus != 0.0) & ((b < 0.0) != (modulus < 0.0)), modulus + b, modulus)
+
+
+@triton.jit
+def int_trunc_divide(a, b):
+    """a / b toward zero; 0 for b = 0, and a wrapped for the smallest integer over -1."""
+    quotient = a // tl.where((b == 0) | (b == -1), 1, b)
+    return tl.where(b == 0, 0, tl.where(b == -1, -a, quotient))
+
+
+@triton.jit
+def int_fmod(a, b):
+    """The remainder of ``int_trunc_divide``; 0 for b = 0."""
+    return a % tl.where((b == 0) | (b == -1), 1, b)
+
+
+@triton.jit
+def int_floor_divide(a, b):
+    """a / b toward minus infinity; 0 for b = 0."""
+    quotient = int_trunc_divide(a, b)
+    modulus = int_fmod(a, b)
+    return tl.where((modulus != 0) & ((modulus < 0) != (b < 0)), quotient - 1, quotient)
+
+
+@triton.jit
+def int_remainder(a, b):
+    """The remainder of ``int_floor_divide``; 0 for b = 0."""
+    modulus = int_fmod(a, b)
+    return tl.where((modulus != 0) & ((modulus < 0) != (b < 0)), modulus + b, modulus)
+
+
+@triton.jit
+def unsigned_divide(a, b):
+    """a / b; 0 for b = 0."""
+    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b))
+
+
+@triton.jit
+def unsigned_remainder(a, b):
+    """a mod b; 0 for b = 0."""
+    return tl.where(b == 0, 0, a % tl.where(b == 0, 1, b))
+
+
+@triton.jit
+def unsigned_pow(a, b):
+    """a to the power b by squaring, wrapping; b is read as unsigned."""
+    power = tl.zeros_like(a) + tl.zeros_like(b) + 1
+    base = a + tl.zeros_like(b)
+    exponent = b + tl.zeros_like(a)
+    for _ in range(a.dtype.primitive_bitwidth):
+        power = tl.where((exponent & 1) != 0, power * base, power)
+        base = base * base
+        exponent = exponent >> 1
+    return power
+
+
+@triton.jit
+def int_pow(a, b):
+    """``unsigned_pow``, and for b < 0 the truncated reciprocal: 1 for a = 1, +-1 for a = -1, else 0."""
+    reciprocal = tl.where((a == 1) | (a == -1), tl.where((b & 1) != 0, a, a * a), 0)
+    return tl.where(b < 0, reciprocal, unsigned_pow(a, b))
+
+
+@triton.jit
+def int_left_shift(a, b):
+    """a << b; 0 for a count that is negative or no smaller than the width."""
+    width: tl.constexpr = a.dtype.primitive_bitwidth
+    legal = (b >= 0) & (b < width)
+    return tl.where(legal, a << tl.where(legal, b, 0), 0)
+
+
+@triton.jit
+def int_right_shift(a, b):
+    """a >> b, arithmetic; the sign for a count that is negative or no smaller than the width."""
+    last: tl.constexpr = a.dtype.primitive_bitwidth - 1
+    return a >> tl.where((b < 0) | (b > last), last, b)
+
+
+@triton.jit
+def unsigned_right_shift(a, b):
+    """a >> b; 0 for a count no smaller than the width."""
+    width: tl.constexpr = a.dtype.primitive_bitwidth
+    return tl.where(b < width, a >> tl.where(b < width, b, 0), 0)
+
+
+# float8 values travel as their bytes: Triton's own conversions saturate e5m2 where torch overflows, and exist on some
+# targets only. Encoding is F. Giesen's float-to-half scheme (round to nearest even by integer carry; subnormals by
+# adding the number whose last bit is the format's smallest subnormal), as in PyTorch's c10/util/Float8_*.h.
+
+
+@triton.jit
+def float8_encode(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, SUBNORMAL: tl.constexpr):
+    """|x| rounded to a format of MANTISSA bits and BIAS, unbounded above; SUBNORMAL is 2^(24 - MANTISSA - BIAS)."""
+    shift: tl.constexpr = 23 - MANTISSA
+    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    odd = (magnitude >> shift) & 1
+    normal = (magnitude + (((BIAS - 127) << 23) + (1 << (shift - 1)) - 1) + odd) >> shift
+    anchored = magnitude.to(tl.float32, bitcast=True) + SUBNORMAL
+    subnormal = anchored.to(tl.int32, bitcast=True) & 0xFF
+    return tl.where(magnitude < ((128 - BIAS) << 23), subnormal, normal)
+
+
+@triton.jit
+def float8_sign(x):
+    return (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+
+
+@triton.jit
+def float32_to_e4m3(x):
+    """float32 to a float8_e4m3fn byte, saturating at 448, infinity too, as torch does from 2.13."""
+    encoded = tl.where(x == x, tl.minimum(float8_encode(x, 3, 7, 16384.0), 0x7E), 0x7F)
+    return (encoded | float8_sign(x)).to(tl.uint8)
+
+
+@triton.jit
+def float32_to_e5m2(x):
+    """float32 to a float8_e5m2 byte; infinity where |x| rounds above 57344, as in torch."""
+    encoded = tl.where(x == x, tl.minimum(float8_encode(x, 2, 15, 128.0), 0x7C), 0x7F)
+    return (encoded | float8_sign(x)).to(tl.uint8)
+
+
+@triton.jit
+def e4m3_to_float32(byte):
+    """A float8_e4m3fn byte to float32, exactly: the exponent field is re-biased by a multiplication."""
+    bits = byte.to(tl.int32)
+    magnitude = ((bits & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    value = tl.where((bits & 0x80) != 0, magnitude * -1.0, magnitude)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def e5m2_to_float32(byte):
+    """A float8_e5m2 byte to float32, exactly: it is the upper byte of a float16."""
+    return (byte.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)

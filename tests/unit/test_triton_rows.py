@@ -1,0 +1,65 @@
+"""Every Triton row, conversion and constant against its reference, under Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitgen.codegen import triton as dialect
+from jitgen.ir.ops import COMPUTE_DTYPES, OPS
+from jitgen.spec import DTYPES
+from tests import triton_rows
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, list[str]]:
+    """What went wrong, by check. One process for all of them: the interpreter is chosen when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.triton_rows"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+def test_rows(dtype: str, failures: dict[str, list[str]]) -> None:
+    assert failures[f"rows-{dtype}"] == []
+
+
+@pytest.mark.parametrize("storage", triton_rows.FLOAT_STORAGES)
+def test_storage_conversions(storage: str, failures: dict[str, list[str]]) -> None:
+    assert failures[f"storage-{storage}"] == []
+
+
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+def test_casts_and_constants(dtype: str, failures: dict[str, list[str]]) -> None:
+    assert failures[f"casts-{dtype}"] == []
+
+
+def test_scalars_have_the_types_of_the_signature(failures: dict[str, list[str]]) -> None:
+    assert failures["scalars"] == []
+
+
+def test_every_operation_has_a_row_for_its_whole_domain() -> None:
+    assert set(dialect.ROWS) == set(OPS)
+    for op in OPS.values():
+        for dtype in op.domain:
+            assert triton_rows.row(op.name, dtype)
+
+
+def test_tables_cover_every_dtype() -> None:
+    assert set(dialect.TYPES) == set(COMPUTE_DTYPES)
+    assert set(dialect.STORAGE_TYPES) == set(DTYPES)
+    assert set(dialect.SIGNATURE_TYPES) == set(DTYPES)
