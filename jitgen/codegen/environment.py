@@ -48,14 +48,17 @@ class Rendered:
     text: str
     origins: tuple[Origin, ...]
 
-    def explain(self, error: CompileError) -> CompileError:
-        """``error`` with the template line and the user's line of each failing line filled in."""
+    def explain(self, error: CompileError, path: str | None = None) -> CompileError:
+        """``error`` with the template line and the user's line of each failing line filled in.
+
+        ``path`` is where the source can be read.
+        """
         lines = []
         for line in error.lines:
             origin = self.origins[line.line - 1] if 0 < line.line <= len(self.origins) else Origin()
             lines.append(SourceLine(line.line, line.text, line.message, origin.template, origin.user))
         message = str(error.args[0]).split("\n", 1)[0]
-        return CompileError(message, path=error.path, log=error.log, lines=tuple(lines))
+        return CompileError(message, path=path or error.path, log=error.log, lines=tuple(lines))
 
 
 @cache

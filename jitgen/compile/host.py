@@ -33,33 +33,40 @@ _SOURCE = "kernel.cpp"
 _BINARY = "kernel.so"
 _ASSEMBLY = "kernel.s"
 
-_CODE_FLAGS = (
+_PLAIN_FLAGS = (
     "-std=c++17",
-    "-O3",
-    "-fPIC",
-    # Floating point is exact except where it says otherwise: no contraction, no reassociation. What nobody can see
-    # from a tensor (errno, the exception flags) is given up, because it stops the vectoriser.
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fwrapv",
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
     "-fno-stack-protector",
     "-w",
 )
+_CODE_FLAGS = (
+    "-O3",
+    "-fPIC",
+    # Floating point is exact except where a source says otherwise: no contraction, no reassociation. What nobody can
+    # see from a tensor (errno, the exception flags) is given up, because it stops the vectoriser.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+)
 _LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,-z,now", "-Wl,-O1")
 _LIBRARIES = ("-lm", "-lc")
 
 
-def flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
-    """What decides the code a source compiles to, beside the source: the caller makes it part of the artifact key."""
+def code_flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
+    """Optimisation, floating-point rules, OpenMP and instruction sets, for any C++ that contains a kernel."""
     openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)
     arch = () if target.arch == "generic" else (f"-march={target.arch}",)
     # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
     width = ("-mprefer-vector-width=512",) if target.arch == "x86-64-v4" else ()
     return (*_CODE_FLAGS, *openmp, *arch, *width)
+
+
+def flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
+    """What decides the code a source compiles to, beside the source: the caller makes it part of the artifact key."""
+    return (*_PLAIN_FLAGS, *code_flags(target, compiler))
 
 
 # ------------------------------------------------------------------------------------------------------- toolchain
@@ -225,12 +232,15 @@ def _run(source: KernelSource, directory: Path, arguments: list[str]) -> None:
         )
 
 
-_DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? *(?:fatal )?error: (?P<message>.*)$")
+# GCC and Clang write "file:line:column: error: ...", nvcc "file(line): error: ...".
+_DIAGNOSTIC = re.compile(
+    r"^(?P<file>[^\s:()]+)[:(](?P<line>\d+)(?::\d+)?[:)]+ *(?:fatal |catastrophic )?error:? *(?P<message>.*)$"
+)
 _MENTION = re.compile(rf"\b{re.escape(_SOURCE)}:(?P<line>\d+)[:,]")
 
 
 def failing_lines(source: KernelSource, log: str) -> tuple[SourceLine, ...]:
-    """The lines of the generated source that a GCC or Clang log complains about, each once.
+    """The lines of the generated source, there called ``kernel.cpp``, that a compiler's log complains about, each once.
 
     An error inside a header is charged to the line of the source that the log names as the way to it, if any.
     """

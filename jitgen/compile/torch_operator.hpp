@@ -18,10 +18,12 @@
 #ifdef __CUDACC__
 #define USE_CUDA  // declares the stream query
 #endif
+#include <dlfcn.h>
 #include <torch/csrc/stable/c/shim.h>
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace jitgen_operator {
 
@@ -102,7 +104,7 @@ struct Arguments {
 template <class T>
 struct Take {
   static T from(Arguments& arguments) {
-    if constexpr (T(0.5) != T(0) && T(2) != T(1)) {
+    if constexpr (std::is_floating_point_v<T>) {
       double value;
       const StableIValue bits = arguments.scalars.next();
       __builtin_memcpy(&value, &bits, sizeof value);
@@ -167,7 +169,16 @@ inline void implement(const char* name, const char* key, void (*function)(Stable
   check(aoti_torch_library_impl(library, name, function), "register an operator's kernel");
 }
 
+// Whether this library is one that load_inline has just built, and loads although nobody wants it registered yet.
+inline bool under_construction() {
+  Dl_info library;
+  if (dladdr(reinterpret_cast<const void*>(&under_construction), &library) == 0) return false;
+  const std::string path = library.dli_fname;
+  return path.compare(path.rfind('/') + 1, 13, "unregistered_") == 0;
+}
+
 inline bool register_operator(const char* name, void (*function)(StableIValue*, uint64_t, uint64_t)) {
+  if (under_construction()) return false;
   TorchLibraryHandle library = nullptr;
   check(aoti_torch_library_init_fragment("jitgen", "", 0, &library), "open the operator library");
   check(aoti_torch_library_def(library, (std::string(name) + parameters).c_str()), "define an operator");

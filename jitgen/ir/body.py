@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.ir.graph import Node, Shape
-from jitgen.ir.ops import OPS
+from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Movement, Region
 from jitgen.ir.symbols import Expr, Scalar
 
@@ -133,7 +133,7 @@ class BodyBuilder:
         if node.op == "const":
             return self._emit(Instruction("const", (), dtype, node.attrs[0]))
         if node.op == "scalar":
-            return self._emit(Instruction("scalar", (), dtype, self._scalar(node.attrs[0], dtype)))
+            return self._scalar(node.attrs[0], dtype)
         if _is_leaf(node):
             return self._leaf(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
@@ -163,10 +163,13 @@ class BodyBuilder:
         return self._emit(Instruction(operand.kind, (), dtype, self.operands.index(operand)))
 
     def _scalar(self, value: Scalar, dtype: str) -> int:
+        """A run-time scalar: floats are passed as they are needed, every other dtype as an int64 cast in the kernel."""
         assert isinstance(value, Expr)
-        if (value, dtype) not in self.scalars:
-            self.scalars.append((value, dtype))
-        return self.scalars.index((value, dtype))
+        passed = (value, dtype if dtype in FLOATS else "int64")
+        if passed not in self.scalars:
+            self.scalars.append(passed)
+        position = self._emit(Instruction("scalar", (), passed[1], self.scalars.index(passed)))
+        return position if passed[1] == dtype else self._emit(Instruction("cast", (position,), dtype))
 
     def _cast(self, value: int, source: str, to: str, location: str | None) -> int:
         if compute_dtype(source) != compute_dtype(to):

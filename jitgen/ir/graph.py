@@ -208,3 +208,8 @@ def from_json(data: dict[str, Any]) -> Graph:
         guards=tuple(Guard(symbols.from_json(e), symbols.from_json(v)) for e, v in data["guards"]),
         mutated=tuple((index, nodes[position]) for index, position in data["mutated"]),
     )
+
+
+def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:
+    """Which sizes are 1: what a trace specialises on, because broadcasting does."""
+    return tuple(type(size) is int and size == 1 for size in shape)

@@ -59,7 +59,9 @@ class Program:
         name: the function's.
         inputs, temporaries, results: the buffers, numbered through in this order.
         outputs: for each output of the function, the result buffer's position among ``results``, or an ``Alias``.
-        mutated: (input index, position among ``results``) of arguments updated in place.
+        mutated: (input index, position among ``results``) of arguments updated in place: that result's buffer is
+            the argument. Where other elements or results still need its old value, the new one is computed into a
+            temporary first and copied last.
         kernels: to launch in order.
     """
 
@@ -99,21 +101,25 @@ class _Cutter:
 
     def program(self) -> Program:
         moved = self._move(self.graph.results)
+        updates = list(zip((i for i, _ in self.graph.mutated), moved[len(self.graph.outputs) :], strict=True))
         outputs: list[int | Alias] = []
         results: list[Node] = []
         for node in moved[: len(self.graph.outputs)]:
-            alias = _alias(node)
-            if alias is not None and alias.input not in dict(self.graph.mutated):
-                outputs.append(alias)
-            else:
-                if not any(node is result for result in results):
-                    results.append(node)
-                outputs.append(next(i for i, result in enumerate(results) if result is node))
-        mutated = []
-        for (index, _), node in zip(self.graph.mutated, moved[len(self.graph.outputs) :], strict=True):
+            alias = _alias(node, updates)
+            if alias is None and not any(node is result for result in results):
+                results.append(node)
+            place = next((i for i, result in enumerate(results) if result is node), -1)
+            outputs.append(place if alias is None else alias)
+        mutated: list[tuple[int, int]] = []
+        late: list[Node] = []
+        in_place = len(updates) == 1 and not results and self._reads_in_place(*updates[0])
+        for index, node in updates:
             mutated.append((index, len(results)))
-            results.append(node)
-        regions = self._viewable(split(results, self.mover, self._materialize))
+            results.append(node if in_place else self._materialize(node))
+            late += [] if in_place else [node]
+        early = len(results) - len(late)
+        regions = self._viewable(split(results[:early], self.mover, self._materialize))
+        copies = self._viewable(split(results[early:], self.mover, self._materialize))
         stages = self._stages()
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
         temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.values)
@@ -123,7 +129,8 @@ class _Cutter:
         for position, stage in stages:
             kernels += self._kernels(stage, [len(inputs) + position], shapes, len(kernels))
         first = len(inputs) + len(temporaries)
-        kernels += self._kernels(regions, range(first, first + len(results)), shapes, len(kernels))
+        kernels += self._kernels(regions, range(first, first + early), shapes, len(kernels))
+        kernels += self._kernels(copies, range(first + early, first + len(results)), shapes, len(kernels))
         return Program(
             self.graph.name,
             inputs,
@@ -133,6 +140,13 @@ class _Cutter:
             tuple(mutated),
             tuple(kernels),
         )
+
+    def _reads_in_place(self, index: int, node: Node) -> bool:
+        """Whether every element of ``node`` reads input ``index`` only where it will be written: no copy is needed."""
+        order = topological([node])
+        if any(part.op == "cat" for part in order) or node.shape != self.graph.inputs[index].shape:
+            return False
+        return not any(part.op == "view" and (alias := _alias(part, [])) and alias.input == index for part in order)
 
     def _move(self, roots: Sequence[Node]) -> list[Node]:
         """``roots`` rebuilt with every view pushed toward the inputs."""
@@ -232,9 +246,15 @@ class _Cutter:
         return kernels
 
 
-def _alias(node: Node) -> Alias | None:
+def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:
+    """``node`` as an input or a view of one, or as an input that has just been updated with it."""
+    for index, value in updates:
+        if node is value:
+            return Alias(index, ())
     movements = []
     while node.op == "view":
         movements.append((node.attrs, node.shape))
         node = node.inputs[0]
-    return Alias(node.attrs[0], tuple(reversed(movements))) if node.op == "input" else None
+    if node.op != "input" or any(node.attrs[0] == index for index, _ in updates):
+        return None
+    return Alias(node.attrs[0], tuple(reversed(movements)))

@@ -192,7 +192,24 @@ def compare(op: str, left: Scalar, right: Scalar) -> Scalar:
         difference = sub(left, right)
         if not isinstance(difference, Expr):
             return _EVALUATE[op](difference, 0)
+        if op in ("ge", "lt") and is_nonnegative(difference):
+            return op == "ge"
+        if op in ("le", "gt") and is_nonnegative(neg(difference)):
+            return op == "le"
     return _call(op, left, right, "bool")
+
+
+def is_nonnegative(value: Scalar) -> bool:
+    """Whether ``value`` is evidently at least 0: sizes are, and sums, products and quotients of such."""
+    if not isinstance(value, Expr):
+        return value >= 0
+    if value.op == "symbol":
+        return value.args[0].startswith("s")
+    if value.op == "sum":
+        return value.args[0] >= 0 and all(c >= 0 and is_nonnegative(atom) for c, atom in value.args[1:])
+    if value.op in ("product", "floordiv", "mod", "min", "max"):
+        return value.kind == "int" and all(map(is_nonnegative, value.args))
+    return False
 
 
 def product(sizes: Any) -> Size:

@@ -10,6 +10,8 @@ A call through ctypes costs about 90 ns for every argument it converts. A kernel
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -88,3 +90,24 @@ def _open(path: str) -> Any:
             f"cannot load the kernel {path}: {error}. It was built for another system or is damaged; "
             "`jitgen cache verify` finds such entries, and a deleted one is compiled again"
         ) from None
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache; results of kernels that touch more go past it. 32 MiB where it is not told."""
+    import os
+
+    for name in ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
+        with contextlib.suppress(ValueError, OSError):
+            if (size := os.sysconf(name)) > 0:
+                return size
+    return 32 * 2**20
+
+
+THREADS_BYTES = 256 * 2**10
+THREADS_FLOPS = 2**19
+
+
+def worth_threads(moved: int, flops: int) -> bool:
+    """Whether a kernel of so many bytes and operations gains by threads: starting them costs about 20 us."""
+    return moved >= THREADS_BYTES or flops >= THREADS_FLOPS

@@ -16,9 +16,9 @@ def build(
 ) -> Built:
     """Template context and source options; see ``elementwise/render.py``."""
     parameters = pointer_parameters(regions)
-    parameters += [f"int64_t {name}" for name in names]
-    parameters += ["int32_t streaming", "int32_t threads"]
+    # What may differ between two calls of one shape comes first, so that the rest is packed once.
     parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
+    parameters += ["int32_t threads", *(f"int64_t {name}" for name in names), "int32_t streaming"]
     return {
         "block": schedule.vectors[0],
         "parameters": parameters,

@@ -1,0 +1,44 @@
+"""Which compiler turns which language into what: the table of compile routes."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from jitgen.errors import UnsupportedError
+from jitgen.spec import Target
+
+LANGUAGES = {"cuda": "cuda", "triton": "triton", "cpp": "cpp"}
+"""Backend to language: they share their names."""
+
+ROUTES = {
+    ("cpp", "host"): "jitgen.compile.host",
+    ("cpp", "load_inline"): "jitgen.compile.load_inline",
+    ("cuda", "nvrtc"): "jitgen.compile.nvrtc",
+    ("cuda", "load_inline"): "jitgen.compile.load_inline",
+    ("triton", "triton"): "jitgen.compile.triton",
+}
+"""(backend, compiler) to the module with ``toolchain`` and ``compile``; a backend's first compiler is its default."""
+
+_KINDS = {"cpp": ("cpu",), "cuda": ("cuda",), "triton": ("cuda", "hip", "interpreter")}
+
+
+def default_compiler(backend: str) -> str:
+    return next(compiler for name, compiler in ROUTES if name == backend)
+
+
+def check(backend: str, compiler: str, target: Target) -> None:
+    """UnsupportedError where ``backend`` cannot make code for ``target``, or has no such compiler."""
+    if target.kind not in _KINDS[backend]:
+        raise UnsupportedError(
+            f"backend {backend!r} does not make code for {target}; "
+            f"it does for targets of kind {' and '.join(_KINDS[backend])}"
+        )
+    if (backend, compiler) not in ROUTES:
+        names = [name for owner, name in ROUTES if owner == backend]
+        raise UnsupportedError(f"backend {backend!r} has no compiler {compiler!r}; it has {', '.join(names)}")
+
+
+def module(backend: str, compiler: str) -> ModuleType:
+    """The module that compiles ``backend``'s sources with ``compiler``."""
+    return importlib.import_module(ROUTES[backend, compiler])

@@ -1,0 +1,423 @@
+"""``JitFunction``: what ``@jitgen.jit`` makes of a function, and how a call finds its launch.
+
+A warm call does three look-ups at most. Its argument types select a *dispatcher*, generated for exactly those types;
+that compares the arguments with those of its last call (shape, strides, dtype, device, alignment), else finds the
+launch in a table by the same facts. A call seen for the first time goes through ``JitFunction._resolve``: find or make
+the ``Specialization``, lower, fetch kernels, bind.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen import manifest, pipeline, settings
+from jitgen.compile import routes
+from jitgen.errors import TraceError, UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import size_one_pattern
+from jitgen.pipeline import Lowered, Route
+from jitgen.plan import LaunchPlan
+from jitgen.specialization import Specialization, memory_of
+from jitgen.spec import Target, dtype_name, host_target, runs_here
+from jitgen.trace.guards import Guards
+from jitgen.trace.numbers import SymbolicNumber
+from jitgen.trace.tracer import trace
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+NUMBERS = (int, float)
+STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+MAX_LAUNCHES = 4096
+"""Launches kept per function and argument types; beyond it the table starts anew."""
+
+
+class Entry:
+    """A bound launch and what must still hold for it."""
+
+    __slots__ = ("captured", "facts", "guards", "launch", "lowered", "specialization")
+
+    def __init__(self, launch: Any, specialization: Specialization, lowered: Lowered, tensors: Sequence[torch.Tensor]):
+        self.launch = launch
+        self.specialization = specialization
+        self.lowered = lowered
+        self.guards = specialization.traced.guards
+        self.captured = specialization.traced.captured
+        self.facts = tuple(map(_facts, tensors))
+
+    def captured_tensors(self) -> list[torch.Tensor] | None:
+        """The captured tensors now; None where one has changed its shape or place, or a guarded value has changed."""
+        for guard in self.guards:
+            if guard.read() is not guard.value and not guard.holds():
+                return None
+        tensors = []
+        for captured, facts in zip(self.captured, self.facts, strict=True):
+            tensor = captured.read()
+            if type(tensor) not in TENSORS or _facts(tensor) != facts:
+                return None
+            tensors.append(tensor)
+        return tensors
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor a launch depends on."""
+    aligned = 0 if tensor.device.type == "cpu" else tensor.data_ptr() % 16
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, aligned
+
+
+class JitFunction:
+    """A function whose calls run generated kernels. Made by ``jitgen.jit``; see there."""
+
+    def __init__(self, function: Callable[..., Any], backend: str | None, compiler: str | None):
+        self.function = function
+        self.backend = backend
+        self.compiler = compiler
+        self.name = getattr(function, "__name__", type(function).__name__)
+        functools.update_wrapper(self, function)
+        self.__jitgen_function__ = function
+        self._parameters = _parameter_names(function)
+        self._dispatchers: dict[Any, Callable[..., Any]] = {}
+        self._specializations: dict[Any, list[Specialization]] = {}
+        self._static_numbers: set[int] = set()
+        self._methods: weakref.WeakKeyDictionary[Any, JitFunction] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            dispatcher = self._dispatchers.get(tuple(map(type, args)))
+            if dispatcher is not None:
+                return dispatcher(*args)
+        return self._call(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        try:
+            bound = self._methods.get(instance)
+            if bound is None:
+                bound = self._methods[instance] = JitFunction(
+                    types.MethodType(self.function, instance), self.backend, self.compiler
+                )
+            return bound
+        except TypeError:  # no weak reference, or no hash: traced anew for each look-up of the method
+            return JitFunction(types.MethodType(self.function, instance), self.backend, self.compiler)
+
+    def __repr__(self) -> str:
+        return f"<jitgen.jit {self.name}>"
+
+    # ------------------------------------------------------------------------------------------------- inspection
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The same call in eager torch."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def specializations(self) -> tuple[Specialization, ...]:
+        """What this process has resolved, in the order it met them."""
+        return tuple(found for group in self._specializations.values() for found in group)
+
+    def bind(self, *args: Any, **kwargs: Any) -> LaunchPlan:
+        """The launch plan of these arguments' signature. ``plan(*args, out=...)`` skips the look-up.
+
+        Raises:
+            what a call raises; TraceError for keyword or nested arguments, which a plan does not take.
+        """
+        leaves, tree, out = self._leaves(args, kwargs)
+        if out is not None:
+            raise TypeError("bind takes the function's arguments; give out= to the plan")
+        return LaunchPlan(self, leaves, tree)
+
+    # --------------------------------------------------------------------------------------------------- dispatch
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any, Any]:
+        """(leaves, structure or None for plain positional arguments, out=)."""
+        out = None
+        if "out" in kwargs and "out" not in self._parameters:
+            kwargs = dict(kwargs)
+            out = kwargs.pop("out")
+        if kwargs and self._parameters and set(kwargs) <= set(self._parameters):
+            bound = inspect.signature(self.function).bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        if not kwargs and not any(isinstance(arg, (list, tuple, dict)) for arg in args):
+            return args, None, out
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        return tuple(leaves), tree, out
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, tree, out = self._leaves(args, kwargs)
+        if out is not None:
+            return LaunchPlan(self, leaves, tree, out)(*leaves, out=out)
+        dispatcher = self._dispatcher(leaves, tree)
+        return dispatcher(*leaves)
+
+    def _dispatcher(self, leaves: Sequence[Any], tree: Any) -> Callable[..., Any]:
+        kinds = tuple(map(type, leaves))
+        key = kinds if tree is None else (tree, kinds)
+        dispatcher = self._dispatchers.get(key)
+        if dispatcher is None:
+            dispatcher = self._dispatchers[key] = make_dispatcher(self, kinds, tree)
+        return dispatcher
+
+    def _forget_dispatchers(self) -> None:
+        self._dispatchers.clear()
+
+    # ---------------------------------------------------------------------------------------------------- resolving
+
+    def _resolve(
+        self, leaves: Sequence[Any], tree: Any, out: Sequence[torch.Tensor] | None = None
+    ) -> tuple[Entry, list[torch.Tensor]]:
+        """The entry of a call seen for the first time, and its captured tensors."""
+        tensors, numbers = self._check(leaves)
+        device = tensors[0].device if tensors else torch.device("cpu")
+        route = self.route(device)
+        specialization, captured, environment = self._specialize(leaves, tree, tensors, numbers, device, route)
+        everything = [*tensors, *captured]
+        on_cpu = device.type == "cpu"
+        memory = [memory_of(tensor, on_cpu) for tensor in everything]
+        wanted = [memory_of(tensor, on_cpu) if tensor is not None else None for tensor in out or ()]
+        lowered = specialization.lower(environment, memory, wanted)
+        manifest.note(self.name, lowered, environment, memory)
+        kernels = specialization.built(lowered, pipeline.default_store())
+        given = frozenset(range(len(wanted)))
+        launch = specialization.bind(lowered, kernels, environment, device, len(numbers), given)
+        return Entry(launch, specialization, lowered, captured), list(captured)
+
+    def _check(self, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+        """The tensors and numbers among ``leaves``, after everything about them that can be wrong."""
+        tensors: list[torch.Tensor] = []
+        numbers: list[Any] = []
+        for leaf in leaves:
+            if type(leaf) in TENSORS:
+                tensors.append(leaf)
+            elif isinstance(leaf, torch.Tensor):
+                raise UnsupportedError(f"{self.name}: tensors of type {type(leaf).__name__} are not supported")
+            elif type(leaf) in NUMBERS:
+                numbers.append(leaf)
+            elif not isinstance(leaf, STATIC):
+                raise UnsupportedError(
+                    f"{self.name}: an argument of type {type(leaf).__name__}; jitgen takes tensors, numbers, bools, "
+                    "strings, dtypes and None, in lists, tuples and dicts too. Close over any other object"
+                )
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise UnsupportedError(f"{self.name}: a tensor of layout {tensor.layout}; only strided ones are supported")
+            if tensor.device != tensors[0].device:
+                raise UnsupportedError(
+                    f"{self.name}: arguments on {tensors[0].device} and {tensor.device}; move them to one device"
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(
+                    f"{self.name}: an argument requires grad, and gradients are not supported in this version; "
+                    "call it under torch.no_grad(), or detach the argument"
+                )
+            dtype_name(tensor.dtype)
+        if tensors and tensors[0].device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{self.name}: tensors on {tensors[0].device}; jitgen runs on cpu and cuda")
+        return tensors, numbers
+
+    def route(self, device: torch.device) -> Route:
+        """Backend, compiler and target for tensors on ``device``, by the stated rule.
+
+        ``auto`` is ``cuda`` for CUDA tensors (NVRTC starts faster than Triton and its kernels are as fast) and ``cpp``
+        for CPU tensors.
+        """
+        backend = self.backend or settings.get("JITGEN_BACKEND")
+        if backend == "auto":
+            backend = "cuda" if device.type == "cuda" else "cpp"
+        compiler = self.compiler or routes.default_compiler(backend)
+        if device.type == "cuda":
+            from jitgen.runtime.cuda import target_of
+
+            target = target_of(device.index)
+        elif backend == "triton" and settings.interpreting_triton():
+            target = Target.parse("interpreter")
+        else:
+            target = host_target()
+            if not runs_here(target):
+                raise UnsupportedError(f"this processor cannot run code for {target}; unset JITGEN_CPU_TARGET")
+        if backend != "cpp" and target.kind == "cpu":
+            raise UnsupportedError(
+                f"{self.name}: backend {backend!r} needs CUDA tensors, these are on the CPU"
+                + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
+            )
+        routes.check(backend, compiler, target)
+        return Route(backend, compiler, target)
+
+    def _specialize(
+        self,
+        leaves: Sequence[Any],
+        tree: Any,
+        tensors: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        device: torch.device,
+        route: Route,
+    ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
+        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
+        key = (route, device, tree, tuple(map(self._static, leaves)))
+        environment = {f"a{index}": number for index, number in enumerate(numbers)}
+        for found in self._specializations.get(key, ()):
+            captured = [captured.read() for captured in found.traced.captured]
+            if all(guard.holds() for guard in found.traced.guards) and all(
+                _same_kind(spec, tensor)
+                for spec, tensor in zip(found.traced.graph.inputs[len(tensors) :], captured, strict=True)
+            ):
+                full = environment | _sizes([*tensors, *captured])
+                if found.fits(full):
+                    return found, captured, full
+        guards = Guards(environment)
+        count = iter(range(len(numbers)))
+        wrapped = [
+            SymbolicNumber(symbols.argument_symbol(next(count), type(leaf).__name__), guards)
+            if type(leaf) in NUMBERS
+            else leaf
+            for leaf in leaves
+        ]
+        structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
+        traced = trace(self.function, self.name, wrapped, structure, guards, device)
+        specialization = Specialization(self.name, traced, route, traced.graph.guards)
+        self._specializations.setdefault(key, []).append(specialization)
+        self._note_static_numbers(specialization)
+        captured = [found.value for found in traced.captured]
+        return specialization, captured, environment | _sizes([*tensors, *captured])
+
+    def _note_static_numbers(self, specialization: Specialization) -> None:
+        """Numeric arguments a guard depends on become part of the dispatchers' comparison."""
+        names = {name for guard in specialization.guards for name in symbols.symbols_of(guard.expr)}
+        found = {int(name[1:]) for name in names if name.startswith("a")}
+        if not found <= self._static_numbers:
+            self._static_numbers |= found
+            self._forget_dispatchers()
+
+    @staticmethod
+    def _static(leaf: Any) -> Any:
+        """A leaf's part of the key under which specialisations are kept."""
+        if isinstance(leaf, torch.Tensor):
+            return leaf.dtype, size_one_pattern(leaf.shape)
+        if type(leaf) in NUMBERS:
+            return type(leaf)
+        return type(leaf), leaf
+
+
+def _same_kind(spec: Any, tensor: Any) -> bool:
+    return (
+        type(tensor) in TENSORS
+        and dtype_name(tensor.dtype) == spec.dtype
+        and size_one_pattern(tensor.shape) == size_one_pattern(spec.shape)
+    )
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    return {f"s{i}_{dim}": size for i, tensor in enumerate(tensors) for dim, size in enumerate(tensor.shape)}
+
+
+def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+# ------------------------------------------------------------------------------------------------------ dispatchers
+
+
+def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -> Callable[..., Any]:
+    """The function ``(*leaves) -> result`` for leaves of exactly these types.
+
+    Its text is generated: for two tensors it compares ten facts and calls the launch, without a loop.
+    """
+    tensors = [i for i, kind in enumerate(kinds) if kind in TENSORS]
+    number_places = [i for i, kind in enumerate(kinds) if kind in NUMBERS]
+    static = [i for i, kind in enumerate(kinds) if kind not in TENSORS and kind not in NUMBERS]
+    static += [place for index, place in enumerate(number_places) if index in function._static_numbers]
+    if not tensors or any(kind in (list, tuple, dict) for kind in kinds):
+        return _slow_dispatcher(function, tree)
+
+    facts, tests = [], []
+    for i in tensors:
+        facts += [f"a{i}.shape", f"a{i}.stride()", f"a{i}.dtype", f"a{i}.get_device()", f"p{i} & mask"]
+        tests += [f"a{i}.shape == f{i}_0", f"a{i}.stride() == f{i}_1", f"a{i}.dtype is f{i}_2"]
+        tests += [f"a{i}.get_device() == f{i}_3", f"p{i} & mask == f{i}_4", f"p{i}"]
+    for i in static:
+        facts.append(f"exact(a{i})" if kinds[i] is float else f"a{i}")
+        tests.append(f"{facts[-1]} == f{i}_0")
+    known = [f"f{i}_{n}" for i in tensors for n in range(5)] + [f"f{i}_0" for i in static]
+    arguments = ", ".join(f"a{i}" for i in range(len(kinds)))
+    given = ", ".join([*(f"a{i}" for i in tensors), *(f"p{i}" for i in tensors), *(f"a{i}" for i in number_places)])
+    grads = " or ".join(f"a{i}.requires_grad" for i in tensors)
+    text = "\n".join(
+        [
+            f"def dispatch({arguments}):",
+            *(f"    p{i} = a{i}.data_ptr()" for i in tensors),
+            f"    {', '.join([*known, 'launch'])} = hot[0]",
+            f"    if {' and '.join(tests)} and not (grad_enabled() and ({grads})):",
+            f"        return launch({given})",
+            f"    key = ({', '.join(facts)}, {', '.join(f'a{i}.device' for i in tensors)},)",
+            f"    return cold(key, ({arguments},), {' and '.join(f'p{i}' for i in tensors)}, ({given},))",
+            "",
+        ]
+    )
+    state = _Dispatch(function, tree, tensors, len(known))
+    names = {
+        "hot": state.hot,
+        "cold": state.cold,
+        "grad_enabled": torch.is_grad_enabled,
+        "exact": float.hex,
+        "mask": 0 if all_cpu(function) else 15,
+    }
+    path = f"<jitgen dispatch {function.name} {id(state):x}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    exec(compile(text, path, "exec"), names)
+    return names["dispatch"]
+
+
+def all_cpu(function: JitFunction) -> bool:
+    return not torch.cuda.is_available()
+
+
+class _Dispatch:
+    """The state behind one generated dispatcher: the facts of the last call, and the table of all."""
+
+    def __init__(self, function: JitFunction, tree: Any, tensors: Sequence[int], facts: int):
+        self.function = function
+        self.tree = tree
+        self.tensors = tensors
+        self.facts = facts
+        self.hot: list[tuple[Any, ...]] = [(None,) * (facts + 1)]
+        self.table: dict[Any, Entry] = {}
+
+    def cold(self, key: tuple[Any, ...], leaves: tuple[Any, ...], pointers: Any, given: tuple[Any, ...]) -> Any:
+        """A call whose facts are not those of the last one, or whose entry must be checked at every call."""
+        entry = self.table.get(key)
+        if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.tensors):
+            self.function._check(leaves)
+        captured = entry.captured_tensors() if entry is not None else None
+        if entry is None or captured is None:
+            entry, captured = self.function._resolve(leaves, self.tree)
+            if len(self.table) >= MAX_LAUNCHES:
+                self.table.clear()
+            self.table[key] = entry
+        if not entry.captured and not entry.guards and pointers:
+            self.hot[0] = (*key[: self.facts], entry.launch)
+        count = len(self.tensors)
+        tensors, addresses, numbers = given[:count], given[count : 2 * count], given[2 * count :]
+        return entry.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+
+
+def _slow_dispatcher(function: JitFunction, tree: Any) -> Callable[..., Any]:
+    """Resolves every call anew: for functions without tensor arguments."""
+
+    def dispatch(*leaves: Any) -> Any:
+        entry, captured = function._resolve(leaves, tree)
+        tensors = [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *captured]
+        numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
+        return entry.launch(*tensors, *(t.data_ptr() for t in tensors), *numbers)
+
+    return dispatch
+
+

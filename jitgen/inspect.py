@@ -1,0 +1,187 @@
+"""Looking at what would run, without running it: ``Lowered`` and ``Executable`` as users see them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen import pipeline
+from jitgen.compile import routes
+from jitgen.errors import JitgenError
+from jitgen.ir.ops import OPS
+from jitgen.pipeline import BuiltKernel
+from jitgen.spec import artifact_key
+from jitgen.store import Store
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """One kernel of a lowered function.
+
+    Attributes:
+        name: its entry symbol.
+        backend: ``"cpp"``, ``"cuda"`` or ``"triton"``.
+        source: the generated source.
+        template: the template it came from, such as ``"cuda/elementwise.cu.j2"``.
+        key: the artifact key under the toolchain of this machine; None where it has no such toolchain.
+    """
+
+    name: str
+    backend: str
+    source: str
+    template: str
+    key: str | None
+
+
+class Lowered:
+    """A function lowered for one signature and target; made by ``JitFunction.lower``. Needs no device.
+
+    Attributes:
+        kernels: the kernels a call launches, in order.
+        source: all their sources.
+    """
+
+    def __init__(self, lowered: pipeline.Lowered):
+        self._lowered = lowered
+
+    @functools.cached_property
+    def kernels(self) -> tuple[KernelText, ...]:
+        route = self._lowered.route
+        found = []
+        for number in range(len(self._lowered.program.kernels)):
+            source, _ = self._lowered.render(number)
+            tools = routes.module(route.backend, route.compiler).toolchain()
+            key = artifact_key(source, tools) if tools else None
+            found.append(KernelText(source.name, route.backend, source.text, source.template, key))
+        return tuple(found)
+
+    @property
+    def source(self) -> str:
+        return "\n".join(kernel.source for kernel in self.kernels)
+
+    @property
+    def key(self) -> str:
+        """The request key."""
+        return self._lowered.key
+
+    @property
+    def target(self) -> str:
+        return str(self._lowered.route.target)
+
+    def explain(self) -> str:
+        """In words: how many kernels and why, what each reads and writes, and what the specialisation assumes."""
+        lowered = self._lowered
+        program = lowered.program
+        count = len(program.kernels)
+        lines = [
+            f"{program.name}: {pipeline.describe(lowered)}",
+            f"{count} kernel{'s' * (count != 1)}, {len(program.temporaries)} temporaries",
+        ]
+        for number, kernel in enumerate(program.kernels):
+            arguments = lowered.arguments(number)
+            schedule = lowered.schedules[number]
+            regions = len(kernel.bodies)
+            lines.append(
+                f"  {kernel.name}: pointwise, {regions} region{'s' * (regions != 1)} in one pass; "
+                f"{arguments.moved} bytes moved ({arguments.written} written) for {arguments.elements} elements"
+            )
+            for region, (body, layout) in enumerate(zip(kernel.bodies, lowered.layouts[number], strict=True)):
+                operations = sum(instruction.op in OPS for instruction in body.instructions)
+                width = "vectorised by the compiler" if not lowered.route.tiled else f"{schedule.vectors[region]} wide"
+                lines.append(
+                    f"    region {region}: {operations} operations over {layout.rank} collapsed dimension"
+                    f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"
+                )
+        if program.temporaries:
+            lines.append("  a temporary is needed where a reshape or a concatenation cannot be read in place by strides")
+        if not count:
+            lines.append("  every output is an argument or a view of one: nothing is computed")
+        for guard in lowered.graph.guards:
+            lines.append(f"  assumes {guard}")
+        return "\n".join(lines)
+
+    def compile(self, store: Store | None = None) -> Executable:
+        """Compile into the store (or find it there). Needs the toolchain, not the device.
+
+        Raises:
+            CompileError: the source does not compile, or the toolchain is missing.
+            CacheMissError: in strict mode, when it is not in the store.
+        """
+        return Executable(self._lowered, pipeline.fetch(self._lowered, store or pipeline.default_store()))
+
+
+class Executable:
+    """Compiled kernels, for looking at: ``asm`` and ``report``."""
+
+    def __init__(self, lowered: pipeline.Lowered, kernels: Sequence[BuiltKernel]):
+        self._lowered = lowered
+        self._kernels = tuple(kernels)
+
+    @functools.cached_property
+    def asm(self) -> Mapping[str, str | bytes]:
+        """Code over all kernels by kind: ``ptx`` and ``sass`` (str), ``cubin`` (bytes); for the CPU ``asm`` (str) and
+        ``so`` (bytes); for AMD ``amdgcn`` (str) and ``hsaco`` (bytes). Several kernels' are joined."""
+        parts: dict[str, list[str | bytes]] = {}
+        for number, built in enumerate(self._kernels):
+            for name in built.artifact.files:
+                kind = name.rpartition(".")[2]
+                if kind in ("cubin", "so", "hsaco"):
+                    parts.setdefault(kind, []).append(built.artifact.read(name))
+                elif kind in ("ptx", "amdgcn", "ttir"):
+                    parts.setdefault(kind, []).append(built.artifact.text(name))
+            if "kernel.cubin" in built.artifact.files:
+                from jitgen.compile import disassemble
+
+                parts.setdefault("sass", []).append(disassemble.sass(built.artifact.read("kernel.cubin")))
+            elif self._lowered.route.target.kind == "cpu" and self._lowered.route.compiler == "host":
+                from jitgen.compile import host
+
+                parts.setdefault("asm", []).append(host.assembly(self._lowered.render(number)[0]))
+        return {kind: _join(found) for kind, found in parts.items()}
+
+    @functools.cached_property
+    def report(self) -> tuple[dict[str, Any], ...]:
+        """Per kernel: name, key, origin, toolchain, registers, spill_bytes, shared_bytes, flops, bytes_moved, elements.
+
+        Resources are None where the target has none to report (a CPU, an AMD binary).
+        """
+        rows = []
+        for number, built in enumerate(self._kernels):
+            arguments = self._lowered.arguments(number)
+            meta = built.artifact.meta
+            resources = {name: meta.get(name) for name in ("registers", "spill_bytes", "shared_bytes")}
+            if "kernel.cubin" in built.artifact.files and resources["registers"] is None:
+                from jitgen.compile import disassemble
+
+                used = disassemble.resource_usage(built.artifact.read("kernel.cubin"), meta["entry"])
+                resources |= {name: used[name] for name in ("registers", "spill_bytes")}
+            operations = sum(
+                OPS[instruction.op].flops * geometry.elements
+                for body, geometry in zip(built.kernel.bodies, self._lowered.geometries[number], strict=True)
+                for instruction in body.instructions
+                if instruction.op in OPS
+            )
+            rows.append(
+                {
+                    "name": meta["entry"],
+                    "key": built.artifact.key,
+                    "origin": built.origin,
+                    "target": str(self._lowered.route.target),
+                    "toolchain": meta["toolchain"],
+                    **resources,
+                    "flops": operations,
+                    "bytes_moved": arguments.moved,
+                    "elements": arguments.elements,
+                }
+            )
+        return tuple(rows)
+
+
+def _join(parts: Sequence[str | bytes]) -> str | bytes:
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], bytes):
+        raise JitgenError(f"{len(parts)} kernels: binaries cannot be joined; read them from the store by report's keys")
+    return "\n".join(part for part in parts if isinstance(part, str))

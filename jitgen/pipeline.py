@@ -1,0 +1,323 @@
+"""The path of a call, on one screen: trace, request key, plan, launch; on a miss also lower, render, compile, store.
+
+::
+
+    specialize   arguments -> Specialization      trace once per dtype, rank, and guarded fact
+    lower        Specialization -> Lowered        program, layouts, schedules: what a plan is keyed by
+    fetch        Lowered -> kernels               from memory, from the store, or
+    build          render -> compile -> store       (never in strict mode)
+
+Everything above ``fetch`` is plain Python over frozen values: no Jinja, no compiler, no device. ``api.py`` is the only
+caller; ``runtime/launcher.py`` is what it hands the result to.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen import events, settings
+from jitgen.compile import routes
+from jitgen.errors import CacheMissError, CompileError
+from jitgen.families import elementwise
+from jitgen.families.elementwise import LaunchArguments, Schedule
+from jitgen.families.layout import Geometry, Layout, Memory, locate, output_strides, resolve
+from jitgen.ir import graph as graphs
+from jitgen.ir import program as programs
+from jitgen.ir import symbols
+from jitgen.ir.graph import Graph
+from jitgen.ir.program import Kernel, Program
+from jitgen.ir.views import NotViewable, Strided
+from jitgen.spec import SCHEMA, KernelSource, Target, digest
+from jitgen.store import Store, StoredArtifact
+from jitgen.trace.guards import Guards
+
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+
+
+# ------------------------------------------------------------------------------------------------------- lowering
+
+
+@dataclass(frozen=True)
+class Route:
+    """How kernels are made: backend, compiler and target."""
+
+    backend: str
+    compiler: str
+    target: Target
+
+    @property
+    def tiled(self) -> bool:
+        """Whether a launch is a grid of tiles."""
+        return self.target.kind != "cpu"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph made concrete for one call's strides, for one route.
+
+    Attributes:
+        graph: with every guard that lowering added.
+        program: the kernels and buffers.
+        layouts, schedules: for each kernel; with the graph and the route they make the request key.
+        geometries: for each kernel: this call's sizes and strides.
+        memories: for each buffer: where it lies, results and temporaries as they will be allocated.
+        aliases: for each output that is a view of an input, its strided memory.
+    """
+
+    graph: Graph
+    program: Program
+    route: Route
+    layouts: tuple[tuple[Layout, ...], ...]
+    schedules: tuple[Schedule, ...]
+    geometries: tuple[tuple[Geometry, ...], ...]
+    memories: tuple[Memory, ...]
+    aliases: tuple[Strided | None, ...]
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The request key: the same on another machine, in another directory, under another user."""
+        return digest(
+            {
+                "schema": SCHEMA,
+                "code": code_digest(),
+                "graph": graphs.to_json(self.graph),
+                "layouts": [[_plain(layout) for layout in kernel] for kernel in self.layouts],
+                "schedules": [_plain(schedule) for schedule in self.schedules],
+                "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
+                "facts": numeric_facts(),
+            }
+        )
+
+    def arguments(self, kernel: int) -> LaunchArguments:
+        return elementwise.launch_arguments(
+            self.program.kernels[kernel],
+            self.layouts[kernel],
+            self.geometries[kernel],
+            self.schedules[kernel],
+            self.route.tiled,
+        )
+
+    def render(self, kernel: int) -> tuple[KernelSource, Rendered]:
+        return elementwise.render(
+            self.program.kernels[kernel],
+            self.layouts[kernel],
+            self.schedules[kernel],
+            self.route.backend,
+            self.route.compiler,
+            self.route.target,
+        )
+
+
+def _plain(value: Any) -> list[Any]:
+    return [list(part) if isinstance(part, tuple) else part for part in vars(value).values()]
+
+
+def numeric_facts() -> dict[str, bool]:
+    """What of the installed torch decides results: whether float8_e4m3fn saturates (from 2.13) or overflows to NaN."""
+    return {"e4m3fn_saturates": _e4m3fn_saturates()}
+
+
+@functools.cache
+def _e4m3fn_saturates() -> bool:
+    with torch._C.DisableTorchFunction():
+        return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float() == 448.0)
+
+
+def lower(
+    graph: Graph,
+    guards: Guards,
+    memory: Sequence[Memory],
+    route: Route,
+    out: Sequence[Memory | None] = (),
+    known: Program | None = None,
+) -> Lowered:
+    """Cut ``graph`` into kernels and lay them out for the call whose sizes are ``guards.hints``.
+
+    Args:
+        memory: of every input.
+        out: of results the caller gives; None where jitgen allocates.
+        known: an earlier program of the same graph, used where its reshapes are views of this call's memory too.
+    """
+    environment = guards.hints
+    program = known or programs.build(graph, guards.decide, environment, [m.view for m in memory])
+    try:
+        laid_out = _lay_out(program, environment, memory, out)
+    except NotViewable:
+        program = programs.build(graph, guards.decide, environment, [m.view for m in memory])
+        laid_out = _lay_out(program, environment, memory, out)
+    memories, layouts, geometries = laid_out
+    schedules = tuple(
+        elementwise.schedule(kernel, layout, route.target)
+        for kernel, layout in zip(program.kernels, layouts, strict=True)
+    )
+    aliases = tuple(
+        None
+        if isinstance(output, int)
+        else locate(None, output.movements, memories[output.input].view, environment)
+        for output in program.outputs
+    )
+    graph = replace(graph, guards=tuple(guards))
+    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases)
+
+
+def _lay_out(
+    program: Program, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]
+) -> tuple[tuple[Memory, ...], tuple[tuple[Layout, ...], ...], tuple[tuple[Geometry, ...], ...]]:
+    inputs = [m.view for m in memory]
+    memories = list(memory)
+    for buffer in program.temporaries:
+        sizes = tuple(symbols.evaluate(size, environment) for size in buffer.shape)
+        memories.append(Memory(Strided(sizes, output_strides(sizes, ()))))
+    updated = {position: index for index, position in program.mutated}
+    for position, buffer in enumerate(program.results):
+        sizes = tuple(symbols.evaluate(size, environment) for size in buffer.shape)
+        given = out[position] if position < len(out) else None
+        if position in updated:
+            given = memory[updated[position]]
+        memories.append(given or Memory(Strided(sizes, output_strides(sizes, inputs))))
+    resolved = [resolve(kernel, environment, memories) for kernel in program.kernels]
+    return tuple(memories), tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
+
+
+# --------------------------------------------------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A compiled kernel and where it came from: ``"compiled"`` or ``"store"``."""
+
+    kernel: Kernel
+    artifact: StoredArtifact
+    origin: str
+
+
+def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
+    """The compiled kernels of ``lowered``: from the store, else built and stored."""
+    found = _from_store(lowered, store)
+    if found is not None:
+        return found
+    if settings.is_strict():
+        raise CacheMissError(
+            f"{lowered.graph.name}: no kernel in {store.root} for {describe(lowered)}\n"
+            f"  strict mode compiles nothing; prewarm this specialisation, or look with `jitgen cache why {lowered.key}`"
+        )
+    with store.single_flight(lowered.key):
+        return _from_store(lowered, store) or build(lowered, store)
+
+
+def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | None:
+    plan = store.get_plan(lowered.key)
+    if plan is None or not _toolchains_match(plan, lowered.route):
+        return None
+    artifacts = [store.get_artifact(key) for key in plan["artifacts"]]
+    if any(artifact is None for artifact in artifacts):
+        return None
+    return tuple(
+        BuiltKernel(kernel, artifact, "store")  # type: ignore[arg-type]
+        for kernel, artifact in zip(lowered.program.kernels, artifacts, strict=True)
+    )
+
+
+def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
+    """Whether this machine's toolchain would make the same: a toolchain that is absent, or strict serving, may not ask."""
+    if settings.is_strict():
+        return True
+    here = routes.module(route.backend, route.compiler).toolchain()
+    return here is None or str(here) in plan["toolchains"] or not plan["artifacts"]
+
+
+def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
+    """Render, compile and store every kernel of ``lowered``, and then the plan that names them."""
+    built = []
+    compiler = routes.module(lowered.route.backend, lowered.route.compiler)
+    for number, kernel in enumerate(lowered.program.kernels):
+        source, rendered = lowered.render(number)
+        started = time.perf_counter()
+        try:
+            artifact = compiler.compile(source)
+        except CompileError as error:
+            raise rendered.explain(error, keep_source(source)) from None
+        seconds = time.perf_counter() - started
+        stored = store.put_artifact(artifact)
+        events.publish(events.CompileEvent(source.name, str(source.target), source.compiler, artifact.key, seconds))
+        built.append(BuiltKernel(kernel, stored, "compiled"))
+    plan = {
+        "name": lowered.graph.name,
+        "artifacts": [kernel.artifact.key for kernel in built],
+        "toolchains": sorted({str(kernel.artifact.meta["toolchain"]) for kernel in built}),
+        "target": str(lowered.route.target),
+        "backend": lowered.route.backend,
+        "compiler": lowered.route.compiler,
+        "specialization": describe(lowered),
+    }
+    store.put_plan(lowered.key, plan)
+    return tuple(built)
+
+
+def keep_source(source: KernelSource) -> str:
+    """Where a source that does not compile is kept for reading."""
+    directory = Path(tempfile.mkdtemp(prefix="jitgen-failed-"))
+    path = directory / f"kernel{ {'cpp': '.cpp', 'cuda': '.cu', 'triton': '.py'}[source.language] }"
+    path.write_text(source.text)
+    return str(path)
+
+
+def describe(lowered: Lowered) -> str:
+    """The specialisation in words: inputs, guards, target."""
+    inputs = ", ".join(f"{b.dtype}[{', '.join(map(str, b.shape))}]" for b in lowered.program.inputs)
+    guards = "; ".join(map(str, lowered.graph.guards))
+    return f"({inputs}) for {lowered.route.target} by {lowered.route.backend}" + (f" where {guards}" if guards else "")
+
+
+# ------------------------------------------------------------------------------------------------- code and store
+
+
+@functools.cache
+def code_digest() -> str:
+    """sha256 over jitgen's own code and templates: whatever may change what a request generates."""
+    from jitgen._data import templates_directory
+
+    package = Path(__file__).parent
+    total = hashlib.sha256()
+    for root, pattern in ((package, "*.py"), (templates_directory(), "*")):
+        for path in sorted(root.rglob(pattern)):
+            name = path.relative_to(root).as_posix()
+            if path.is_file() and not name.startswith(_NOT_CODE) and "__pycache__" not in name:
+                total.update(f"{name}\0".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+_NOT_CODE = ("cli/", "bench/", "_data/", "store/", "__main__")
+"""Parts of the package that have no say in what is generated."""
+
+
+_stores: dict[Any, Store] = {}
+
+
+def default_store() -> Store:
+    """The store the settings name; where it cannot be written, a private temporary one in front of it, with a warning."""
+    wanted = (settings.get("JITGEN_CACHE_DIR"), settings.get("JITGEN_CACHE_PATH"))
+    store = _stores.get(wanted)
+    if store is None:
+        store = Store.open()
+        if not store.writable and not settings.is_strict():
+            warnings.warn(
+                f"the store {store.root} cannot be written: what is compiled now is kept for this process only. "
+                "Set JITGEN_CACHE_DIR to a directory you own",
+                stacklevel=2,
+            )
+            store = Store.open(tempfile.mkdtemp(prefix="jitgen-store-"), layers=[store.root, *store.layers])
+        _stores[wanted] = store
+    return store

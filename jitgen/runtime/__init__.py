@@ -1,0 +1,1 @@
+"""Launching: CUDA kernels through the driver, CPU kernels through their C ABI, Triton's interpreter for tests."""

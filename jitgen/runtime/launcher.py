@@ -1,0 +1,196 @@
+"""Launch plans as straight-line Python: what is known when a call is bound is written into the function's text.
+
+A warm call has microseconds, and a loop over operands that asks each time what kind each is spends them on questions
+whose answers do not change. So a bound call is a generated function: allocate, launch, return. ``launch.source`` of
+one reads, for a CPU kernel of two inputs::
+
+    def launch(t0, t1, p0, p1):
+        r0 = empty_strided(sizes0, strides0, dtype=dtype0, device=device)
+        kernel0(pack0(p0, p1, r0.data_ptr(), threads()) + tail0)
+        return r0
+
+(dataclasses and attrs make their methods the same way.) Neighbours: ``function.py`` calls ``make_launcher`` with what
+``pipeline.py`` resolved; kernels come from ``cpu.py``, ``cuda.py`` and ``interpreter.py``.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A tensor a launch makes."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel launch.
+
+    Attributes:
+        kind: ``"cpu"``, ``"cuda"`` or ``"interpreter"``.
+        kernel: cpu: the function of one packed buffer; cuda: a ``Launch``; interpreter: a function of tensors.
+        pointers: (buffer, byte offset) of each operand.
+        scalars: for each run-time scalar, Python text over ``a0``, ``a1``, ... (numeric arguments).
+        pack, tail, threaded: cpu: what packs pointers, scalars and the thread count; the bytes behind them; whether
+            the kernel is worth more than one thread.
+        constants: interpreter: the integers between the operands and the scalars.
+    """
+
+    kind: str
+    kernel: Any
+    pointers: tuple[tuple[int, int], ...]
+    scalars: tuple[str, ...] = ()
+    pack: Any = None
+    tail: bytes = b""
+    threaded: bool = False
+    constants: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """An output that is an input, or a view of one."""
+
+    buffer: int
+    sizes: tuple[int, ...] | None
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """Everything a bound call does.
+
+    Attributes:
+        name: for tracebacks.
+        device: where allocations go.
+        inputs: tensors the launcher is given, as ``t0 ...`` with their pointers ``p0 ...``.
+        numbers: numeric arguments it is given, as ``a0 ...``.
+        temporaries, results: allocations, numbered after the inputs; a result may instead be an input (its number).
+        steps: in order.
+        returns: for each output tensor a buffer's number or a ``View``.
+        rebuild: from the list of output tensors to what the user gets; None for exactly one tensor.
+        given: which results the caller passes (``out=``), as ``o0 ...`` in order.
+    """
+
+    name: str
+    device: torch.device
+    inputs: int
+    numbers: int
+    temporaries: tuple[Allocation, ...]
+    results: tuple[Allocation | int, ...]
+    steps: tuple[Step, ...]
+    returns: tuple[int | View, ...]
+    rebuild: Callable[..., Any] | None = None
+    given: frozenset[int] = frozenset()
+    values: tuple[str, ...] = field(default=())
+
+
+_counter = 0
+
+
+def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
+    """The function ``(*tensors, *pointers, *numbers, *given outputs) -> result`` that carries out ``spec``."""
+    writer = _Writer(spec)
+    text = writer.text()
+    global _counter
+    _counter += 1
+    path = f"<jitgen launch {spec.name} {_counter}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    exec(compile(text, path, "exec"), writer.names)
+    launch = writer.names["launch"]
+    launch.source = text
+    return launch
+
+
+class _Writer:
+    def __init__(self, spec: LaunchSpec):
+        self.spec = spec
+        self.names: dict[str, Any] = {"empty_strided": torch.empty_strided, "device": spec.device}
+        self.lines: list[str] = []
+        self.buffers = [f"t{index}" for index in range(spec.inputs)]
+        self.pointers = {index: f"p{index}" for index in range(spec.inputs)}
+
+    def text(self) -> str:
+        spec = self.spec
+        parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
+        parameters += [f"o{index}" for index in sorted(spec.given)]
+        for index, allocation in enumerate(spec.temporaries):
+            self._allocate(f"w{index}", allocation)
+        for index, result in enumerate(spec.results):
+            if isinstance(result, int):
+                self.buffers.append(self.buffers[result])
+                self.pointers[len(self.buffers) - 1] = self.pointers[result]
+            elif index in spec.given:
+                self.buffers.append(f"o{index}")
+            else:
+                self._allocate(f"r{index}", result)
+        if any(step.kind == "cuda" for step in spec.steps):
+            self.names["current_stream"] = torch._C._cuda_getCurrentRawStream
+            self.lines.append(f"stream = current_stream({spec.device.index})")
+        for index, step in enumerate(spec.steps):
+            self._launch(index, step)
+        outputs = [self._output(index, returned) for index, returned in enumerate(spec.returns)]
+        if spec.rebuild is None:
+            self.lines.append(f"return {outputs[0]}")
+        else:
+            self.names["rebuild"] = spec.rebuild
+            self.lines.append(f"return rebuild([{', '.join(outputs)}]{''.join(', ' + v for v in spec.values)})")
+        body = "\n".join(f"    {line}" for line in self.lines)
+        return f"def launch({', '.join(parameters)}):\n{body}\n"
+
+    def _allocate(self, name: str, allocation: Allocation) -> None:
+        place = len(self.buffers)
+        self.names |= {f"sizes{place}": allocation.sizes, f"strides{place}": allocation.strides}
+        self.names[f"dtype{place}"] = allocation.dtype
+        self.lines.append(f"{name} = empty_strided(sizes{place}, strides{place}, dtype=dtype{place}, device=device)")
+        self.buffers.append(name)
+
+    def _pointer(self, buffer: int, offset: int) -> str:
+        name = self.pointers.get(buffer) or f"{self.buffers[buffer]}.data_ptr()"
+        return f"{name} + {offset}" if offset else name
+
+    def _launch(self, index: int, step: Step) -> None:
+        self.names[f"kernel{index}"] = step.kernel
+        scalars = list(step.scalars)
+        if step.kind == "interpreter":
+            operands = [f"flat({self.buffers[buffer]}, {offset})" for buffer, offset in step.pointers]
+            self.names["flat"] = _flat
+            arguments = [*operands, *map(str, step.constants), *scalars]
+            self.lines.append(f"kernel{index}({', '.join(arguments)})")
+            return
+        pointers = [self._pointer(buffer, offset) for buffer, offset in step.pointers]
+        if step.kind == "cuda":
+            self.lines.append(f"kernel{index}({', '.join(['stream', *pointers, *scalars])})")
+            return
+        threads = "1"
+        if step.threaded:
+            self.names["threads"] = torch.get_num_threads
+            threads = "threads()"
+        self.names |= {f"pack{index}": step.pack, f"tail{index}": step.tail}
+        self.lines.append(f"kernel{index}(pack{index}({', '.join([*pointers, *scalars, threads])}) + tail{index})")
+
+    def _output(self, index: int, returned: int | View) -> str:
+        if isinstance(returned, int):
+            return self.buffers[returned]
+        tensor = self.buffers[returned.buffer]
+        if returned.sizes is None:
+            return tensor
+        self.names |= {f"view_sizes{index}": returned.sizes, f"view_strides{index}": returned.strides}
+        offset = f"{tensor}.storage_offset() + {returned.offset}"
+        return f"{tensor}.as_strided(view_sizes{index}, view_strides{index}, {offset})"
+
+
+def _flat(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """``tensor``'s memory from ``offset`` bytes on, as the interpreter takes a pointer."""
+    start = tensor.storage_offset() + offset // tensor.element_size()
+    return tensor.as_strided((1,), (1,), start) if tensor.numel() else tensor

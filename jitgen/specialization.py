@@ -1,0 +1,268 @@
+"""One trace of one function, and the launch plans made from it.
+
+A ``Specialization`` belongs to the dtypes, ranks, sizes of 1, devices and static values of a call, and to the facts its
+trace relied on; every call they fit shares it, whatever its sizes. Binding it to concrete sizes and strides gives a
+launcher (``runtime/launcher.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen import pipeline
+from jitgen.errors import UnsupportedError
+from jitgen.families.layout import Memory
+from jitgen.ir import symbols
+from jitgen.ir.graph import Guard
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel, Program
+from jitgen.ir.symbols import Expr
+from jitgen.ir.views import Strided
+from jitgen.pipeline import BuiltKernel, Lowered, Route
+from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
+from jitgen.spec import DTYPES
+from jitgen.store import Store
+from jitgen.trace.guards import Guards
+from jitgen.trace.tracer import Traced
+
+
+@dataclass
+class Specialization:
+    """See the module.
+
+    Attributes:
+        name: the function's.
+        traced: the trace.
+        route: backend, compiler and target of its kernels.
+        guards: what must hold of sizes and numbers; grows when lowering decides more.
+        programs: the kernels cut so far; a second one only where strides force a copy.
+        kernels: built kernels by request key.
+        uses: launches bound.
+    """
+
+    name: str
+    traced: Traced
+    route: Route
+    guards: tuple[Guard, ...]
+    programs: list[Program] = field(default_factory=list)
+    kernels: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict)
+    _functions: dict[tuple[str, int | None], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def signature(self) -> str:
+        """The inputs, with symbolic sizes by name: ``(bfloat16[s0_0, 4096], ...)``."""
+        static = self.static_sizes
+        shapes = (
+            f"{spec.dtype}[{', '.join(str(static.get(str(size), size)) for size in spec.shape)}]"
+            for spec in self.traced.graph.inputs
+        )
+        return f"({', '.join(shapes)})"
+
+    @property
+    def static_sizes(self) -> dict[str, Any]:
+        """Symbols the trace fixed to a number, with that number."""
+        return {
+            guard.expr.args[0]: guard.value
+            for guard in self.guards
+            if guard.expr.op == "symbol" and guard.expr.kind != "bool"
+        }
+
+    def fits(self, environment: Mapping[str, Any]) -> bool:
+        """Whether the sizes and numbers of a call meet every guard."""
+        return all(guard.holds(dict(environment)) for guard in self.guards)
+
+    def lower(self, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]) -> Lowered:
+        guards = Guards(environment)
+        for guard in self.guards:
+            guards.value(guard.expr)
+        known = self.programs[0] if self.programs else None
+        lowered = pipeline.lower(self.traced.graph, guards, memory, self.route, out, known)
+        if lowered.program not in self.programs:
+            self.programs.append(lowered.program)
+        self.guards = lowered.graph.guards
+        return lowered
+
+    def built(self, lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
+        found = self.kernels.get(lowered.key)
+        if found is None:
+            found = self.kernels[lowered.key] = pipeline.fetch(lowered, store)
+        return found
+
+    # ------------------------------------------------------------------------------------------------ launching
+
+    def bind(
+        self,
+        lowered: Lowered,
+        kernels: Sequence[BuiltKernel],
+        environment: Mapping[str, Any],
+        device: torch.device,
+        numbers: int,
+        given: frozenset[int],
+    ) -> Any:
+        """The launcher of a call with this layout: see ``runtime/launcher.py`` for what it takes."""
+        program = lowered.program
+        first_result = len(program.inputs) + len(program.temporaries)
+        updated = {position: index for index, position in program.mutated}
+        allocations = [
+            Allocation(memory.view.sizes, memory.view.strides, DTYPES[buffer.dtype])
+            for buffer, memory in zip(program.buffers, lowered.memories, strict=True)
+        ]
+        returns: list[int | View] = []
+        for output, strided in zip(program.outputs, lowered.aliases, strict=True):
+            if isinstance(output, int):
+                returns.append(first_result + output)
+            elif not output.movements:
+                returns.append(View(output.input, None))
+            else:
+                assert strided is not None
+                returns.append(View(output.input, strided.sizes, strided.strides, strided.offset))
+        rebuild, values = self._rebuild(environment)
+        spec = LaunchSpec(
+            name=self.name,
+            device=device,
+            inputs=len(program.inputs),
+            numbers=numbers,
+            temporaries=tuple(allocations[len(program.inputs) : first_result]),
+            results=tuple(updated.get(i, a) for i, a in enumerate(allocations[first_result:])),
+            steps=tuple(self._steps(lowered, kernels, environment, device)),
+            returns=tuple(returns),
+            rebuild=rebuild,
+            values=values,
+            given=given,
+        )
+        return make_launcher(spec)
+
+    def _rebuild(self, environment: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+        """How the output tensors become the function's return value, and the text of values computed at the call."""
+        leaves, tree = self.traced.leaves, self.traced.tree
+        if tree == _LEAF and leaves[0].index is not None:
+            return None, ()
+        if tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
+            return tuple, ()
+        dynamic = [leaf.value for leaf in leaves if leaf.index is None and isinstance(leaf.value, Expr)]
+        texts = tuple(_text(value, environment) for value in dynamic)
+
+        def rebuild(tensors: list[torch.Tensor], *values: Any) -> Any:
+            computed = iter(values)
+            flat = [
+                tensors[leaf.index]
+                if leaf.index is not None
+                else next(computed)
+                if isinstance(leaf.value, Expr)
+                else leaf.value
+                for leaf in leaves
+            ]
+            return pytree.tree_unflatten(flat, tree)
+
+        return rebuild, texts
+
+    def _steps(
+        self, lowered: Lowered, kernels: Sequence[BuiltKernel], environment: Mapping[str, Any], device: torch.device
+    ) -> Any:
+        for number, built in enumerate(kernels):
+            arguments = lowered.arguments(number)
+            if arguments.elements == 0:
+                continue
+            scalars = tuple(_text(expr, environment) for expr, _ in built.kernel.scalars)
+            formats = "".join(_FORMATS[dtype] for _, dtype in built.kernel.scalars)
+            make = {"cpu": self._cpu_step, "cuda": self._cuda_step, "interpreter": self._interpreter_step}
+            kind = self.route.target.kind
+            if kind not in make:
+                raise UnsupportedError(f"kernels for {self.route.target} can be compiled here but not run")
+            yield make[kind](lowered, number, built, arguments, scalars, formats, device)
+
+    def _cpu_step(
+        self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any, formats: str, device: Any
+    ) -> Step:
+        from jitgen.runtime import cpu
+
+        entry = built.artifact.meta["entry"]
+        function = self._function(built, None, lambda: cpu.load_packed(str(built.artifact.path()), entry))
+        streaming = int(arguments.moved > cpu.last_level_cache())
+        tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
+        pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
+        threaded = cpu.worth_threads(arguments.moved, arguments.elements * flops(built.kernel))
+        return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded)
+
+    def _cuda_step(
+        self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any, formats: str, device: Any
+    ) -> Step:
+        from jitgen.runtime import cuda
+
+        meta, index = built.artifact.meta, device.index
+        function = self._function(
+            built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, meta.get("shared_bytes", 0))
+        )
+        schedule = lowered.schedules[number]
+        parameters = "P" * len(arguments.pointers)
+        parameters += ("q" if schedule.wide else "i") * len(arguments.integers) + formats
+        values = (*(None,) * len(arguments.pointers), *arguments.integers, *(None,) * len(scalars))
+        if self.route.backend == "triton":
+            parameters, values = parameters + "PP", (*values, 0, 0)
+        launch = cuda.Launch(
+            function, parameters, values, (arguments.blocks, 1, 1), (schedule.threads, 1, 1), meta.get("shared_bytes", 0)
+        )
+        return Step("cuda", launch, arguments.pointers, scalars)
+
+    def _interpreter_step(
+        self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any, formats: str, device: Any
+    ) -> Step:
+        from jitgen.runtime import interpreter
+
+        meta = built.artifact.meta
+        kernel = interpreter.load(built.artifact.text("kernel.py"), meta["entry"], meta["signature"])
+        grid = (arguments.blocks,)
+        return Step(
+            "interpreter",
+            lambda *values: kernel(grid, *values),
+            arguments.pointers,
+            scalars,
+            constants=arguments.integers,
+        )
+
+    def _function(self, built: BuiltKernel, device: int | None, load: Any) -> Any:
+        key = (built.artifact.key, device)
+        if key not in self._functions:
+            self._functions[key] = load()
+        return self._functions[key]
+
+
+_LEAF = pytree.tree_flatten(0)[1]
+_FORMATS = {"float32": "f", "float64": "d", "int64": "q"}
+
+
+def _text(expr: Any, environment: Mapping[str, Any]) -> str:
+    """Python text of ``expr`` at the call: sizes are known when it is bound, numeric arguments by name."""
+    if not isinstance(expr, Expr):
+        return repr(expr)
+    if not any(name.startswith("a") for name in symbols.symbols_of(expr)):
+        value = symbols.evaluate(expr, environment)
+        return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
+    known = {name: value for name, value in environment.items() if not name.startswith("a")}
+    return re.sub(r"\b[s]\d+_\d+\b", lambda match: f"({known[match.group()]})", symbols.format_expr(expr))
+
+
+def flops(kernel: Kernel) -> int:
+    """Operations per element, over all regions, by the weights of ``ir/ops.py``."""
+    return sum(
+        OPS[instruction.op].flops
+        for body in kernel.bodies
+        for instruction in body.instructions
+        if instruction.op in OPS
+    )
+
+
+def memory_of(tensor: torch.Tensor, aligned: bool = False) -> Memory:
+    """Where ``tensor`` lies; ``aligned`` where the target does not care about its address."""
+    alignment = 16
+    if not aligned:
+        address = tensor.data_ptr()
+        while address % alignment:
+            alignment //= 2
+    return Memory(Strided(tuple(tensor.shape), tuple(tensor.stride())), alignment)
