@@ -6,7 +6,7 @@ Everything public is exported by ``jitgen/__init__.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -14,9 +14,11 @@ from jitgen import pipeline, settings
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.function import JitFunction as _JitFunction
-from jitgen.inspect import Lowered
 from jitgen.pipeline import Route
 from jitgen.spec import SYMBOL_HINT, Target, TensorSpec, host_target
+
+if TYPE_CHECKING:
+    from jitgen.inspect import Lowered
 
 
 class JitFunction(_JitFunction):
@@ -40,6 +42,8 @@ class JitFunction(_JitFunction):
         Raises:
             TraceError, UnsupportedError: as a call would.
         """
+        from jitgen.inspect import Lowered
+
         leaves, tree, _ = self._leaves(args, kwargs)
         shapes = _Symbols()
         tensors = [shapes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]

@@ -26,6 +26,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import size_one_pattern
 from jitgen.pipeline import Lowered, Route
 from jitgen.plan import LaunchPlan
+from jitgen.runtime.guards import layout_check
 from jitgen.specialization import Specialization, memory_of
 from jitgen.spec import Target, dtype_name, host_target, runs_here
 from jitgen.trace.guards import Guards
@@ -152,7 +153,7 @@ class JitFunction:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, tree, out = self._leaves(args, kwargs)
         if out is not None:
-            return LaunchPlan(self, leaves, tree, out)(*leaves, out=out)
+            return LaunchPlan(self, leaves, tree)(*leaves, out=out)
         dispatcher = self._dispatcher(leaves, tree)
         return dispatcher(*leaves)
 
@@ -329,7 +330,7 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
 def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -> Callable[..., Any]:
     """The function ``(*leaves) -> result`` for leaves of exactly these types.
 
-    Its text is generated: for two tensors it compares ten facts and calls the launch, without a loop.
+    Its text is generated, so that it asks only what may differ from the last call, without a loop.
     """
     tensors = [i for i, kind in enumerate(kinds) if kind in TENSORS]
     number_places = [i for i, kind in enumerate(kinds) if kind in NUMBERS]
@@ -338,74 +339,78 @@ def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -
     if not tensors or any(kind in (list, tuple, dict) for kind in kinds):
         return _slow_dispatcher(function, tree)
 
-    facts, tests = [], []
-    for i in tensors:
-        facts += [f"a{i}.shape", f"a{i}.stride()", f"a{i}.dtype", f"a{i}.get_device()", f"p{i} & mask"]
-        tests += [f"a{i}.shape == f{i}_0", f"a{i}.stride() == f{i}_1", f"a{i}.dtype is f{i}_2"]
-        tests += [f"a{i}.get_device() == f{i}_3", f"p{i} & mask == f{i}_4", f"p{i}"]
-    for i in static:
-        facts.append(f"exact(a{i})" if kinds[i] is float else f"a{i}")
-        tests.append(f"{facts[-1]} == f{i}_0")
-    known = [f"f{i}_{n}" for i in tensors for n in range(5)] + [f"f{i}_0" for i in static]
     arguments = ", ".join(f"a{i}" for i in range(len(kinds)))
     given = ", ".join([*(f"a{i}" for i in tensors), *(f"p{i}" for i in tensors), *(f"a{i}" for i in number_places)])
-    grads = " or ".join(f"a{i}.requires_grad" for i in tensors)
+    exact = [f"exact(a{i})" if kinds[i] is float else f"a{i}" for i in static]
+    # Addresses matter to a GPU's 16-byte accesses; the CPU's take any.
+    places = [f"p{i} & 15" for i in tensors] if torch.cuda.is_available() else []
+    tests = [f"check({', '.join(f'a{i}' for i in tensors)})"]
+    tests += [f"{fact} == f{n}" for n, fact in enumerate([*exact, *places])]
+    hot = ", ".join(["check", "launch", *(f"f{n}" for n in range(len(exact) + len(places)))])
+    facts = [*(f"a{i}.{fact}" for i in tensors for fact in ("shape", "stride()", "dtype", "device", "requires_grad"))]
     text = "\n".join(
         [
             f"def dispatch({arguments}):",
             *(f"    p{i} = a{i}.data_ptr()" for i in tensors),
-            f"    {', '.join([*known, 'launch'])} = hot[0]",
-            f"    if {' and '.join(tests)} and not (grad_enabled() and ({grads})):",
+            f"    {hot} = state.hot",
+            f"    if {' and '.join(tests)}:",
             f"        return launch({given})",
-            f"    key = ({', '.join(facts)}, {', '.join(f'a{i}.device' for i in tensors)},)",
-            f"    return cold(key, ({arguments},), {' and '.join(f'p{i}' for i in tensors)}, ({given},))",
+            f"    return state.cold(({', '.join(facts)},), ({_tuple(exact + places)}), ({arguments},), ({given},))",
             "",
         ]
     )
-    state = _Dispatch(function, tree, tensors, len(known))
-    names = {
-        "hot": state.hot,
-        "cold": state.cold,
-        "grad_enabled": torch.is_grad_enabled,
-        "exact": float.hex,
-        "mask": 0 if all_cpu(function) else 15,
-    }
+    state = _Dispatch(function, tree, tensors, len(exact) + len(places))
+    names = {"state": state, "exact": float.hex}
     path = f"<jitgen dispatch {function.name} {id(state):x}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)
     return names["dispatch"]
 
 
-def all_cpu(function: JitFunction) -> bool:
-    return not torch.cuda.is_available()
+def _tuple(parts: Sequence[str]) -> str:
+    return "".join(f"{part}, " for part in parts)
+
+
+def _never(*tensors: torch.Tensor) -> bool:
+    return False
 
 
 class _Dispatch:
-    """The state behind one generated dispatcher: the facts of the last call, and the table of all."""
+    """The state behind one generated dispatcher: what the last call was, and the table of all.
+
+    ``hot`` is (layout check, launch, static values and address remainders) of the last call that needs no more checks
+    than these: no captured tensors, no guarded values, no argument that requires grad.
+    """
+
+    __slots__ = ("function", "hot", "table", "tensors", "tree")
 
     def __init__(self, function: JitFunction, tree: Any, tensors: Sequence[int], facts: int):
         self.function = function
         self.tree = tree
         self.tensors = tensors
-        self.facts = facts
-        self.hot: list[tuple[Any, ...]] = [(None,) * (facts + 1)]
+        self.hot: tuple[Any, ...] = (_never, None, *(None,) * facts)
         self.table: dict[Any, Entry] = {}
 
-    def cold(self, key: tuple[Any, ...], leaves: tuple[Any, ...], pointers: Any, given: tuple[Any, ...]) -> Any:
-        """A call whose facts are not those of the last one, or whose entry must be checked at every call."""
-        entry = self.table.get(key)
-        if torch.is_grad_enabled() and any(leaves[i].requires_grad for i in self.tensors):
+    def cold(
+        self, layout: tuple[Any, ...], exact: tuple[Any, ...], leaves: tuple[Any, ...], given: tuple[Any, ...]
+    ) -> Any:
+        """A call that is not like the last one, or whose entry must be checked at every call."""
+        tensors = [leaves[i] for i in self.tensors]
+        needs_grad = any(tensor.requires_grad for tensor in tensors)
+        if needs_grad and torch.is_grad_enabled():
             self.function._check(leaves)
+        key = (layout, exact)
+        entry = self.table.get(key)
         captured = entry.captured_tensors() if entry is not None else None
         if entry is None or captured is None:
             entry, captured = self.function._resolve(leaves, self.tree)
             if len(self.table) >= MAX_LAUNCHES:
                 self.table.clear()
             self.table[key] = entry
-        if not entry.captured and not entry.guards and pointers:
-            self.hot[0] = (*key[: self.facts], entry.launch)
-        count = len(self.tensors)
-        tensors, addresses, numbers = given[:count], given[count : 2 * count], given[2 * count :]
+        if not entry.captured and not entry.guards and not needs_grad:
+            self.hot = (layout_check(tensors), entry.launch, *exact)
+        count = len(tensors)
+        addresses, numbers = given[count : 2 * count], given[2 * count :]
         return entry.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
 

@@ -52,8 +52,8 @@ class Lowered:
         found = []
         for number in range(len(self._lowered.program.kernels)):
             source, _ = self._lowered.render(number)
-            tools = routes.module(route.backend, route.compiler).toolchain()
-            key = artifact_key(source, tools) if tools else None
+            tools = routes.toolchain(route.backend, route.compiler)
+            key = artifact_key(routes.prepare(source), tools) if tools else None
             found.append(KernelText(source.name, route.backend, source.text, source.template, key))
         return tuple(found)
 

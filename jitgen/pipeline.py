@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from jitgen import events, settings
 from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError
@@ -37,7 +35,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
 from jitgen.ir.program import Kernel, Program
 from jitgen.ir.views import NotViewable, Strided
-from jitgen.spec import SCHEMA, KernelSource, Target, digest
+from jitgen.spec import SCHEMA, KernelSource, Target, digest, e4m3fn_saturates
 from jitgen.store import Store, StoredArtifact
 from jitgen.trace.guards import Guards
 
@@ -109,7 +107,9 @@ class Lowered:
         )
 
     def render(self, kernel: int) -> tuple[KernelSource, Rendered]:
-        return elementwise.render(
+        from jitgen.families.elementwise.render import render
+
+        return render(
             self.program.kernels[kernel],
             self.layouts[kernel],
             self.schedules[kernel],
@@ -124,14 +124,8 @@ def _plain(value: Any) -> list[Any]:
 
 
 def numeric_facts() -> dict[str, bool]:
-    """What of the installed torch decides results: whether float8_e4m3fn saturates (from 2.13) or overflows to NaN."""
-    return {"e4m3fn_saturates": _e4m3fn_saturates()}
-
-
-@functools.cache
-def _e4m3fn_saturates() -> bool:
-    with torch._C.DisableTorchFunction():
-        return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float() == 448.0)
+    """What of the installed torch decides results."""
+    return {"e4m3fn_saturates": e4m3fn_saturates()}
 
 
 def lower(
@@ -233,7 +227,7 @@ def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
     """Whether this machine's toolchain would make the same: a toolchain that is absent, or strict serving, may not ask."""
     if settings.is_strict():
         return True
-    here = routes.module(route.backend, route.compiler).toolchain()
+    here = routes.toolchain(route.backend, route.compiler)
     return here is None or str(here) in plan["toolchains"] or not plan["artifacts"]
 
 
@@ -243,6 +237,7 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     compiler = routes.module(lowered.route.backend, lowered.route.compiler)
     for number, kernel in enumerate(lowered.program.kernels):
         source, rendered = lowered.render(number)
+        source = routes.prepare(source)
         started = time.perf_counter()
         try:
             artifact = compiler.compile(source)
@@ -290,7 +285,7 @@ def code_digest() -> str:
 
     package = Path(__file__).parent
     total = hashlib.sha256()
-    for root, pattern in ((package, "*.py"), (templates_directory(), "*")):
+    for root, pattern in ((package, "*.py"), (package / "compile", "*.hpp"), (templates_directory(), "*")):
         for path in sorted(root.rglob(pattern)):
             name = path.relative_to(root).as_posix()
             if path.is_file() and not name.startswith(_NOT_CODE) and "__pycache__" not in name:

@@ -2,138 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import linecache
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.runtime.guards import layout_check
 
 if TYPE_CHECKING:
     from jitgen.function import JitFunction
 
 
 class LaunchPlan:
-    """The launch plan of one signature: ``plan(*args, out=None)``.
+    """The launch plan of one signature: ``plan(*args, out=None)``, made by ``JitFunction.bind``.
 
-    Arguments must have the shapes, strides, dtypes and device the plan was bound with; a tensor that differs is a
-    ValueError, never a wrong launch. Numbers may differ where the trace did not need their value.
+    Arguments must have the shapes, strides, dtypes, device and (on a GPU) the alignment to 16 bytes that the plan was
+    bound with; a tensor that differs is a ValueError, never a wrong launch. Numbers may differ, except where the trace
+    needed their value. ``out`` is a tensor, or a tuple of tensors for a function with several results, into which the
+    results are written; it may have any strides, and may be an input itself, but not overlap one in part.
     """
 
-    def __init__(
-        self, function: JitFunction, leaves: Sequence[Any], tree: Any, out: torch.Tensor | Sequence[Any] | None = None
-    ):
+    def __new__(cls, function: JitFunction, leaves: Sequence[Any], tree: Any = None) -> LaunchPlan:
+        plan = super().__new__(_callable_class(function.name, leaves))
+        plan._prepare(function, leaves, tree)
+        return plan
+
+    def _prepare(self, function: JitFunction, leaves: Sequence[Any], tree: Any) -> None:
         self._function = function
         self._tree = tree
         self._leaves = tuple(leaves)
-        self._tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        self._numbers = [i for i, leaf in enumerate(leaves) if type(leaf) in (int, float)]
-        self._facts = [self._facts_of(leaves[index]) for index in self._tensors]
-        self._entry: Any = None
+        self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
+        self._tensors = [leaves[index] for index in self._places]
+        self._check = layout_check(self._tensors)
+        self._addresses = self._remainders(self._tensors)
+        self._entry, _ = function._resolve(leaves, tree)
         self._out_entries: dict[Any, Any] = {}
-        if out is None:
-            self._entry, _ = function._resolve(leaves, tree)
+        simple = self._is_simple(self._entry) and not function._static_numbers
+        self._hot = (self._check, self._entry.launch, *self._addresses) if simple else None
+        self._hot_out: tuple[Any, ...] | None = None
+
+    def _is_simple(self, entry: Any) -> bool:
+        """Whether the launch needs no check but of the arguments."""
+        return not entry.captured and not entry.guards and not any(tensor.requires_grad for tensor in self._tensors)
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
-        entry = self._entry
-        built = entry.specialization.kernels[entry.lowered.key]
+        built = self._entry.specialization.kernels[self._entry.lowered.key]
         return tuple(kernel.artifact.key for kernel in built)
 
-    def __call__(self, *leaves: Any, out: Any = None) -> Any:
+    # ----------------------------------------------------------------------------------------------- the slow way
+
+    def _launch(self, leaves: Sequence[Any], out: Any) -> Any:
+        """A call that the generated fast path did not take: everything is checked."""
         if len(leaves) != len(self._leaves):
-            raise TypeError(f"this plan takes {len(self._leaves)} arguments, got {len(leaves)}")
-        tensors = [leaves[index] for index in self._tensors]
-        for position, (tensor, facts) in enumerate(zip(tensors, self._facts, strict=True)):
-            shape, stride, dtype, device, mask, address = facts
-            if (
-                tensor.shape != shape
-                or tensor.stride() != stride
-                or tensor.dtype is not dtype
-                or tensor.device != device
-                or tensor.data_ptr() & mask != address
-            ):
-                self._refuse(position, tensor, facts)
-        entry = self._entry if out is None else self._with_out(leaves, tensors, out)
+            raise TypeError(f"the plan of {self._function.name} takes {len(self._leaves)} arguments, got {len(leaves)}")
+        tensors = [leaves[index] for index in self._places]
+        for place, tensor, bound in zip(self._places, tensors, self._tensors, strict=True):
+            self._refuse_other(place, tensor, bound)
+        self._function._check(leaves)
+        changed = [i for i in self._numbers if leaves[i] != self._leaves[i]]
+        if changed and self._function._static_numbers:
+            raise ValueError(
+                f"argument {changed[0]} of the plan of {self._function.name} is {leaves[changed[0]]!r}, and the plan was "
+                f"bound for {self._leaves[changed[0]]!r}; bind again, or call the function itself"
+            )
+        outputs = _outputs(out)
+        entry = self._entry if out is None else self._with_out(leaves, tensors, outputs)
         captured = entry.captured_tensors()
         if captured is None:
-            entry, captured = self._function._resolve(leaves, self._tree, self._outputs(out))
+            entry, captured = self._function._resolve(leaves, self._tree, outputs or None)
+            if out is None:
+                self._entry = entry
         everything = [*tensors, *captured]
         numbers = [leaves[index] for index in self._numbers]
-        given = [] if out is None else self._outputs(out)
-        result = entry.launch(*everything, *[tensor.data_ptr() for tensor in everything], *numbers, *given)
-        return out if out is not None else result
+        result = entry.launch(*everything, *[tensor.data_ptr() for tensor in everything], *numbers, *outputs)
+        return result if out is None else out
 
-    @staticmethod
-    def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-        mask = 0 if tensor.device.type == "cpu" else 15
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, mask, tensor.data_ptr() & mask
-
-    def _refuse(self, position: int, tensor: torch.Tensor, facts: tuple[Any, ...]) -> None:
+    def _refuse_other(self, place: int, tensor: Any, bound: torch.Tensor) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"argument {place} of the plan of {self._function.name} is {type(tensor).__name__}, not a tensor")
+        same = tensor.shape == bound.shape and tensor.stride() == bound.stride() and tensor.dtype == bound.dtype
+        if same and tensor.device == bound.device and self._remainders([tensor]) == self._remainders([bound]):
+            return
         raise ValueError(
-            f"tensor argument {position} of the plan of {self._function.name} is {tensor.dtype} {tuple(tensor.shape)} "
-            f"with strides {tensor.stride()} on {tensor.device}; the plan was bound for {facts[2]} {tuple(facts[0])} "
-            f"with strides {facts[1]} on {facts[3]}" + ("" if not facts[4] else " and the same alignment to 16 bytes")
-            + ". Bind again for such arguments, or call the function itself"
+            f"argument {place} of the plan of {self._function.name} is {_describe(tensor)}; "
+            f"the plan was bound for {_describe(bound)}. Bind again for such arguments, or call the function itself"
         )
 
     @staticmethod
-    def _outputs(out: Any) -> list[torch.Tensor]:
-        return [] if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+    def _remainders(tensors: Sequence[torch.Tensor]) -> list[int]:
+        if not torch.cuda.is_available():
+            return []
+        return [tensor.data_ptr() & 15 for tensor in tensors]
 
-    def _with_out(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], out: Any) -> Any:
-        """The entry that writes into tensors laid out as ``out``, which must not overlap an input in part."""
-        given = self._outputs(out)
-        key = tuple(self._facts_of(tensor) for tensor in given)
+    # ------------------------------------------------------------------------------------------------------- out=
+
+    def _with_out(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> Any:
+        """The entry that writes into tensors laid out as ``out``."""
+        key = tuple((t.shape, t.stride(), t.dtype, t.device, *self._remainders([t])) for t in out)
         entry = self._out_entries.get(key)
         if entry is None:
-            for tensor in given:
-                if not isinstance(tensor, torch.Tensor):
-                    raise TypeError(f"out is a tensor, or a tuple of tensors, not {type(tensor).__name__}")
-            self._check_out(leaves, given)
-            entry, _ = self._function._resolve(leaves, self._tree, given)
+            self._check_out(out)
+            entry, _ = self._function._resolve(leaves, self._tree, out)
             self._out_entries[key] = entry
-        for tensor in given:
-            for source in tensors:
-                if _overlaps_in_part(tensor, source):
-                    raise ValueError(
-                        f"out= of {self._function.name} overlaps an input in part: it would be read after it was written"
-                    )
+        for tensor in out:
+            if any(_overlaps_in_part(tensor, other) for other in [*tensors, *(o for o in out if o is not tensor)]):
+                raise ValueError(
+                    f"out= of {self._function.name} overlaps another tensor in part: "
+                    "elements would be read after they were written; pass memory of its own"
+                )
+        if len(out) == 1 and self._hot is not None and self._is_simple(entry) and not out[0].requires_grad:
+            check = layout_check([*self._tensors, out[0]])
+            ends = [_extent(out[0]), *map(_extent, self._tensors)]
+            alike = [(t.shape, t.stride(), t.dtype) == (out[0].shape, out[0].stride(), out[0].dtype) for t in self._tensors]
+            self._hot_out = (check, entry.launch, *ends, *alike, *self._addresses, *self._remainders(out))
         return entry
 
-    def _check_out(self, leaves: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-        entry = self._entry or self._function._resolve(leaves, self._tree)[0]
-        program, lowered = entry.lowered.program, entry.lowered
-        name = self._function.name
+    def _check_out(self, out: Sequence[torch.Tensor]) -> None:
+        lowered = self._entry.lowered
+        program, name = lowered.program, self._function.name
         if any(not isinstance(output, int) for output in program.outputs) or program.mutated:
             raise UnsupportedError(
                 f"{name}: out= with a function that returns a view of an argument or updates one is not supported"
             )
-        if list(program.outputs) != list(range(len(given))):
-            raise ValueError(f"{name} returns {len(program.outputs)} tensors; out= has {len(given)}")
+        if list(program.outputs) != list(range(len(out))):
+            raise ValueError(f"{name} returns {len(program.outputs)} tensors; out= has {len(out)}")
         first = len(program.inputs) + len(program.temporaries)
-        device = next(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
-        for position, tensor in enumerate(given):
+        device = self._tensors[0].device
+        for position, tensor in enumerate(out):
             sizes = lowered.memories[first + position].view.sizes
             dtype = program.results[position].dtype
             if tuple(tensor.shape) != sizes or str(tensor.dtype) != f"torch.{dtype}" or tensor.device != device:
                 raise ValueError(
-                    f"out= of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; the result is "
-                    f"torch.{dtype} {sizes} on {device}. Pass such a tensor"
+                    f"out= of {name} is {_describe(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
+                    "Pass such a tensor"
                 )
             if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
                 raise ValueError(f"out= of {name} is an expanded tensor: several of its elements share memory")
             if tensor.requires_grad and torch.is_grad_enabled():
-                raise ValueError(f"out= of {name} requires grad")
+                raise ValueError(f"out= of {name} requires grad; detach it")
 
 
-def _overlaps_in_part(written: torch.Tensor, read: torch.Tensor) -> bool:
+def _outputs(out: Any) -> list[torch.Tensor]:
+    outputs = [] if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+    for tensor in outputs:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"out= is a tensor, or a tuple of tensors, not {type(tensor).__name__}")
+    return outputs
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    remainder = tensor.data_ptr() % 16 if tensor.device.type == "cuda" else 0
+    place = f", {remainder} bytes past a multiple of 16" if remainder else ""
+    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}{place}"
+
+
+def _overlaps_in_part(written: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the two share memory without being laid out alike (an element updated in its own place is fine)."""
-    start, other = written.data_ptr(), read.data_ptr()
-    if start == other and written.stride() == read.stride() and written.shape == read.shape:
+    start, begin = written.data_ptr(), other.data_ptr()
+    alike = written.stride() == other.stride() and written.shape == other.shape and written.dtype == other.dtype
+    if start == begin and alike:
         return False
-    return start < other + _extent(read) and other < start + _extent(written)
+    return start < begin + _extent(other) and begin < start + _extent(written)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -141,3 +175,51 @@ def _extent(tensor: torch.Tensor) -> int:
         return 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
+
+
+# ----------------------------------------------------------------------------------------------------- the fast way
+
+
+def _callable_class(name: str, leaves: Sequence[Any]) -> type[LaunchPlan]:
+    """A ``LaunchPlan`` whose ``__call__`` is written for these arguments: check, launch, return."""
+    tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
+    arguments = [f"a{index}" for index in range(len(leaves))]
+    pointers = [f"p{index}" for index in tensors]
+    remain = [f"r{index}" for index in tensors] if torch.cuda.is_available() else []
+    outlying = ["ro"] if remain else []
+    aligned = [f"p{index} & 15 == r{index}" for index in tensors] if remain else []
+    given = ", ".join([*(f"a{i}" for i in tensors), *pointers, *(f"a{i}" for i in numbers)])
+    checked = ", ".join(f"a{i}" for i in tensors)
+    # Memory of its own, or exactly an input's: then an element is read before it is written.
+    ends, alike = [f"e{i}" for i in tensors], [f"s{i}" for i in tensors]
+    apart = [f"(o >= p{i} + e{i} or o + eo <= p{i} or s{i} and o == p{i})" for i in tensors]
+    out_aligned = ["o & 15 == ro"] if outlying else []
+    text = "\n".join(
+        [
+            f"def __call__({', '.join(['self', *arguments])}, *more, out=None):",
+            *(f"    p{i} = a{i}.data_ptr()" for i in tensors),
+            "    if out is None:",
+            "        hot = self._hot",
+            "        if hot is not None and not more:",
+            f"            {', '.join(['check', 'launch', *remain])} = hot",
+            f"            if {' and '.join([f'check({checked})', *aligned])}:",
+            f"                return launch({given})",
+            "    else:",
+            "        hot = self._hot_out",
+            "        if hot is not None and not more and type(out) is Tensor:",
+            f"            {', '.join(['check', 'launch', 'eo', *ends, *alike, *remain, *outlying])} = hot",
+            "            o = out.data_ptr()",
+            f"            if {' and '.join([f'check({checked}, out)', *aligned, *out_aligned, *apart])}:",
+            f"                launch({given}, out)",
+            "                return out",
+            f"    return self._launch(({', '.join([*arguments, '*more'])},), out)",
+            "",
+        ]
+    )
+    names: dict[str, Any] = {"Tensor": torch.Tensor}
+    path = f"<jitgen plan {name} {len(leaves)}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    exec(compile(text, path, "exec"), names)
+    call: Callable[..., Any] = names["__call__"]
+    return type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})

@@ -6,6 +6,7 @@ Everything here is a value: hashable or JSON-able, free of tensors, devices and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -60,6 +61,14 @@ def parse_dtype(text: str) -> torch.dtype:
     if name not in DTYPES:
         raise UnsupportedError(f"unknown dtype {text!r}; expected one of {', '.join([*DTYPES, *_SHORT_DTYPES])}")
     return DTYPES[name]
+
+
+
+@functools.cache
+def e4m3fn_saturates() -> bool:
+    """Whether this torch converts what is too large for float8_e4m3fn to 448 (from 2.13 on) rather than to NaN."""
+    with torch._C.DisableTorchFunction():
+        return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float() == 448.0)
 
 
 # --------------------------------------------------------------------------------------------------------- targets

@@ -32,7 +32,7 @@ from jitgen.trace.guards import Guards
 from jitgen.trace.tracer import Traced
 
 
-@dataclass
+@dataclass(repr=False)
 class Specialization:
     """See the module.
 
@@ -43,7 +43,6 @@ class Specialization:
         guards: what must hold of sizes and numbers; grows when lowering decides more.
         programs: the kernels cut so far; a second one only where strides force a copy.
         kernels: built kernels by request key.
-        uses: launches bound.
     """
 
     name: str
@@ -53,6 +52,10 @@ class Specialization:
     programs: list[Program] = field(default_factory=list)
     kernels: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict)
     _functions: dict[tuple[str, int | None], Any] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        static = ", ".join(f"{name}={value}" for name, value in self.static_sizes.items())
+        return f"Specialization({self.name}{self.signature}, static={{{static}}}, kernels={len(self.kernels)})"
 
     @property
     def signature(self) -> str:
@@ -171,6 +174,9 @@ class Specialization:
                 continue
             scalars = tuple(_text(expr, environment) for expr, _ in built.kernel.scalars)
             formats = "".join(_FORMATS[dtype] for _, dtype in built.kernel.scalars)
+            if self.route.compiler == "load_inline":
+                yield self._operator_step(lowered, number, built, arguments, scalars)
+                continue
             make = {"cpu": self._cpu_step, "cuda": self._cuda_step, "interpreter": self._interpreter_step}
             kind = self.route.target.kind
             if kind not in make:
@@ -209,6 +215,28 @@ class Specialization:
             function, parameters, values, (arguments.blocks, 1, 1), (schedule.threads, 1, 1), meta.get("shared_bytes", 0)
         )
         return Step("cuda", launch, arguments.pointers, scalars)
+
+    def _operator_step(self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any) -> Step:
+        from jitgen.runtime import cpu, torch_operator
+
+        meta = built.artifact.meta
+        operator = self._function(built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"]))
+        written = tuple(o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None)
+        kinds = [dtype for _, dtype in built.kernel.scalars]
+        whole = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype == "int64")
+        floats = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype != "int64")
+        if self.route.target.kind == "cpu":
+            constants = (*arguments.integers, int(arguments.moved > cpu.last_level_cache()))
+            threaded = cpu.worth_threads(arguments.moved, arguments.elements * flops(built.kernel))
+            return Step(
+                "operator", operator, arguments.pointers, floats, threaded=threaded, constants=constants, written=written,
+                leading=whole,
+            )
+        threads = lowered.schedules[number].threads
+        return Step(
+            "operator", operator, arguments.pointers, floats, constants=arguments.integers, written=written,
+            trailing=whole, grid=(arguments.blocks, 1, 1, threads, 1, 1, 0),
+        )
 
     def _interpreter_step(
         self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any, formats: str, device: Any

@@ -14,8 +14,11 @@ from jitgen._version import __version__
 from jitgen.errors import CacheError, JitgenError
 
 COMMANDS = {
+    "bench": ("jitgen.cli.bench:bench", "Time generated kernels beside eager torch, torch.compile and copies."),
     "cache": ("jitgen.cli.cache:cache", "Look into the on-disk store, check it, trim it, carry it elsewhere."),
     "doctor": ("jitgen.cli.doctor:doctor", "What this machine can run and compile, and how to get what is missing."),
+    "prewarm": ("jitgen.cli.prewarm:prewarm", "Compile a manifest's kernels for named targets; needs no GPU."),
+    "source": ("jitgen.cli.source:source", "Print the source generated for a function and a target; needs no GPU."),
 }
 """Command name -> (module:object, one line of help)."""
 

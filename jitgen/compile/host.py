@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from jitgen import settings
@@ -134,6 +135,15 @@ def parse_version(text: str) -> Toolchain | None:
 
 
 # --------------------------------------------------------------------------------------------------------- compile
+
+
+def prepare(source: KernelSource) -> KernelSource:
+    """``source`` with this module's flags among its options, so that the artifact key covers them; idempotent."""
+    if source.option("fixed_flags") is not None:
+        return source
+    tools = toolchain()
+    fixed = list(flags(source.target, tools.compiler if tools else "gcc"))
+    return replace(source, options=(*source.options, ("fixed_flags", fixed)))
 
 
 def compile(source: KernelSource) -> Artifact:

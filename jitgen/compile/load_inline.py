@@ -82,9 +82,17 @@ def with_operator(source: KernelSource) -> KernelSource:
     """``source`` with its registration appended: what this route compiles, and what its artifact key is made of."""
     if any(name == _HEADER for name, _ in source.headers):
         return source
-    registration = f"\n#include <{_HEADER}>\nJITGEN_TORCH_OPERATOR({operator_name(source)}, {source.name})\n"
+    operator = operator_name(source)
+    registration = f"\n#include <{_HEADER}>\nJITGEN_TORCH_OPERATOR({operator}, {source.name})\n"
     header = Path(__file__).with_name(_HEADER).read_text()
-    return replace(source, text=source.text + registration, headers=(*source.headers, (_HEADER, header)))
+    options = (*source.options, ("operator", operator))
+    return replace(
+        source, text=source.text + registration, headers=(*source.headers, (_HEADER, header)), options=options
+    )
+
+
+prepare = with_operator
+"""What ``compile`` adds to a source before it computes the key; applying it again changes nothing."""
 
 
 def compile(source: KernelSource) -> Artifact:
@@ -102,7 +110,8 @@ def compile(source: KernelSource) -> Artifact:
         raise CompileError(f"kernel {source.name} cannot be built by load_inline; this machine lacks {lack}")
     tools = toolchain(source.language)
     assert tools is not None, "missing() has said that there is one"
-    operator, complete = operator_name(source), with_operator(source)
+    complete = prepare(source)
+    operator = complete.option("operator")
     directory = Path(tempfile.mkdtemp(prefix=f"jitgen-{source.name[:40]}-"))
     with _building, _variables(source):
         binary = _build(complete, operator, directory)

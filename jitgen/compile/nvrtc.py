@@ -12,7 +12,7 @@ import functools
 import importlib.metadata
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,13 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 # --------------------------------------------------------------------------------------------------------- compile
 
 
+def prepare(source: KernelSource) -> KernelSource:
+    """``source`` with this module's flags among its options, so that the artifact key covers them; idempotent."""
+    if source.option("fixed_flags") is not None:
+        return source
+    return replace(source, options=(*source.options, ("fixed_flags", _flags(source))))
+
+
 def compile(source: KernelSource) -> Artifact:
     """Compile one CUDA source to PTX and cubin for exactly ``source.target``.
 
@@ -169,7 +176,7 @@ def compile(source: KernelSource) -> Artifact:
     _check_version(tools)
     key = artifact_key(source, tools)
     name = f"jitgen/{key[:12]}/kernel.cu"
-    status, log, ptx, cubin = _run(source, name, _flags(source))
+    status, log, ptx, cubin = _run(source, name, [*_flags(source), *_include_paths(source)])
     if status is not None:
         lines = failing_lines(log, source, name)
         raise CompileError(f"{source.name} does not compile for {source.target} ({status})", log=log, lines=lines)
@@ -204,9 +211,13 @@ def _flags(source: KernelSource) -> list[str]:
     if source.option("maxrregcount"):
         flags.append(f"--maxrregcount={source.option('maxrregcount')}")
     flags += source.option("flags", ())
-    for headers in map(find_headers, source.packages):
-        flags += [f"--include-path={directory}" for directory in (headers.directories if headers else ())]
     return flags
+
+
+def _include_paths(source: KernelSource) -> list[str]:
+    # Not among the flags: a key holds the packages' versions, never where they lie.
+    found = [headers for headers in map(find_headers, source.packages) if headers]
+    return [f"--include-path={directory}" for headers in found for directory in headers.directories]
 
 
 def _run(source: KernelSource, name: str, flags: list[str]) -> tuple[str | None, str, bytes, bytes]:

@@ -6,10 +6,7 @@ import importlib
 from types import ModuleType
 
 from jitgen.errors import UnsupportedError
-from jitgen.spec import Target
-
-LANGUAGES = {"cuda": "cuda", "triton": "triton", "cpp": "cpp"}
-"""Backend to language: they share their names."""
+from jitgen.spec import KernelSource, Target, Toolchain
 
 ROUTES = {
     ("cpp", "host"): "jitgen.compile.host",
@@ -37,6 +34,18 @@ def check(backend: str, compiler: str, target: Target) -> None:
     if (backend, compiler) not in ROUTES:
         names = [name for owner, name in ROUTES if owner == backend]
         raise UnsupportedError(f"backend {backend!r} has no compiler {compiler!r}; it has {', '.join(names)}")
+
+
+def prepare(source: KernelSource) -> KernelSource:
+    """``source`` with all that its compiler adds, so that the artifact key covers it: fixed flags, a registration."""
+    found = module(source.language, source.compiler)
+    return found.prepare(source)
+
+
+def toolchain(backend: str, compiler: str) -> Toolchain | None:
+    """The toolchain of a route on this machine; None where it has none."""
+    found = module(backend, compiler)
+    return found.toolchain(backend) if compiler == "load_inline" else found.toolchain()
 
 
 def module(backend: str, compiler: str) -> ModuleType:

@@ -142,7 +142,8 @@ struct Call {
     const cudaError_t error =
         cudaLaunchKernel(reinterpret_cast<const void*>(entry), dim3(shape[0], shape[1], shape[2]),
                          dim3(shape[3], shape[4], shape[5]), addresses, shape[6], static_cast<cudaStream_t>(stream));
-    if (error != cudaSuccess) throw std::runtime_error(std::string("jitgen: launch failed: ") + cudaGetErrorString(error));
+    if (error == cudaSuccess) return;
+    throw std::runtime_error(std::string("jitgen: launch failed: ") + cudaGetErrorString(error));
   }
 #else
   Call(void (*entry)(Parameters...), Arguments& arguments, Parameters... values) {

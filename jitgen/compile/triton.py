@@ -24,6 +24,7 @@ import linecache
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from jitgen import settings
@@ -33,6 +34,9 @@ from jitgen.spec import Artifact, KernelSource, Target, Toolchain, artifact_key
 _DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+
+_FIXED = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+"""Neither contracted nor flushed: the same arithmetic in every dialect."""
 
 _FORMATS = {"i32": "i", "u32": "i", "i64": "q", "u64": "q", "fp32": "f", "fp64": "d"}
 """Scalar parameter type to the launcher's format character; a pointer is ``P``."""
@@ -54,6 +58,13 @@ def toolchain() -> Toolchain | None:
         for distribution in importlib.metadata.distributions(name=name):
             return Toolchain("triton", distribution.version)
     return None
+
+
+def prepare(source: KernelSource) -> KernelSource:
+    """``source`` with this module's own settings among its options, so that the key covers them; idempotent."""
+    if source.option("fixed_options") is not None:
+        return source
+    return replace(source, options=(*source.options, ("fixed_options", _FIXED)))
 
 
 def compile(source: KernelSource) -> Artifact:
@@ -131,7 +142,7 @@ def _gpu_target(target: Target) -> Any:
 def _options(source: KernelSource) -> dict[str, Any]:
     given = {name: source.option(name) for name in _OPTIONS if source.option(name) is not None}
     # Unlike torch's CUDA build, Triton links libdevice so that it flushes subnormals unless told not to.
-    return {"enable_fp_fusion": False, "enable_reflect_ftz": False} | given
+    return _FIXED | given
 
 
 def _ast_source(source: KernelSource, path: str) -> Any:

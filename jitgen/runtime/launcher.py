@@ -37,13 +37,17 @@ class Step:
     """One kernel launch.
 
     Attributes:
-        kind: ``"cpu"``, ``"cuda"`` or ``"interpreter"``.
-        kernel: cpu: the function of one packed buffer; cuda: a ``Launch``; interpreter: a function of tensors.
+        kind: ``"cpu"``, ``"cuda"``, ``"operator"`` or ``"interpreter"``.
+        kernel: cpu: the function of one packed buffer; cuda: a ``Launch``; operator: a torch operator, see
+            ``compile/torch_operator.hpp`` for its arguments; interpreter: a function of tensors.
         pointers: (buffer, byte offset) of each operand.
         scalars: for each run-time scalar, Python text over ``a0``, ``a1``, ... (numeric arguments).
         pack, tail, threaded: cpu: what packs pointers, scalars and the thread count; the bytes behind them; whether
             the kernel is worth more than one thread.
-        constants: interpreter: the integers between the operands and the scalars.
+        constants: interpreter, operator: the integers beside the operands and the scalars.
+        written: operator: for each operand whether it is written.
+        leading, trailing: operator: text of the scalars among the integers, in front of and behind ``constants``.
+        grid: operator: its launch.
     """
 
     kind: str
@@ -54,6 +58,10 @@ class Step:
     tail: bytes = b""
     threaded: bool = False
     constants: tuple[int, ...] = ()
+    written: tuple[bool, ...] = ()
+    leading: tuple[str, ...] = ()
+    trailing: tuple[str, ...] = ()
+    grid: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,9 @@ class _Writer:
             arguments = [*operands, *map(str, step.constants), *scalars]
             self.lines.append(f"kernel{index}({', '.join(arguments)})")
             return
+        if step.kind == "operator":
+            self._launch_operator(index, step)
+            return
         pointers = [self._pointer(buffer, offset) for buffer, offset in step.pointers]
         if step.kind == "cuda":
             self.lines.append(f"kernel{index}({', '.join(['stream', *pointers, *scalars])})")
@@ -178,6 +189,19 @@ class _Writer:
             threads = "threads()"
         self.names |= {f"pack{index}": step.pack, f"tail{index}": step.tail}
         self.lines.append(f"kernel{index}(pack{index}({', '.join([*pointers, *scalars, threads])}) + tail{index})")
+
+    def _launch_operator(self, index: int, step: Step) -> None:
+        tensors: tuple[list[str], list[str]] = [], []
+        offsets: tuple[list[int], list[int]] = [], []
+        for (buffer, offset), written in zip(step.pointers, step.written, strict=True):
+            tensors[written].append(self.buffers[buffer])
+            offsets[written].append(offset)
+        threads = ["threads()" if step.threaded else "1"] if not step.grid else []
+        self.names["threads"] = torch.get_num_threads
+        integers = [*step.leading, *threads, *map(str, step.constants), *step.trailing]
+        lists = [*tensors, *offsets, integers, step.scalars, step.grid]
+        arguments = ", ".join(f"[{', '.join(map(str, part))}]" for part in lists)
+        self.lines.append(f"kernel{index}({arguments})")
 
     def _output(self, index: int, returned: int | View) -> str:
         if isinstance(returned, int):

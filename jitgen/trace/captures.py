@@ -68,7 +68,11 @@ class Captures:
         self.tensors: list[Captured] = []
         self.guards: list[Captured] = []
         self._seen: set[int] = set()
-        self._visit(Captured(getattr(function, "__name__", "function"), lambda: function, function), frozenset(), 0)
+        root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
+        for child, names in self._children(root, frozenset()):
+            self._visit(child, names, 1)
+        # The function itself is what was traced; only what it reaches can change.
+        self.guards = [guard for guard in self.guards if guard.value is not getattr(function, "__code__", self)]
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
         """The capture that leads to exactly this tensor object."""

@@ -174,7 +174,7 @@ def m_t(trace: Trace, input: Node) -> Node:
     return transpose(trace, input, -2, -1)
 
 
-@row("flip", view=True)
+@row("flip")
 def flip(trace: Trace, input: Node, *dims: Any) -> Node:
     for dim in _listed(dims):
         place = dimension(input, dim)
@@ -183,7 +183,7 @@ def flip(trace: Trace, input: Node, *dims: Any) -> Node:
     return input
 
 
-@row("roll", view=True)
+@row("roll")
 def roll(trace: Trace, input: Node, shifts: Any, dims: Any = None) -> Node:
     if dims is None or dims == ():
         return to_shape(trace, roll(trace, flatten(trace, input), shifts, 0), input.shape)

@@ -9,6 +9,7 @@ same way: its nodes are calls too.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,17 +30,20 @@ from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import SymbolicNumber, wrap
 
 
+Family = list["weakref.ref[TensorProxy]"]
+
+
 class TensorProxy(fx.Proxy):
     """A tensor during the trace. ``node`` is its value now; in-place operations replace it."""
 
-    def __init__(self, node: Node, trace: Trace, family: list[TensorProxy] | None = None, input: int | None = None):
+    def __init__(self, node: Node, trace: Trace, family: Family | None = None, input: int | None = None):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
         self.node = node
         self.trace = trace
         self.input = input
-        self.family = [] if family is None else family
+        self.family: Family = [] if family is None else family
         """Every proxy that would share memory with this one: updating one in place would have to update all."""
-        self.family.append(self)
+        self.family.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -252,7 +256,7 @@ class Trace:
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
 
-    def _leave(self, value: Any, family: list[TensorProxy] | None) -> Any:
+    def _leave(self, value: Any, family: Family | None) -> Any:
         if isinstance(value, Node):
             return TensorProxy(value, self, family)
         if isinstance(value, symbols.Expr):
@@ -267,7 +271,7 @@ class Trace:
             raise UnsupportedError(
                 f"{self.name}: {name} updates a captured tensor{quote(user_location())}\n  pass it as an argument"
             )
-        if len(proxy.family) > 1:
+        if sum(member() is not None for member in proxy.family) > 1:
             raise UnsupportedError(
                 f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
                 "  use the operation that returns a new tensor"

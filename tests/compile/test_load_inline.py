@@ -40,6 +40,12 @@ extern "C" __global__ void scale(const float* x, float* out, long long size, flo
 """
 
 
+@pytest.fixture(autouse=True)
+def temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that does not compile is kept for reading: here where the test's own files are."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 def source(text: str = WAVE) -> KernelSource:
     return KernelSource("wave", "cpp", "load_inline", host_target(), text, environment.headers("cpp", text))
 

@@ -44,6 +44,12 @@ PARAMETERS = "PPqifd"
 TARGETS = [host_target(), Target("cpu", "generic")]
 
 
+@pytest.fixture(autouse=True)
+def temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that does not compile is kept for reading: here where the test's own files are."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 def save(directory: Path, text: str, target: Target) -> str:
     artifact = host.compile(source(text, target, "scale"))
     path = directory / f"{artifact.key}.so"  # a loaded file must not be written to

@@ -1,5 +1,7 @@
 """Pointwise kernels: any expression of any number of tensors, in one pass over memory.
 
+``render`` is imported only where a source is needed: a warm process renders nothing.
+
 ``schedule`` decides vector width, unrolling and block size from the layout and the target; ``context`` is what the
 three templates ``templates/*/elementwise.*.j2`` read; ``launch`` turns a call's geometry into kernel arguments.
 
@@ -8,7 +10,6 @@ stores), the integers ``integer_names`` lists, and the run-time scalars.
 """
 
 from jitgen.families.elementwise.launch import LaunchArguments, launch_arguments
-from jitgen.families.elementwise.render import render
 from jitgen.families.elementwise.schedule import Schedule, schedule
 
-__all__ = ["LaunchArguments", "Schedule", "launch_arguments", "render", "schedule"]
+__all__ = ["LaunchArguments", "Schedule", "launch_arguments", "schedule"]

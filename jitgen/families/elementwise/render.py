@@ -17,7 +17,7 @@ from jitgen.families.elementwise.context import Built
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.families.layout import Layout
 from jitgen.ir.program import Kernel
-from jitgen.spec import KernelSource, Target
+from jitgen.spec import KernelSource, Target, e4m3fn_saturates
 
 TEMPLATES = {"cpp": "elementwise.cpp.j2", "cuda": "elementwise.cu.j2", "triton": "elementwise.py.j2"}
 
@@ -44,6 +44,8 @@ def render(
         "banner": f"jitgen {__version__}: {kernel.name}, template {language}/{TEMPLATES[language]}",
         "notes": [f"target {target}, {schedule}"],
         "headers": dialect.headers,
+        "float8": any(operand.dtype.startswith("float8") for region in regions for operand in region.operands),
+        "saturates": "1" if e4m3fn_saturates() else "0",
         "entry": entry,
         "regions": regions,
         "schedule": schedule,

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+E4M3FN_SATURATES = tl.constexpr(1)
+
 
 @triton.jit
 def float_divide(a, b):
@@ -144,8 +146,9 @@ def float8_sign(x):
 
 @triton.jit
 def float32_to_e4m3(x):
-    """float32 to a float8_e4m3fn byte, saturating at 448, infinity too, as torch does from 2.13."""
-    encoded = tl.where(x == x, tl.minimum(float8_encode(x, 3, 7, 16384.0), 0x7E), 0x7F)
+    """float32 to a float8_e4m3fn byte; too large, infinity too, is 448 as in torch from 2.13, or NaN as before."""
+    overflow: tl.constexpr = 0x7E if E4M3FN_SATURATES else 0x7F
+    encoded = tl.where(x == x, tl.minimum(float8_encode(x, 3, 7, 16384.0), overflow), 0x7F)
     return (encoded | float8_sign(x)).to(tl.uint8)
 
 

@@ -23,7 +23,9 @@ JITGEN_INLINE T take(const unsigned char*& slot) {
 // A constructor, because only in a braced list are arguments evaluated in their order.
 template <class... Parameters>
 struct Call {
-  JITGEN_INLINE void unpack(void (*entry)(Parameters...), const unsigned char* slot) { Call{entry, take<Parameters>(slot)...}; }
+  JITGEN_INLINE void unpack(void (*entry)(Parameters...), const unsigned char* slot) {
+    Call{entry, take<Parameters>(slot)...};
+  }
   __attribute__((always_inline)) Call(void (*entry)(Parameters...), Parameters... arguments) { entry(arguments...); }
 };
 

@@ -138,7 +138,7 @@ JITGEN_INLINE Split split(float x) {  // any positive x
   return {float_of(bits - (uint32_t(k) << 23)) - 1.0f, float(k) - (denormal ? 23.0f : 0.0f)};
 }
 
-// A positive normal double; f is exact before it is rounded to float, so a result near zero keeps its relative accuracy.
+// A positive normal double; f is exact before it is rounded to float, so a result near zero keeps its accuracy.
 JITGEN_INLINE Split split(double x) {
   constexpr uint64_t lowest = 0x3fe5555555555555u;
   const uint64_t bits = bits_of(x);

@@ -1,0 +1,154 @@
+"""``jitgen source``: the kernels of a function for a target, on a machine that needs no such device.
+
+A thin face on ``JitFunction.lower``; with ``--asm`` it compiles too, into the store.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jitgen import settings
+from jitgen.cli.show import json_option, print_json
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+@click.command()
+@click.argument("function", metavar="FILE_OR_MODULE:FUNCTION")
+@click.option("--target", help="Such as sm_90a, gfx942, x86-64-v3 (default: cpu, this host).")
+@click.option(
+    "--arg",
+    "texts",
+    multiple=True,
+    metavar="[NAME=]VALUE",
+    help="An argument: a tensor such as 'bf16[M,4096]', a number, true, false, none, a quoted string. One for each.",
+)
+@click.option("--backend", type=click.Choice(settings.BACKENDS), help="Default: the function's own, else by the target.")
+@click.option("--explain", is_flag=True, help="Say in words what runs and why, instead of printing the source.")
+@click.option(
+    "--asm", type=click.Choice(["ptx", "sass", "asm", "amdgcn"]), help="Compile, and print this instead of the source."
+)
+@json_option
+def source(
+    function: str,
+    target: str | None,
+    texts: tuple[str, ...],
+    backend: str | None,
+    explain: bool,
+    asm: str | None,
+    as_json: bool,
+) -> None:
+    """Print the source generated for a call of FUNCTION with these arguments.
+
+    FUNCTION need not be decorated. `jitgen source model.py:gate --target sm_90a --arg 'bf16[M,4096]' --arg 2.0`
+    """
+    positional, named = read_arguments(texts)
+    lowered = load_function(function).lower(*positional, target=target or "cpu", backend=backend, **named)
+    code = None
+    if asm:
+        found = lowered.compile().asm
+        if asm not in found:
+            raise click.UsageError(f"{lowered.target} has no {asm}; it has {', '.join(found)}")
+        code = str(found[asm])
+    if as_json:
+        facts: dict[str, Any] = {"function": function, "target": lowered.target, "key": lowered.key}
+        facts["kernels"] = [vars(kernel) for kernel in lowered.kernels]
+        facts["explanation"] = lowered.explain()
+        print_json(facts | ({"asm": code} if asm else {}))
+    else:
+        click.echo(lowered.explain() if explain and not asm else code or lowered.source)
+
+
+def load_function(text: str) -> Any:
+    """The jitgen function that ``model.py:gate``, ``package.model:gate`` or ``model.py:Class.method`` names.
+
+    A plain function is decorated. A file is imported under its own name, with its directory first on the path, as
+    Python does with a script; what stands under ``if __name__ == "__main__"`` does not run.
+    """
+    from jitgen.api import JitFunction, jit
+
+    place, separator, name = text.rpartition(":")
+    if not separator or not name or not place:
+        raise click.UsageError(f"{text!r}: write the file or module, a colon and the function, such as model.py:gate")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise click.UsageError(f"{place} has no {name!r}") from None
+    if not callable(found):
+        raise click.UsageError(f"{text} is a {type(found).__name__}, not a function")
+    return found if isinstance(found, JitFunction) else jit(found)
+
+
+def _import_module(name: str) -> Any:
+    # The command's own directory is on the path of `python -m jitgen`, and not on that of the script `jitgen`.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"cannot import {name}: {error}. A file is given with its ending, as model.py") from None
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise click.UsageError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    # A file named as a module that is already here, such as code.py, must not take that module's place.
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and the named arguments that ``--arg`` options give."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for text in texts:
+        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=(.*)", text, re.DOTALL)
+        if match:
+            named[match.group(1)] = read_argument(match.group(2))
+        else:
+            positional.append(read_argument(text))
+    return positional, named
+
+
+def read_argument(text: str) -> Any:
+    """One argument: a ``TensorSpec`` where there is a dtype before a bracket, else a Python literal or a dtype.
+
+    Raises:
+        click.UsageError: it is none of these; UnsupportedError: a tensor that cannot be.
+    """
+    from jitgen.errors import UnsupportedError
+    from jitgen.spec import TensorSpec, parse_dtype
+
+    stripped = text.strip()
+    if re.match(r"[A-Za-z]", stripped) and "[" in stripped:
+        return TensorSpec.parse(stripped)
+    if stripped.lower() in _WORDS:
+        return _WORDS[stripped.lower()]
+    try:
+        return ast.literal_eval(stripped)
+    except (ValueError, SyntaxError):
+        pass
+    try:
+        return parse_dtype(stripped)
+    except UnsupportedError:
+        raise click.UsageError(
+            f"cannot read {text!r}; write a tensor such as 'bf16[M,4096]', a number, true, false, none, a dtype, "
+            "or a string in quotes of its own"
+        ) from None
