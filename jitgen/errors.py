@@ -8,7 +8,8 @@
     ├── FormatError         a weight, group size or checkpoint that does not fit its format
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
     ├── CacheMissError      strict serving, and the kernel is not in the store
-    └── CacheError          the store itself is unusable
+    ├── CacheError          the store itself is unusable
+    └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
 Every message says what was wrong, where, and what to do.
 """

@@ -30,7 +30,7 @@ from jitgen.runtime.guards import layout_check
 from jitgen.specialization import Specialization, memory_of
 from jitgen.spec import Target, dtype_name, host_target, runs_here
 from jitgen.trace.guards import Guards
-from jitgen.trace.numbers import SymbolicNumber
+from jitgen.trace.numbers import wrap
 from jitgen.trace.tracer import trace
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -274,7 +274,7 @@ class JitFunction:
         guards = Guards(environment)
         count = iter(range(len(numbers)))
         wrapped = [
-            SymbolicNumber(symbols.argument_symbol(next(count), type(leaf).__name__), guards)
+            wrap(symbols.argument_symbol(next(count), type(leaf).__name__), guards)
             if type(leaf) in NUMBERS
             else leaf
             for leaf in leaves

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen import events, settings
 from jitgen.compile import routes
-from jitgen.errors import CacheMissError, CompileError
+from jitgen.errors import CacheMissError, CompileError, UnsupportedError
 from jitgen.families import elementwise
 from jitgen.families.elementwise import LaunchArguments, Schedule
 from jitgen.families.layout import Geometry, Layout, Memory, locate, output_strides, resolve
@@ -150,16 +150,10 @@ def lower(
     except NotViewable:
         program = programs.build(graph, guards.decide, environment, [m.view for m in memory])
         laid_out = _lay_out(program, environment, memory, out)
-    memories, layouts, geometries = laid_out
+    memories, layouts, geometries, aliases = laid_out
     schedules = tuple(
         elementwise.schedule(kernel, layout, route.target)
         for kernel, layout in zip(program.kernels, layouts, strict=True)
-    )
-    aliases = tuple(
-        None
-        if isinstance(output, int)
-        else locate(None, output.movements, memories[output.input].view, environment)
-        for output in program.outputs
     )
     graph = replace(graph, guards=tuple(guards))
     return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases)
@@ -167,7 +161,12 @@ def lower(
 
 def _lay_out(
     program: Program, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]
-) -> tuple[tuple[Memory, ...], tuple[tuple[Layout, ...], ...], tuple[tuple[Geometry, ...], ...]]:
+) -> tuple[
+    tuple[Memory, ...],
+    tuple[tuple[Layout, ...], ...],
+    tuple[tuple[Geometry, ...], ...],
+    tuple[Strided | None, ...],
+]:
     inputs = [m.view for m in memory]
     memories = list(memory)
     for buffer in program.temporaries:
@@ -179,9 +178,23 @@ def _lay_out(
         given = out[position] if position < len(out) else None
         if position in updated:
             given = memory[updated[position]]
-        memories.append(given or Memory(Strided(sizes, output_strides(sizes, inputs))))
+            if any(size > 1 and not step for size, step in zip(given.view.sizes, given.view.strides, strict=True)):
+                raise UnsupportedError(
+                    f"{program.name}: argument {updated[position]} is updated in place, but several of its elements "
+                    "share memory (an expanded tensor); clone it first"
+                )
+        memories.append(given or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
     resolved = [resolve(kernel, environment, memories) for kernel in program.kernels]
-    return tuple(memories), tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
+    aliases = tuple(
+        None if isinstance(output, int) else locate(None, output.movements, memories[output.input].view, environment)
+        for output in program.outputs
+    )
+    return (
+        tuple(memories),
+        tuple(layout for layout, _ in resolved),
+        tuple(geometry for _, geometry in resolved),
+        aliases,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- kernels

@@ -31,7 +31,9 @@ _WORDS = {"true": True, "false": False, "none": None}
     metavar="[NAME=]VALUE",
     help="An argument: a tensor such as 'bf16[M,4096]', a number, true, false, none, a quoted string. One for each.",
 )
-@click.option("--backend", type=click.Choice(settings.BACKENDS), help="Default: the function's own, else by the target.")
+@click.option(
+    "--backend", type=click.Choice(settings.BACKENDS), help="Default: the function's own, else by the target."
+)
 @click.option("--explain", is_flag=True, help="Say in words what runs and why, instead of printing the source.")
 @click.option(
     "--asm", type=click.Choice(["ptx", "sass", "asm", "amdgcn"]), help="Compile, and print this instead of the source."

@@ -64,7 +64,7 @@ class Dialect:
             return self.constant(instruction.attr, instruction.dtype)
         if instruction.op == "cast":
             return self.cast(operands[0], dtypes[instruction.args[0]], instruction.dtype)
-        if instruction.op == "round":
+        if instruction.op == "round_to":
             return self.round(operands[0], instruction.attr)
         dtype = dtypes[instruction.args[-1]]
         text = row_text(self.rows, instruction.op, dtype)

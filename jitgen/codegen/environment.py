@@ -11,6 +11,7 @@ are stripped after rendering and become the ``LineMap`` by which a compiler's co
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -131,6 +132,22 @@ def _failing_line(error: BaseException, template: str) -> int | str:
 def header(language: str, name: str) -> str:
     """The text of a static header, by its include name."""
     return (templates_directory() / language / "include" / name).read_text()
+
+
+def select_functions(header_text: str, used_in: str) -> str:
+    """The functions of a Python header that the text ``used_in`` names, and those they call, in the header's order."""
+    definitions = {node.name: node for node in ast.parse(header_text).body if isinstance(node, ast.FunctionDef)}
+    lines = header_text.splitlines()
+    texts = {
+        name: "\n".join(lines[node.decorator_list[0].lineno - 1 : node.end_lineno]) for name, node in definitions.items()
+    }
+    wanted: set[str] = set()
+    waiting = [used_in]
+    while waiting:
+        names = set(re.findall(r"\b[A-Za-z_]\w*\b", waiting.pop())) & texts.keys() - wanted
+        wanted |= names
+        waiting += [texts[name] for name in names]
+    return "\n\n\n".join(text for name, text in texts.items() if name in wanted)
 
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](jitgen/[^>"]+)[>"]', re.MULTILINE)

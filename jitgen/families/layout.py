@@ -115,9 +115,7 @@ def _resolve_body(body: Body, environment: Mapping[str, Any], buffers: Sequence[
     collapsed, strides = _collapse(sizes, [view.strides for view in views], body.stores[0])
     geometry = Geometry(collapsed, strides, tuple(view.offset for view in views))
     kinds = tuple(_kind(operand, stride) for operand, stride in zip(body.operands, strides, strict=True))
-    reach = [
-        sum((size - 1) * abs(step) for size, step in zip(collapsed, stride, strict=True)) for stride in strides
-    ]
+    reach = [sum((size - 1) * abs(step) for size, step in zip(collapsed, stride, strict=True)) for stride in strides]
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach)
     unit = _unit(body, geometry, kinds, buffers)
     return Layout(len(collapsed), kinds, unit, wide), geometry

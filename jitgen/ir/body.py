@@ -2,7 +2,7 @@
 
 Here torch's dtypes become arithmetic. Each value has a *compute dtype* (float32 for float16, bfloat16, float32 and the
 8-bit floats; every other dtype is its own), a ``load`` widens storage to it, a ``store`` rounds it back, and a cast to a
-narrower float is a ``round``: the value keeps its compute dtype but loses the bits it would lose in memory. Between
+narrower float is a ``round_to``: the value keeps its compute dtype but loses the bits it would lose in memory. Between
 operations nothing is rounded, so a fused chain is at least as exact as eager torch.
 """
 
@@ -37,7 +37,7 @@ class Instruction:
 
     Attributes:
         op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
-            (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round`` (to the storage
+            (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round_to`` (the storage
             dtype in ``attr`` and back), ``store`` (operand index in ``attr``).
         args: positions of earlier instructions.
         dtype: the result's compute dtype; for a store, that of the value stored.
@@ -175,7 +175,7 @@ class BodyBuilder:
         if compute_dtype(source) != compute_dtype(to):
             value = self._emit(Instruction("cast", (value,), compute_dtype(to), None, location))
         if to in _WIDENED and source not in _EXACT_IN[to]:
-            value = self._emit(Instruction("round", (value,), compute_dtype(to), to, location))
+            value = self._emit(Instruction("round_to", (value,), compute_dtype(to), to, location))
         return value
 
 

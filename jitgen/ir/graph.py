@@ -9,7 +9,8 @@ Node operations:
 ``iota``       attrs ``(dim,)``: the index along ``dim``, int64
 ``view``       attrs ``(kind, *parameters)``: movement without arithmetic, see ``ir/views.py``
 ``cat``        attrs ``(dim,)``: concatenation
-``cast``       to the node's dtype, rounding where that is narrower
+``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
+               asks for row-major memory where the value is returned
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one dtype among themselves
 =============  =====================================================================================================
 
@@ -31,6 +32,7 @@ from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.spec import SCHEMA
 
 Shape = tuple[Size, ...]
+CONTIGUOUS = ("contiguous",)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
-from jitgen.ir.graph import Builder, Graph, Node, Shape, topological
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, topological
 from jitgen.ir.regions import Region, split
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
@@ -37,10 +37,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor a program allocates or is given."""
+    """A tensor a program allocates or is given; ``contiguous`` where it must be allocated row-major."""
 
     dtype: str
     shape: Shape
+    contiguous: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class _Cutter:
         results: list[Node] = []
         for node in moved[: len(self.graph.outputs)]:
             alias = _alias(node, updates)
+            if alias is not None and alias.movements and self._concrete(node) is None:
+                alias = None
             if alias is None and not any(node is result for result in results):
                 results.append(node)
             place = next((i for i, result in enumerate(results) if result is node), -1)
@@ -135,7 +138,7 @@ class _Cutter:
             self.graph.name,
             inputs,
             temporaries,
-            tuple(Buffer(node.dtype, node.shape) for node in results),
+            tuple(Buffer(node.dtype, node.shape, node.attrs == CONTIGUOUS) for node in results),
             tuple(outputs),
             tuple(mutated),
             tuple(kernels),
@@ -237,7 +240,7 @@ class _Cutter:
                 groups.append((bodies, scalars))
                 body = BodyBuilder(shapes, scalars).lower(region, numbers)
             bodies.append(body)
-        kernels = []
+        kernels: list[Kernel] = []
         for bodies, scalars in groups:
             if bodies:
                 number = before + len(kernels)

@@ -22,6 +22,9 @@ from jitgen.ir.views import Mover
 FEW_LEAVES, MANY_LEAVES = 4, 24
 """Regions without a tensor in common are joined while they read few; more than many would cost registers."""
 
+MAX_STORES = 32
+"""Results one region writes; more of a shape become several regions, which read their inputs again."""
+
 Movement = tuple[tuple[Any, ...], Shape]
 """A view's attrs and its result shape."""
 
@@ -53,7 +56,11 @@ def split(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], N
     for index, node in enumerate(results):
         groups.setdefault(node.shape, []).append(Store(index, node))
     regions: list[Region] = []
-    pending = [Region(shape, tuple(stores)) for shape, stores in groups.items()]
+    pending = [
+        Region(shape, tuple(stores[first : first + MAX_STORES]))
+        for shape, stores in groups.items()
+        for first in range(0, len(stores), MAX_STORES)
+    ]
     while pending:
         region = pending.pop(0)
         parts = _split_once(region, mover, materialize)
@@ -71,7 +78,7 @@ def _merge(regions: list[Region], region: Region, mover: Mover) -> None:
     """
     leaves = _leaves(region)
     for place, other in enumerate(regions):
-        if len(other.shape) == len(region.shape):
+        if len(other.shape) == len(region.shape) and len(other.stores) + len(region.stores) <= MAX_STORES:
             theirs = _leaves(other)
             shared = {id(leaf) for leaf in leaves} & {id(leaf) for leaf in theirs}
             joined = len(leaves) + len(theirs) - len(shared)

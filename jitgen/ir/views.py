@@ -21,15 +21,15 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Node, Shape
-from jitgen.ir.symbols import Expr, Size
+from jitgen.ir.symbols import Scalar, Size
 
-Decide = Callable[[Expr | bool], bool]
+Decide = Callable[[Scalar], bool]
 """Decides a symbolic comparison from the sizes at hand, and records the decision as a guard."""
 
 
-def decide_static(condition: Expr | bool) -> bool:
+def decide_static(condition: Scalar) -> bool:
     """A ``Decide`` for code that has no sizes at hand: only what the normal form proves."""
-    return condition if isinstance(condition, bool) else False
+    return condition is True
 
 
 # ------------------------------------------------------------------------------------------------ symbolic movement
@@ -53,8 +53,9 @@ class Mover:
         return self._done[key]
 
     def _move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        if node.op in ("const", "scalar"):
-            return node
+        base = node.inputs[0] if node.op == "view" else node
+        if base.op in ("const", "scalar"):
+            return self.builder.make("view", (base,), node.dtype, shape, ("expand",)) if shape else base
         if node.op == "cat":
             moved = self._move_cat(node, attrs, shape)
             if moved is not None:
@@ -63,7 +64,8 @@ class Mover:
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
         elif node.inputs and node.op not in BARRIERS:
-            return self.builder.like(node, [self.move(child, attrs, shape) for child in node.inputs], shape)
+            children = [c if c.op in ("const", "scalar") else self.move(c, attrs, shape) for c in node.inputs]
+            return self.builder.like(node, children, shape)
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
 
     def _move_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:

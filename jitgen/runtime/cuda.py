@@ -131,6 +131,10 @@ def _current(context: Any) -> Iterator[None]:
 # -------------------------------------------------------------------------------------------------------- launching
 
 
+Frame = tuple[Any, Any, int, Any]
+"""One launch's memory: (argument buffer, launch config, address of the array of parameter addresses, that array)."""
+
+
 class Launch:
     """One prepared launch: ``launch(stream, *varying)`` enqueues it and returns at once.
 
@@ -152,7 +156,7 @@ class Launch:
     outside the interpreter lock.
     """
 
-    __slots__ = ("_call", "_constants", "_frames", "_handle", "_offsets", "_pack", "_shape", "_size", "function")
+    __slots__ = ("_constants", "_offsets", "_shape", "_size", "call", "function", "handle", "pack", "pools")
 
     def __init__(
         self,
@@ -169,8 +173,8 @@ class Launch:
         if len(parameters) != len(values):
             raise ValueError(f"{function.entry}: {len(values)} values for {len(parameters)} parameters")
         self.function = function
-        self._handle = function.handle
-        self._call = _driver().cuLaunchKernelEx
+        self.handle = function.handle
+        self.call = _driver().cuLaunchKernelEx
         self._shape = (grid, block, shared_bytes, cluster, pdl, cooperative)
 
         varying = [place for place, value in enumerate(values) if value is None]
@@ -180,30 +184,36 @@ class Launch:
         starts = (end - struct.calcsize(code) for end, code in zip(ends, layout, strict=True))
         self._offsets = tuple(start for _, start in sorted(zip(varying + fixed, starts, strict=True)))
         self._size = struct.calcsize(layout)
-        self._pack = struct.Struct(layout[: len(varying)]).pack_into
+        self.pack = struct.Struct(layout[: len(varying)]).pack_into
         self._constants = [(parameters[place], self._offsets[place], values[place]) for place in fixed]
-        self._frames: list[tuple[Any, int, Any, Any]] = []
+        self.pools: dict[int, list[Frame]] = {}
 
     def __call__(self, stream: int, *varying: int | float) -> None:
+        # runtime/launcher.py writes these lines into its launchers, which saves them this call.
         try:
-            frame = self._frames.pop()
-        except IndexError:
-            frame = self._new_frame()
-        buffer, addresses, config, _ = frame
-        self._pack(buffer, 0, *varying)
-        config.hStream = stream
-        status = self._call(config, self._handle, addresses, 0)[0]
+            pool = self.pools[stream]
+            frame = pool.pop()
+        except (KeyError, IndexError):
+            pool, frame = self.fresh(stream)
+        self.pack(frame[0], 0, *varying)
+        status = self.call(frame[1], self.handle, frame[2], 0)[0]
         if status:
-            self._launch_in_own_context(config, addresses, status)
-        self._frames.append(frame)
+            self.recover(frame, status)
+        pool.append(frame)
 
-    def _launch_in_own_context(self, config: Any, addresses: int, status: Any) -> None:
+    def fresh(self, stream: int) -> tuple[list[Frame], Frame]:
+        """The idle frames of launches on ``stream``, and a new one that is not among them."""
+        return self.pools.setdefault(stream, []), self._new_frame(stream)
+
+    def recover(self, frame: Frame, status: Any) -> None:
+        """What to do when the driver refused a launch: try in the function's own context, or raise DriverError."""
+        _, config, addresses, _ = frame
         # The default stream means the thread's current context, which is none in a thread that torch has not used
         # yet, or another device's. Both are refused rather than launched wrongly, so only then is it set.
         results = _driver().CUresult
         if status in (results.CUDA_ERROR_INVALID_CONTEXT, results.CUDA_ERROR_INVALID_HANDLE):
             with self.function.current():
-                status = self._call(config, self._handle, addresses, 0)[0]
+                status = self.call(config, self.handle, addresses, 0)[0]
         if status:
             grid, block, shared_bytes, cluster, *_ = self._shape
             _checked(
@@ -212,14 +222,15 @@ class Launch:
                 f"block {block}, {shared_bytes} bytes of dynamic shared memory, cluster {cluster}",
             )
 
-    def _new_frame(self) -> tuple[Any, int, Any, Any]:
-        """(argument buffer, address of the array of parameter addresses, launch config, that array)."""
+    def _new_frame(self, stream: int) -> Frame:
         buffer = (ctypes.c_uint64 * (self._size // 8 + 1))()
         for code, offset, value in self._constants:
             struct.pack_into(code, buffer, offset, value)
         base = ctypes.addressof(buffer)
         addresses = (ctypes.c_void_p * (len(self._offsets) + 1))(*(base + offset for offset in self._offsets))
-        return buffer, ctypes.addressof(addresses), _config(*self._shape), addresses
+        config = _config(*self._shape)
+        config.hStream = stream
+        return buffer, config, ctypes.addressof(addresses), addresses
 
 
 def _config(grid: Dim3, block: Dim3, shared_bytes: int, cluster: Dim3 | None, pdl: bool, cooperative: bool) -> Any:

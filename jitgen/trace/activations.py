@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
 from jitgen.trace.movement import chunk
-from jitgen.trace.pointwise import clamp, where
+from jitgen.trace.pointwise import clamp, div, floats_only, is_float, not_bool, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import pointwise
+from jitgen.trace.typing import float_dtype, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -28,27 +28,32 @@ def _compare(trace: Trace, op: str, input: Node, other: Any) -> Node:
 
 @row("relu")
 def relu(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    not_bool(input)
     return pointwise(trace, "maximum", input, 0)
 
 
 @row("relu6")
 def relu6(trace: Trace, input: Node, inplace: bool = False) -> Node:
+    not_bool(input)
     return clamp(trace, input, 0, 6)
 
 
 @row("hardtanh")
-def hardtanh(
-    trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Node:
+def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Node:
+    if not is_float(input):
+        not_bool(input)
+        min_val, max_val = int(min_val), int(max_val)
     return clamp(trace, input, min_val, max_val)
 
 
 @row("leaky_relu")
+@floats_only
 def leaky_relu(trace: Trace, input: Node, negative_slope: float = 0.01, inplace: bool = False) -> Node:
     return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, negative_slope))
 
 
 @row("elu")
+@floats_only
 def elu(
     trace: Trace, input: Node, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0, inplace: bool = False
 ) -> Node:
@@ -59,11 +64,13 @@ def elu(
 
 
 @row("selu")
+@floats_only
 def selu(trace: Trace, input: Node, inplace: bool = False) -> Node:
     return elu(trace, input, _SELU_ALPHA, _SELU_SCALE)
 
 
 @row("celu")
+@floats_only
 def celu(trace: Trace, input: Node, alpha: float = 1.0, inplace: bool = False) -> Node:
     if alpha == 0:
         raise ZeroDivisionError("celu: alpha must not be 0")
@@ -71,6 +78,7 @@ def celu(trace: Trace, input: Node, alpha: float = 1.0, inplace: bool = False) -
 
 
 @row("softplus")
+@floats_only
 def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
     scaled = pointwise(trace, "mul", input, beta)
     smooth = pointwise(trace, "div", pointwise(trace, "log1p", pointwise(trace, "exp", scaled)), beta)
@@ -79,10 +87,11 @@ def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20
 
 @row("softsign")
 def softsign(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "div", input, pointwise(trace, "add", pointwise(trace, "abs", input), 1))
+    return div(trace, input, pointwise(trace, "add", pointwise(trace, "abs", input), 1))
 
 
 @row("logsigmoid", "log_sigmoid")
+@floats_only
 def logsigmoid(trace: Trace, input: Node) -> Node:
     """min(x, 0) - log1p(exp(-|x|)): neither exponential overflows."""
     tail = pointwise(trace, "exp", pointwise(trace, "neg", pointwise(trace, "abs", input)))
@@ -90,6 +99,7 @@ def logsigmoid(trace: Trace, input: Node) -> Node:
 
 
 @row("silu")
+@floats_only
 def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
     """x / (1 + exp(-x))."""
     grown = pointwise(trace, "add", pointwise(trace, "exp", pointwise(trace, "neg", input)), 1)
@@ -97,11 +107,13 @@ def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
 
 
 @row("mish")
+@floats_only
 def mish(trace: Trace, input: Node, inplace: bool = False) -> Node:
     return pointwise(trace, "mul", input, pointwise(trace, "tanh", softplus(trace, input)))
 
 
 @row("gelu")
+@floats_only
 def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
     half = pointwise(trace, "mul", input, 0.5)
     if approximate == "none":
@@ -116,11 +128,13 @@ def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
 
 
 @row("hardsigmoid")
+@floats_only
 def hardsigmoid(trace: Trace, input: Node, inplace: bool = False) -> Node:
     return pointwise(trace, "div", clamp(trace, pointwise(trace, "add", input, 3), 0, 6), 6)
 
 
 @row("hardswish")
+@floats_only
 def hardswish(trace: Trace, input: Node, inplace: bool = False) -> Node:
     gate = clamp(trace, pointwise(trace, "add", input, 3), 0, 6)
     return pointwise(trace, "div", pointwise(trace, "mul", input, gate), 6)
@@ -128,16 +142,19 @@ def hardswish(trace: Trace, input: Node, inplace: bool = False) -> Node:
 
 @row("tanhshrink")
 def tanhshrink(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "sub", input, pointwise(trace, "tanh", input))
+    not_bool(input)
+    return pointwise(trace, "sub", input, pointwise(trace, "tanh", input, dtype=float_dtype(input.dtype)))
 
 
 @row("hardshrink")
+@floats_only
 def hardshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
     small = _compare(trace, "le", pointwise(trace, "abs", input), lambd)
     return where(trace, small, 0, input)
 
 
 @row("softshrink")
+@floats_only
 def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
     above = where(trace, _compare(trace, "gt", input, lambd), pointwise(trace, "sub", input, lambd), 0)
     below = where(trace, _compare(trace, "lt", input, -lambd), pointwise(trace, "add", input, lambd), above)
@@ -146,25 +163,31 @@ def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
 
 @row("threshold")
 def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace: bool = False) -> Node:
+    if not is_float(input):
+        not_bool(input)
+        threshold, value = int(threshold), int(value)
     return where(trace, _compare(trace, "le", input, threshold), value, input)
 
 
 @row("glu")
+@floats_only
 def glu(trace: Trace, input: Node, dim: int = -1) -> Node:
     values, gates = chunk(trace, input, 2, dim)
     return pointwise(trace, "mul", values, pointwise(trace, "sigmoid", gates))
 
 
 @row("prelu")
+@floats_only
 def prelu(trace: Trace, input: Node, weight: Node) -> Node:
     if weight.shape not in ((), (1,)):
-        channels = trace.make("view", (weight,), weight.dtype, (*weight.shape, *(1,) * (len(input.shape) - 2)), ("reshape",))
+        shape = (*weight.shape, *(1,) * (len(input.shape) - 2))
+        channels = trace.make("view", (weight,), weight.dtype, shape, ("reshape",))
     else:
         channels = weight if not weight.shape else trace.make("view", (weight,), weight.dtype, (), ("squeeze", 0))
     return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
 
 
-@row("dropout", "alpha_dropout", "feature_dropout")
+@row("dropout", "alpha_dropout", "feature_dropout", view=True)
 def dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True, inplace: bool = False) -> Node:
     if training and p:
         raise UnsupportedError("dropout in training draws random numbers, which jitgen has no row for; call .eval()")

@@ -14,16 +14,19 @@ Python modules themselves (``torch``, ``F``) are taken to be stable.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 MAX_DEPTH = 8
-_GUARDED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type, types.BuiltinFunctionType)
+_GUARDED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+_GUARDED += (types.BuiltinFunctionType,)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _MISSING = object()
 
@@ -67,7 +70,7 @@ class Captures:
     def __init__(self, function: Callable[..., Any]):
         self.tensors: list[Captured] = []
         self.guards: list[Captured] = []
-        self._seen: set[int] = set()
+        self._seen: dict[int, tuple[Any, frozenset[str]]] = {}
         root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
@@ -85,13 +88,22 @@ class Captures:
             return
         if isinstance(value, _GUARDED):
             self.guards.append(captured)
+            if not isinstance(value, type) or _is_library(value.__module__):
+                return
+        if depth > MAX_DEPTH or not self._first_visit(value, names):
             return
-        if depth > MAX_DEPTH or (id(value) in self._seen and not isinstance(value, (tuple, list, dict))):
-            return
-        self._seen.add(id(value))
         for child, child_names in self._children(captured, names):
             if child.value is not _MISSING:
                 self._visit(child, child_names, depth + 1)
+
+    def _first_visit(self, value: Any, names: frozenset[str]) -> bool:
+        """Whether ``value`` has not been looked at for all of ``names`` before; containers are always looked at."""
+        if isinstance(value, (tuple, list, dict)):
+            return True
+        _, known = self._seen.get(id(value), (None, frozenset()))
+        first = id(value) not in self._seen or not names <= known
+        self._seen[id(value)] = (value, known | names)
+        return first
 
     def _children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
         value, path = captured.value, captured.path
@@ -100,21 +112,18 @@ class Captures:
             yield _derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
         elif isinstance(value, types.MethodType):
             self.guards.append(_derived(path, captured, lambda method: method.__func__))
-            mentioned = code_names(value.__func__.__code__)
+            mentioned = _mentioned(value.__func__)
             yield _derived(f"{path}.__self__", captured, lambda method: method.__self__), mentioned
             yield _derived(path, captured, lambda method: method.__func__), mentioned
         elif isinstance(value, types.FunctionType):
             self.guards.append(_derived(path, captured, lambda function: function.__code__))
-            yield from self._function_children(captured, value)
-        elif isinstance(value, torch.nn.Module):
-            code = getattr(type(value).forward, "__code__", None)
-            mentioned = names | (code_names(code) if code else frozenset())
-            if code is not None:
-                yield _derived(f"{path}.forward", captured, lambda module: type(module).forward), mentioned
-            for name in sorted(mentioned):
-                yield _attribute(captured, name), mentioned
+            if not _is_library(value.__module__):
+                yield from self._function_children(captured, value)
+        elif isinstance(value, functools.partial):
+            for part in ("func", "args", "keywords"):
+                yield _attribute(captured, part), names
         elif isinstance(value, types.ModuleType):
-            if not _is_library(value):
+            if not _is_library(value.__name__):
                 for name in sorted(names):
                     if name in vars(value):
                         yield _attribute(captured, name), names
@@ -127,9 +136,29 @@ class Captures:
             for key in value:
                 yield _item(captured, key), names
         else:
-            for name in sorted(names):
-                if name in getattr(value, "__dict__", ()) or name in getattr(type(value), "__slots__", ()):
-                    yield _attribute(captured, name), names
+            if not isinstance(value, (torch.nn.Module, type)):
+                self.guards.append(captured)
+            yield from self._object_children(captured, names)
+
+    def _object_children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
+        """The attributes of an object, class or module that ``names`` mentions, or the methods among them mention."""
+        value = captured.value
+        owner = value if isinstance(value, type) else type(value)
+        called = {"forward"} if isinstance(value, torch.nn.Module) else {"__call__"}
+        names = _with_methods(owner, names | called)
+        wanted = set(names)
+        if isinstance(value, torch.nn.Module) and _is_library(owner.__module__):
+            # A container's forward walks its children without naming them.
+            wanted.update(value._parameters, value._buffers, value._modules)
+        for name in sorted(wanted):
+            found = inspect.getattr_static(value, name, _MISSING)
+            method = _plain_function(found)
+            if method is not None:
+                if not _is_library(method.__module__):
+                    path = f"{captured.path}.{name}"
+                    yield _derived(path, captured, functools.partial(_static_function, name=name)), names
+            elif found is _MISSING or not hasattr(found, "__get__") or isinstance(found, types.MemberDescriptorType):
+                yield _attribute(captured, name), names
 
     def _function_children(
         self, captured: Captured, function: types.FunctionType
@@ -143,16 +172,16 @@ class Captures:
         defaults = function.__defaults__ or ()
         for index in range(len(defaults)):
             path = f"default {index} of {captured.path}"
-            yield _derived(path, captured, lambda f, i=index: (f.__defaults__ or ())[i]), names
+            yield _derived(path, captured, functools.partial(_default, index=index)), names
         for name in function.__kwdefaults__ or {}:
             path = f"default {name} of {captured.path}"
-            yield _derived(path, captured, lambda f, n=name: (f.__kwdefaults__ or {})[n]), names
+            yield _derived(path, captured, functools.partial(_keyword_default, name=name)), names
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield _derived(captured.path, captured, lambda f: f.__wrapped__), names
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def code_names(code: types.CodeType) -> frozenset[str]:
     """Every global and attribute name the code mentions, nested functions and comprehensions included."""
     names = set(code.co_names)
@@ -162,12 +191,48 @@ def code_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-def _is_library(module: types.ModuleType) -> bool:
-    """Modules whose contents are taken as stable: torch, the standard library, builtins, jitgen itself."""
-    import sys
+def _mentioned(function: Any) -> frozenset[str]:
+    code = getattr(function, "__code__", None)
+    return code_names(code) if code is not None else frozenset()
 
-    root = module.__name__.partition(".")[0]
+
+def _plain_function(attribute: Any) -> types.FunctionType | None:
+    """The Python function behind a class attribute: a method, a property's getter, a static or class method."""
+    if isinstance(attribute, property):
+        attribute = attribute.fget
+    elif isinstance(attribute, (staticmethod, classmethod)):
+        attribute = attribute.__func__
+    return attribute if isinstance(attribute, types.FunctionType) else None
+
+
+def _static_function(value: Any, name: str) -> types.FunctionType | None:
+    return _plain_function(inspect.getattr_static(value, name, None))
+
+
+def _with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
+    """``names``, and the names that the methods of ``owner`` among them mention, and so on."""
+    known, fresh = names, names
+    while fresh:
+        methods = [_plain_function(inspect.getattr_static(owner, name, None)) for name in fresh]
+        fresh = frozenset().union(*(_mentioned(method) for method in methods if method is not None)) - known
+        known |= fresh
+    return known
+
+
+def _is_library(module: str | None) -> bool:
+    """Modules whose contents are taken as stable: torch, the standard library, builtins, jitgen itself."""
+    root = (module or "").partition(".")[0]
+    if root == "__main__":
+        return False
     return root in ("torch", "jitgen") or root in sys.stdlib_module_names
+
+
+def _default(function: types.FunctionType, index: int) -> Any:
+    return (function.__defaults__ or ())[index]
+
+
+def _keyword_default(function: types.FunctionType, name: str) -> Any:
+    return (function.__kwdefaults__ or {})[name]
 
 
 def _reader(source: Captured, step: Callable[[Any], Any]) -> Callable[[], Any]:

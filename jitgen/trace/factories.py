@@ -27,8 +27,15 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
         raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
     name = dtype_name(dtype or torch.get_default_dtype())
     shape = sizes_of(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
-    node = operand(trace, value, name)
+    node = number(trace, value, name)
     return trace.make("view", (node,), name, shape, ("expand",)) if shape else node
+
+
+def number(trace: Trace, value: Any, dtype: str) -> Node:
+    """A number as a 0-d tensor of ``dtype``: rounded to it, as a tensor in memory would be."""
+    if symbols.kind_of(unwrap(value)) != "float":
+        return trace.cast(operand(trace, value, "int64"), dtype) if dtype != "bool" else operand(trace, value, dtype)
+    return trace.cast(operand(trace, value, "float64"), dtype)
 
 
 @row("zeros", "empty")
@@ -90,7 +97,7 @@ def tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None, **key
         raise UnsupportedError(
             "torch.tensor of more than one number inside a decorated function; make it outside and close over it"
         )
-    return operand(trace, data, dtype_name(dtype) if dtype else result_dtype(data))
+    return number(trace, data, dtype_name(dtype) if dtype else result_dtype(data))
 
 
 @row("arange")
@@ -191,7 +198,7 @@ def dim(trace: Trace, input: Node) -> int:
     return len(input.shape)
 
 
-@row("numel", "nelement", "__len__")
+@row("numel", "nelement")
 def numel(trace: Trace, input: Node) -> Any:
     return wrap(symbols.product(input.shape), trace.guards)
 

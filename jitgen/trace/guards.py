@@ -7,7 +7,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Guard
-from jitgen.ir.symbols import Expr
+from jitgen.ir.symbols import Expr, Scalar
 
 
 class Guards:
@@ -29,7 +29,7 @@ class Guards:
         self._guards[Guard(expr, number)] = None
         return number
 
-    def decide(self, condition: Expr | bool) -> bool:
+    def decide(self, condition: Scalar) -> bool:
         """Whether ``condition`` holds in this call, remembered."""
         return bool(self.value(condition))
 

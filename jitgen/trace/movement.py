@@ -427,7 +427,10 @@ def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
         total = symbols.add(total, node.shape[place])
     shape = (*nodes[0].shape[:place], total, *nodes[0].shape[place + 1 :])
     # Sizes a guard holds equal may differ in form; every part takes the form of the result.
-    parts = [trace.cast(node, dtype) for node in nodes]
+    parts = [
+        expand(trace, trace.cast(node, dtype), (*shape[:place], node.shape[place], *shape[place + 1 :]))
+        for node in nodes
+    ]
     return parts[0] if len(parts) == 1 else trace.make("cat", parts, dtype, shape, (place,))
 
 

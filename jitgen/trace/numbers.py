@@ -3,12 +3,19 @@
 Arithmetic on a ``SymbolicNumber`` gives another one. Where Python needs to know the number itself (``if n > 4``,
 ``range(n)``, ``math.sqrt(n)``, a list index), it is told the number of this call and the trace records a guard, so
 nothing is ever baked in silently: a call with another number is traced anew, and ``specializations`` shows the guard.
+
+torch's own argument parser must let these numbers pass to where the trace sees them (``torch.zeros(n)``), and it lets
+pass its symbolic numbers; so each kind is one by name, ``torch.SymInt`` and so on, without their machinery.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from jitgen.ir import symbols
 from jitgen.ir.symbols import Expr, Scalar
@@ -51,6 +58,27 @@ class SymbolicNumber:
     def __repr__(self) -> str:
         return f"{self.expr} (here {self.guards.hint(self.expr)})"
 
+    def __neg__(self) -> Any:
+        return wrap(symbols.neg(self.expr), self.guards)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return wrap(symbols.maximum(self.expr, symbols.neg(self.expr)), self.guards)
+
+    def __invert__(self) -> int:
+        return ~self._value()
+
+    def __trunc__(self) -> int:
+        return math.trunc(self._value())
+
+    def __floor__(self) -> int:
+        return math.floor(self._value())
+
+    def __ceil__(self) -> int:
+        return math.ceil(self._value())
+
     def __round__(self, digits: int | None = None) -> Any:
         return round(self._value(), digits)
 
@@ -58,9 +86,24 @@ class SymbolicNumber:
         return self._value().is_integer() if self.expr.kind == "float" else True
 
 
+class SymbolicInt(SymbolicNumber, torch.SymInt):
+    __slots__ = ()
+
+
+class SymbolicFloat(SymbolicNumber, torch.SymFloat):
+    __slots__ = ()
+
+
+class SymbolicBool(SymbolicNumber, torch.SymBool):
+    __slots__ = ()
+
+
+_KINDS: dict[str, type[SymbolicNumber]] = {"int": SymbolicInt, "float": SymbolicFloat, "bool": SymbolicBool}
+
+
 def wrap(value: Scalar, guards: Guards) -> Any:
     """``value`` as the user sees it: a plain number where it is one."""
-    return SymbolicNumber(value, guards) if isinstance(value, Expr) else value
+    return _KINDS[value.kind](value, guards) if isinstance(value, Expr) else value
 
 
 def unwrap(value: Any) -> Any:
@@ -82,6 +125,19 @@ def _binary(function: Callable[[Scalar, Scalar], Scalar]) -> Any:
     return forward, reflected
 
 
+def _concrete(name: str, reflected: bool = False) -> Any:
+    """An operation without a symbolic form: on the numbers of this call."""
+    function = divmod if name == "divmod" else getattr(operator, f"__{name}__")
+
+    def operate(self: SymbolicNumber, other: Any) -> Any:
+        if not isinstance(other, (int, float, SymbolicNumber)):
+            return NotImplemented
+        value = other._value() if isinstance(other, SymbolicNumber) else other
+        return function(value, self._value()) if reflected else function(self._value(), value)
+
+    return operate
+
+
 def _install() -> None:
     arithmetic = {
         "add": symbols.add,
@@ -99,11 +155,11 @@ def _install() -> None:
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         forward, _ = _binary(lambda a, b, op=name: symbols.compare(op, a, b))
         setattr(SymbolicNumber, f"__{name}__", forward)
-    SymbolicNumber.__neg__ = lambda self: wrap(symbols.neg(self.expr), self.guards)  # type: ignore[attr-defined]
-    SymbolicNumber.__pos__ = lambda self: self  # type: ignore[attr-defined]
-    SymbolicNumber.__abs__ = lambda self: wrap(  # type: ignore[attr-defined]
-        symbols.maximum(self.expr, symbols.neg(self.expr)), self.guards
-    )
+    for name in ("as_integer_ratio", "bit_length", "conjugate", "hex"):
+        setattr(SymbolicNumber, name, lambda self, name=name: getattr(self._value(), name)())
+    for name in ("and", "or", "xor", "lshift", "rshift", "divmod"):
+        setattr(SymbolicNumber, f"__{name}__", _concrete(name))
+        setattr(SymbolicNumber, f"__r{name}__", _concrete(name, reflected=True))
 
 
 _install()

@@ -6,15 +6,18 @@ dialect, and its name below.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.graph import Node
+from jitgen.ir import symbols
+from jitgen.ir.graph import CONTIGUOUS, Node, Shape
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.numbers import SymbolicNumber
+from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, float_dtype, is_number, operand, pointwise, result_dtype
 
@@ -94,6 +97,30 @@ def as_node(trace: Trace, value: Value) -> Node:
     return value if isinstance(value, Node) else operand(trace, value, result_dtype(value))
 
 
+def stored(trace: Trace, value: Value, dtype: str) -> Value:
+    """A number as it would be stored: torch compares in the tensor's dtype, so bfloat16(0.1) equals 0.1."""
+    if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
+        return value
+    return trace.cast(operand(trace, value, "float64"), dtype)
+
+
+def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A row that torch has for floating tensors alone."""
+
+    @functools.wraps(function)
+    def checked(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Any:
+        if not is_float(input):
+            raise TypeError(f"not defined for {input.dtype} tensors")
+        return function(trace, input, *arguments, **keywords)
+
+    return checked
+
+
+def not_bool(input: Node) -> None:
+    if input.dtype == "bool":
+        raise TypeError("not defined for bool tensors")
+
+
 def _register() -> None:
     for op, names in FLOAT_UNARY.items():
 
@@ -104,6 +131,7 @@ def _register() -> None:
     for op, names in ROUNDING.items():
 
         def rounding(trace: Trace, input: Node, *, op: str = op) -> Node:
+            not_bool(input)
             return pointwise(trace, op, input) if is_float(input) else input
 
         row(*names)(rounding)
@@ -131,7 +159,8 @@ def _register() -> None:
     for op, names in COMPARISONS.items():
 
         def comparison(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
-            return pointwise(trace, op, input, other, result="bool")
+            dtype = result_dtype(input, other)
+            return pointwise(trace, op, *(stored(trace, value, dtype) for value in (input, other)), result="bool")
 
         row(*names)(comparison)
     for op, names in (BITWISE | SHIFTS).items():
@@ -150,29 +179,26 @@ _register()
 # ------------------------------------------------------------------------------------------------------ arithmetic
 
 
-def _scaled(trace: Trace, other: Value, alpha: Value) -> Value:
-    return other if is_number(alpha) and not isinstance(alpha, SymbolicNumber) and alpha == 1 else mul(trace, other, alpha)
-
-
-def mul(trace: Trace, left: Value, right: Value) -> Value:
-    if is_number(left) and is_number(right):
-        return left * right
-    return pointwise(trace, "mul", left, right)
+def _scaled(trace: Trace, other: Value, alpha: Value, dtype: str) -> Value:
+    """``alpha * other`` in ``dtype``, which ``alpha`` has no say in."""
+    if type(alpha) in (int, bool) and alpha == 1:
+        return other
+    if symbols.kind_of(unwrap(alpha)) == "float" and not DTYPES[dtype].is_floating_point:
+        raise TypeError(f"a float factor for {dtype} tensors")
+    return pointwise(trace, "bitwise_and" if dtype == "bool" else "mul", other, alpha, dtype=dtype)
 
 
 @row("add")
 def add(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
-    other = _scaled(trace, other, alpha)
-    if result_dtype(input, other) == "bool":
-        return pointwise(trace, "bitwise_or", input, other)
-    return pointwise(trace, "add", input, other)
+    dtype = result_dtype(input, other)
+    return pointwise(trace, "bitwise_or" if dtype == "bool" else "add", input, _scaled(trace, other, alpha, dtype))
 
 
 @row("sub", "subtract")
 def sub(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
-    if result_dtype(input, other) == "bool":
+    if any(value.dtype == "bool" if isinstance(value, Node) else isinstance(value, bool) for value in (input, other)):
         raise TypeError("subtraction is not defined for bool tensors, as in torch; use ^ or logical_xor")
-    return pointwise(trace, "sub", input, _scaled(trace, other, alpha))
+    return pointwise(trace, "sub", input, _scaled(trace, other, alpha, result_dtype(input, other)))
 
 
 @row("rsub", "__rsub__")
@@ -194,17 +220,55 @@ def div(trace: Trace, input: Value, other: Value, *, rounding_mode: str | None =
     raise ValueError(f"rounding_mode must be None, 'trunc' or 'floor', not {rounding_mode!r}")
 
 
-@row("positive", "__pos__", "clone", "contiguous", "detach", "alias", "requires_grad_")
+@row("positive", "__pos__", view=True)
+def positive(trace: Trace, input: Node) -> Node:
+    not_bool(input)
+    return input
+
+
+@row("detach", "alias", "requires_grad_", view=True)
 def identity(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
     return input
 
 
+@row("clone")
+def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
+    return input
+
+
+@row("contiguous", view=True)
+def contiguous(trace: Trace, input: Node, memory_format: Any = torch.contiguous_format) -> Node:
+    """A copy, laid out row-major where it is returned. torch returns the tensor itself where it is so already."""
+    if memory_format is not torch.contiguous_format:
+        raise UnsupportedError(f"memory format {memory_format} is not supported")
+    return trace.make("cast", (input,), input.dtype, input.shape, CONTIGUOUS)
+
+
+@row("fill", "zero")
+def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
+    """In place only (``fill_``, ``zero_``) but for ``torch.fill``."""
+    if isinstance(value, Node) and value.shape:
+        raise TypeError("fill takes a number or a 0-d tensor")
+    return expand_node(trace, operand(trace, value, input.dtype), input.shape)
+
+
+@row("copy")
+def copy(trace: Trace, input: Node, src: Node, non_blocking: bool = False) -> Node:
+    """In place only: ``copy_``."""
+    return expand(trace, trace.cast(src, input.dtype), broadcast_shapes(trace, input.shape, src.shape))
+
+
 @row("square")
 def square(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "mul", input, input)
+    return power(trace, input, 2)
 
 
-@row("pow", "float_power")
+@row("float_power")
+def float_power(trace: Trace, input: Value, exponent: Value) -> Node:
+    return power(trace, *(trace.cast(as_node(trace, value), "float64") for value in (input, exponent)))
+
+
+@row("pow")
 def power(trace: Trace, input: Value, exponent: Value) -> Node:
     """Small constant exponents become products and roots, as in torch."""
     dtype = result_dtype(input, exponent)
@@ -226,7 +290,10 @@ def power(trace: Trace, input: Value, exponent: Value) -> Node:
 
 @row("round")
 def round_(trace: Trace, input: Node, *, decimals: int = 0) -> Node:
+    not_bool(input)
     if not is_float(input):
+        if decimals:
+            raise TypeError(f"decimals is not defined for {input.dtype} tensors")
         return input
     if not decimals:
         return pointwise(trace, "round", input)
@@ -259,25 +326,33 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
 
 
 @row("lerp")
+@floats_only
 def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
     """From the nearer end, so that weight 1 gives ``end`` exactly; torch's formula."""
     span = pointwise(trace, "sub", end, input)
     low = pointwise(trace, "add", input, pointwise(trace, "mul", weight, span))
-    high = pointwise(trace, "sub", end, pointwise(trace, "mul", span, pointwise(trace, "sub", 1.0, as_node(trace, weight))))
+    rest = 1.0 - weight if is_number(weight) else pointwise(trace, "sub", 1.0, weight)
+    high = pointwise(trace, "sub", end, pointwise(trace, "mul", span, rest))
     near = pointwise(trace, "lt", pointwise(trace, "abs", as_node(trace, weight)), 0.5, result="bool")
     return where(trace, near, low, high)
 
 
 @row("addcmul")
 def addcmul(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: Value = 1) -> Node:
-    return pointwise(trace, "add", input, pointwise(trace, "mul", _scaled(trace, tensor1, value), tensor2))
+    dtype = result_dtype(input, tensor1, tensor2)
+    if dtype == "bool":
+        raise TypeError("not defined for bool tensors")
+    scaled = _scaled(trace, tensor1, value, dtype)
+    return pointwise(trace, "add", input, pointwise(trace, "mul", scaled, tensor2, dtype=dtype), dtype=dtype)
 
 
 @row("addcdiv")
 def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: Value = 1) -> Node:
     if not DTYPES[result_dtype(tensor1, tensor2)].is_floating_point:
         raise UnsupportedError("integer division with addcdiv is not supported, as in torch")
-    return pointwise(trace, "add", input, pointwise(trace, "div", _scaled(trace, tensor1, value), tensor2))
+    dtype = result_dtype(input, tensor1, tensor2)
+    scaled = _scaled(trace, tensor1, value, dtype)
+    return pointwise(trace, "add", input, pointwise(trace, "div", scaled, tensor2, dtype=dtype), dtype=dtype)
 
 
 @row("hypot")
@@ -380,8 +455,12 @@ def fmax(trace: Trace, input: Node, other: Node) -> Node:
 
 def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
     """A tensor of ``like``'s shape that is ``value`` everywhere."""
-    node = operand(trace, value, dtype)
-    return node if not like.shape else trace.make("view", (node,), dtype, like.shape, ("expand",))
+    return expand_node(trace, operand(trace, value, dtype), like.shape)
+
+
+def expand_node(trace: Trace, node: Node, shape: Shape) -> Node:
+    """A 0-d ``node`` expanded to ``shape``."""
+    return trace.make("view", (node,), node.dtype, shape, ("expand",)) if shape and not node.shape else node
 
 
 def truth(trace: Trace, value: Value) -> Node:
@@ -425,14 +504,14 @@ def where(trace: Trace, condition: Node, input: Value = None, other: Value = Non
         raise TypeError(f"where expects a bool condition, got {condition.dtype}")
     dtype = result_dtype(input, other)
     condition = truth(trace, condition)
-    values = [as_node(trace, value) if isinstance(value, Node) else operand(trace, value, dtype) for value in (input, other)]
+    values = [value if isinstance(value, Node) else operand(trace, value, dtype) for value in (input, other)]
     shape = broadcast_shapes(trace, condition.shape, *(value.shape for value in values))
     operands = [expand(trace, condition, shape), *(expand(trace, trace.cast(v, dtype), shape) for v in values)]
     return trace.make("where", operands, dtype, shape)
 
 
 @row("Tensor.where")
-def _unused(trace: Trace, input: Node, condition: Node, other: Value) -> Node:
+def tensor_where(trace: Trace, input: Node, condition: Node, other: Value) -> Node:
     return where(trace, condition, input, other)
 
 
@@ -452,6 +531,8 @@ def clamp(trace: Trace, input: Node, min: Value = None, max: Value = None) -> No
     if min is None and max is None:
         raise ValueError("clamp needs min, max or both")
     dtype = result_dtype(*(value for value in (input, min, max) if value is not None))
+    if dtype == "bool" and min is not None and max is not None:
+        raise TypeError("not defined for bool tensors")
     value = input
     if min is not None:
         value = pointwise(trace, "maximum", value, min, dtype=dtype)
@@ -503,13 +584,13 @@ def _register_casts() -> None:
         def convert(trace: Trace, input: Node, *, dtype: str = dtype, memory_format: Any = None) -> Node:
             return trace.cast(input, dtype)
 
-        row(name)(convert)
+        row(name, view=True)(convert)
 
 
 _register_casts()
 
 
-@row("to", "type")
+@row("to", "type", view=True)
 def to(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
     """Conversion of dtype; a device other than the inputs' is an error."""
     for value in (*arguments, *keywords.values()):
@@ -524,6 +605,6 @@ def to(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
     return input
 
 
-@row("type_as")
+@row("type_as", view=True)
 def type_as(trace: Trace, input: Node, other: Node) -> Node:
     return trace.cast(input, other.dtype)

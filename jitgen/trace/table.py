@@ -67,7 +67,7 @@ def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def find(target: Any) -> tuple[Row | None, str]:
     """The row of a torch function, operator, tensor method or method name, and its name for messages."""
     if isinstance(target, str):
-        return by_name(target), f"Tensor.{target}"
+        return _method(target), f"Tensor.{target}"
     try:
         return _find(target)
     except TypeError:  # unhashable: nothing of torch's is
@@ -86,7 +86,8 @@ def _find(target: Any) -> tuple[Row | None, str]:
         return by_name(f"__{name.strip('_')}__"), f"operator {name}"
     for space, prefix in _spaces():
         if getattr(space, name, None) is target:
-            return by_name(name), f"{prefix}.{name}"
+            found = _method(name) if prefix == "Tensor" else by_name(name)
+            return found, f"{prefix}.{name}"
     module = getattr(target, "__module__", None) or "torch"
     if module.startswith("torch") and getattr(torch._C._nn, name, None) is target:
         return by_name(name), f"F.{name}"
@@ -102,6 +103,11 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
         (torch._C._nn, "F"),
         (torch._C._TensorBase, "Tensor"),
     )
+
+
+def _method(name: str) -> Row | None:
+    """The row of a tensor method: that of the function of its name, but where the arguments' order differs."""
+    return by_name(f"Tensor.{name}") or by_name(name)
 
 
 @cache

@@ -21,25 +21,25 @@ from torch.utils import _pytree as pytree
 
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, InputSpec, Node, Shape
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.captures import Captured, Captures
 from jitgen.trace.guards import Guards
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import SymbolicNumber, wrap
-
+from jitgen.trace.typing import expand, rounded
 
 Family = list["weakref.ref[TensorProxy]"]
 
 
 class TensorProxy(fx.Proxy):
-    """A tensor during the trace. ``node`` is its value now; in-place operations replace it."""
+    """A tensor during the trace. ``value`` is its node now; in-place operations replace it."""
 
     def __init__(self, node: Node, trace: Trace, family: Family | None = None, input: int | None = None):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
-        self.node = node
-        self.trace = trace
+        self.value = node
+        self.owner = trace
         self.input = input
         self.family: Family = [] if family is None else family
         """Every proxy that would share memory with this one: updating one in place would have to update all."""
@@ -48,22 +48,22 @@ class TensorProxy(fx.Proxy):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.trace.attribute(self, name)
+        return self.owner.attribute(self, name)
 
     def __iter__(self) -> Any:
-        return iter(self.trace.call("unbind", (self,), {}))
+        return iter(self.owner.call("unbind", (self,), {}))
 
     def __len__(self) -> int:
-        if not self.node.shape:
+        if not self.value.shape:
             raise TraceError(f"len() of a 0-d tensor{quote(user_location())}")
-        return int(wrap(self.node.shape[0], self.trace.guards))
+        return int(wrap(self.value.shape[0], self.owner.guards))
 
     def __bool__(self) -> bool:
         return self._leave("used as a condition", "use torch.where, or decide outside the decorated function")
 
     def _leave(self, what: str, instead: str) -> Any:
         raise TraceError(
-            f"{self.trace.name}: a tensor's value is {what}, but it is known only when the kernel runs"
+            f"{self.owner.name}: a tensor's value is {what}, but it is known only when the kernel runs"
             f"{quote(user_location())}\n  {instead}"
         )
 
@@ -77,12 +77,12 @@ class TensorProxy(fx.Proxy):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise UnsupportedError(
-            f"{self.trace.name}: assignment to a part of a tensor is not supported{quote(user_location())}\n"
+            f"{self.owner.name}: assignment to a part of a tensor is not supported{quote(user_location())}\n"
             "  build the result with torch.where or torch.cat instead"
         )
 
     def __repr__(self) -> str:
-        return f"TensorProxy({self.node.dtype}, {self.node.shape})"
+        return f"TensorProxy({self.value.dtype}, {self.value.shape})"
 
     __hash__ = object.__hash__
 
@@ -92,7 +92,7 @@ def _install_inplace_operators() -> None:
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
 
         def operate(self: TensorProxy, other: Any, operation: str = f"__i{name}__") -> Any:
-            return self.trace.call(operation, (self, other), {})
+            return self.owner.call(operation, (self, other), {})
 
         setattr(TensorProxy, f"__i{name}__", operate)
 
@@ -105,10 +105,10 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, trace: Trace):
         super().__init__()
-        self.trace = trace
+        self.owner = trace
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        return self.trace.call(target, args, kwargs)
+        return self.owner.call(target, args, kwargs)
 
 
 class _CatchAll(TorchFunctionMode):
@@ -169,6 +169,7 @@ class Trace:
         self.mutated: dict[int, Node] = {}
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
+        self._returned: list[tuple[TensorProxy, Node]] = []
         self.captures = Captures(function)
 
     # ------------------------------------------------------------------------------------------------- inputs
@@ -200,7 +201,7 @@ class Trace:
                 )
             if tensor.device != self.device:
                 raise UnsupportedError(
-                    f"{self.name}: {found.path} is on {tensor.device}, the arguments are on {self.device}; move it there"
+                    f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
                 )
             node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
             self.captured.append(found)
@@ -222,24 +223,24 @@ class Trace:
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
-            family = next((a.family for a in args[:1] if isinstance(a, TensorProxy)), None) if row.is_view else None
             try:
                 result = row.function(self, *map(self._enter, args), **{k: self._enter(v) for k, v in kwargs.items()})
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
                 raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
-            if row.inplace:
+            if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
-            return self._leave(result, family)
+            if row.is_view:
+                return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
+            return self._leave(self._fresh(result), None)
 
     def attribute(self, proxy: TensorProxy, name: str) -> Any:
         """``proxy.name``: a property's value, or a method to call."""
         found = table.PROPERTIES.get(name)
         if found is not None:
             with torch._C.DisableTorchFunction():
-                family = proxy.family if name in table.VIEW_PROPERTIES else None
-                return self._leave(found(self, proxy.node), family)
+                return self._leave(found(self, proxy.value), proxy)
         if not hasattr(torch.Tensor, name):
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
         return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
@@ -247,7 +248,7 @@ class Trace:
     def _enter(self, value: Any) -> Any:
         """An argument as a row sees it: nodes for tensors, anything else as it is."""
         if isinstance(value, TensorProxy):
-            return value.node
+            return value.value
         if isinstance(value, torch.Tensor):
             return self._captured_tensor(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -256,13 +257,26 @@ class Trace:
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
 
-    def _leave(self, value: Any, family: Family | None) -> Any:
+    def _fresh(self, value: Any) -> Any:
+        """``value`` in memory of its own: what is still an argument, or a view of one, becomes a copy.
+
+        Only a result that is returned costs anything; within a kernel a copy is nothing.
+        """
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._fresh, value))
+        if isinstance(value, Node) and _memory(value).op == "input":
+            return self.make("cast", (value,), value.dtype, value.shape)
+        return value
+
+    def _leave(self, value: Any, source: TensorProxy | None) -> Any:
+        """A row's result as the user gets it; ``source`` is the proxy it may be a view of."""
         if isinstance(value, Node):
-            return TensorProxy(value, self, family)
+            shared = source is not None and _memory(value) is _memory(source.value)
+            return TensorProxy(value, self, source.family if shared and source is not None else None)
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._leave(part, family) for part in value)
+            return type(value)(self._leave(part, source) for part in value)
         return value
 
     def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:
@@ -276,14 +290,36 @@ class Trace:
                 f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
                 "  use the operation that returns a new tensor"
             )
-        if value.shape != proxy.node.shape:
+        shape = proxy.value.shape
+        same = len(value.shape) == len(shape) and all(
+            self.guards.decide(symbols.compare("eq", new, old)) for new, old in zip(value.shape, shape, strict=True)
+        )
+        if not same:
             raise TraceError(
-                f"{self.name}: {name} would change the shape {proxy.node.shape} to {value.shape}{quote(user_location())}"
+                f"{self.name}: {name} would change the shape {shape} to {value.shape}{quote(user_location())}"
             )
-        proxy.node = self.cast(value, proxy.node.dtype)
+        if not torch.can_cast(DTYPES[value.dtype], DTYPES[proxy.value.dtype]):
+            raise TraceError(
+                f"{self.name}: {name} would store a {value.dtype} result in a {proxy.value.dtype} tensor"
+                f"{quote(user_location())}\n  use the operation that returns a new tensor"
+            )
+        proxy.value = self.cast(expand(self, value, shape), proxy.value.dtype)
         if proxy.input is not None:
-            self.mutated[proxy.input] = proxy.node
+            self.mutated[proxy.input] = proxy.value
         return proxy
+
+    def returned(self, proxy: TensorProxy) -> Node:
+        """The node of an output: a tensor of its own, even where another output has the same value."""
+        if proxy.input is not None or _memory(proxy.value).op == "input":
+            return proxy.value
+        for earlier, node in self._returned:
+            if earlier is proxy:
+                return node
+        node = proxy.value
+        if any(node is taken for taken in (*self.mutated.values(), *(other for _, other in self._returned))):
+            node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
+        self._returned.append((proxy, node))
+        return node
 
     # ------------------------------------------------------------------------------------- for rows to build with
 
@@ -300,11 +336,16 @@ class Trace:
         return self.make("cast", (node,), dtype, node.shape)
 
     def _cast_scalar(self, node: Node, dtype: str) -> Node:
-        if node.op == "const" and DTYPES[dtype].is_floating_point:
-            return self.builder.const(float(node.attrs[0]), dtype)
-        if node.op == "const" and not isinstance(node.attrs[0], float):
-            return self.builder.const(bool(node.attrs[0]) if dtype == "bool" else int(node.attrs[0]), dtype)
+        if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
+            return self.builder.const(rounded(node.attrs[0], dtype), dtype)
         return self.make("cast", (node,), dtype, ())
+
+
+def _memory(node: Node) -> Node:
+    """The node whose memory ``node`` is, or may be a view of."""
+    while node.op == "view" or node.attrs == CONTIGUOUS:
+        node = node.inputs[0]
+    return node
 
 
 def trace(
@@ -341,7 +382,7 @@ def trace(
             leaf = TensorProxy(state._captured_tensor(leaf), state)
         if isinstance(leaf, TensorProxy):
             described.append(Output(len(outputs)))
-            outputs.append(leaf.node)
+            outputs.append(state.returned(leaf))
         else:
             described.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
     graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))

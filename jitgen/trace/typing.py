@@ -9,7 +9,9 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
+from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
+from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.numbers import SymbolicNumber, unwrap
@@ -92,15 +94,12 @@ def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]
 
 
 def expand(trace: Trace, node: Node, shape: Shape) -> Node:
-    """``node`` broadcast to ``shape``."""
+    """``node`` broadcast to ``shape``; sizes that a guard holds equal take ``shape``'s form."""
     if node.op in ("const", "scalar") or node.shape == shape:
         return node
     for _ in range(len(shape) - len(node.shape)):
         node = trace.make("view", (node,), node.dtype, (1, *node.shape), ("unsqueeze", 0))
-    if node.shape == shape:
-        return node
-    sizes = tuple(new if old == 1 else old for old, new in zip(node.shape, shape, strict=True))
-    return node if sizes == node.shape else trace.make("view", (node,), node.dtype, sizes, ("expand",))
+    return node if node.shape == shape else trace.make("view", (node,), node.dtype, shape, ("expand",))
 
 
 def operand(trace: Trace, value: Any, dtype: str) -> Node:
@@ -128,9 +127,17 @@ def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, res
     dtype = dtype or result_dtype(*values)
     if dtype in STORAGE_ONLY:
         raise UnsupportedError(f"no arithmetic on {dtype}, as in torch; convert it first, with .float() say")
+    if compute_dtype(dtype) not in OPS[op].domain:
+        raise TypeError(f"not defined for {dtype} tensors")
     shape = broadcast_shapes(trace, *(value.shape for value in values if isinstance(value, Node)))
     operands = [expand(trace, operand(trace, value, dtype), shape) for value in values]
     return trace.make(op, operands, result or dtype, shape)
+
+
+def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
+    """The number that ``value`` is once stored as ``dtype``: rounded, or wrapped."""
+    exact = torch.float64 if isinstance(value, float) else torch.int64
+    return torch.tensor(value, dtype=exact).to(DTYPES[dtype]).item()
 
 
 def is_number(value: Any) -> bool:

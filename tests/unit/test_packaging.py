@@ -12,6 +12,7 @@ import pytest
 
 from jitgen import _data, settings
 from jitgen._version import __version__
+from jitgen.compile import host
 
 pytest.importorskip("build")
 pytest.importorskip("hatchling")
@@ -105,3 +106,39 @@ def test_a_checkout_uses_its_own_data(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert _data.data_directory("cache/manifests") == CHECKOUT / "cache" / "manifests"
     monkeypatch.setenv("JITGEN_TEMPLATES", str(tmp_path))
     assert _data.templates_directory() == tmp_path
+
+
+KERNEL = """
+import sys
+import torch
+import jitgen
+
+compiled = []
+jitgen.on_compile(compiled.append)
+
+@jitgen.jit
+def gate(x, y):
+    return torch.relu(x) * y
+
+x, y = torch.randn(5, 33), torch.randn(33)
+torch.testing.assert_close(gate(x, y), torch.relu(x) * y)
+print(jitgen.__file__, len(compiled), "jinja2" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_the_installed_wheel_runs_a_kernel(installed: Path, tmp_path: Path) -> None:
+    place, compiled, rendered = run_installed(installed, tmp_path, "-c", KERNEL).split()
+    assert Path(place).is_relative_to(installed)
+    assert (compiled, rendered) == ("1", "True")
+    assert run_installed(installed, tmp_path, "-c", KERNEL).split()[1:] == ["0", "False"]
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_the_installed_wheel_has_the_checkouts_keys(installed: Path, tmp_path: Path) -> None:
+    script = "import jitgen, torch\nprint(jitgen.jit(torch.nn.functional.silu).lower(torch.empty(4)).key)\n"
+    theirs = run_installed(installed, tmp_path, "-c", script).strip()
+    ours = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=CHECKOUT, check=True
+    ).stdout.strip()
+    assert theirs == ours

@@ -221,6 +221,15 @@ def pointer_parameters(regions: Sequence[RegionContext]) -> list[str]:
     ]
 
 
+def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]]:
+    """(type, name) of what a region uses of its kernel's parameters; integers are of type ``index``."""
+    strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
+    offsets = [operand.offset for operand in region.operands if operand.offset]
+    pointers = [(f"{const_prefix(o)}{o.storage}*", o.pointer) for o in region.operands if o.pointer]
+    integers = [(index, name) for name in (*region.sizes, *offsets, *strides)]
+    return [*pointers, *integers, *((kind, name) for name, kind in region.scalars)]
+
+
 def condition(region: RegionContext, regions: int, test: str, otherwise: str, chain: str = "else ") -> str:
     """The branch that sends a block to ``region``: one of an if / else-if chain, or nothing for a single region."""
     if regions == 1:

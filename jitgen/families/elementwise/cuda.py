@@ -12,6 +12,7 @@ from jitgen.families.elementwise.context import (
     condition,
     fields,
     pointer_parameters,
+    region_parameters,
 )
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.program import Kernel
@@ -29,13 +30,11 @@ def build(
         "parameters": parameters,
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
-        "load": "load_vector_streaming",
-        "store": "store_vector_streaming",
-        "regions": [_region(region, len(regions)) for region in regions],
+        "regions": [_region(region, len(regions), schedule) for region in regions],
     }, {}
 
 
-def _region(region: RegionContext, regions: int) -> dict[str, Any]:
+def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str, Any]:
     outer = [f"i{dim}" for dim in range(region.rank - 1)]
     lines = ["const Index column = step * width;"]
     if outer:
@@ -56,6 +55,10 @@ def _region(region: RegionContext, regions: int) -> dict[str, Any]:
         "condition": condition(region, regions, "if (Index(blockIdx.x) < {end}) ", "else "),
         "index_lines": [line for line in lines if not _unused(line, used)],
         "ragged": ragged,
+        "inside": f"if (whole || column + j < {region.inner_size}) " if ragged else "",
+        "tile": schedule.tile(region.index),
+        "parameters": [f"{kind} {name}" for kind, name in region_parameters(region, "Index")],
+        "arguments": [name for _, name in region_parameters(region, "Index")],
         "loads": [operand for operand in operands if operand["role"] != "store"],
         "stores": [operand for operand in operands if operand["role"] == "store"],
     }

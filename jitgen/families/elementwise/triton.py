@@ -7,7 +7,14 @@ from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built, OperandContext, RegionContext, condition, fields
+from jitgen.families.elementwise.context import (
+    Built,
+    OperandContext,
+    RegionContext,
+    condition,
+    fields,
+    region_parameters,
+)
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.program import Kernel
 
@@ -26,11 +33,12 @@ def build(
     signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
     divisible = [position for position, operand in enumerate(pointers) if operand.aligned]
     divisible += [len(pointers) + place for place, name in enumerate(names) if _divisible(name, regions)]
+    contexts = [_region(region, len(regions), schedule) for region in regions]
     context = {
-        "include": _include(),
+        "include": _used(contexts),
         "parameters": [*(operand.pointer for operand in pointers), *names, *scalars],
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
-        "regions": [_region(region, len(regions), schedule) for region in regions],
+        "regions": contexts,
     }
     options = {
         "signature": signature,
@@ -41,10 +49,12 @@ def build(
     return context, options
 
 
-def _include() -> str:
-    """The static header's functions, without the imports the template makes itself: one file is one kernel."""
-    text = environment.header("triton", "jitgen_triton.py")
-    return text[text.index("@triton.jit") :].strip() + "\n"
+def _used(regions: Sequence[dict[str, Any]]) -> str:
+    """The static header's functions that the regions call: one file is one kernel, and holds no more than it needs."""
+    lines = [line.text for region in regions for line in region["lines"]]
+    lines += [operand["expression"] for region in regions for operand in region["loads"]]
+    lines += [operand["stored"] for region in regions for operand in region["stores"]]
+    return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
 
 
 def _divisible(name: str, regions: Sequence[RegionContext]) -> bool:
@@ -77,20 +87,12 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         store["stored"] = triton.store_cast(store["value"], store["dtype"])
     return fields(region) | {
         "condition": condition(region, regions, "if block < {end}", "else", chain="el"),
-        "parameters": _parameters(region),
+        "parameters": [name for _, name in region_parameters(region, "")],
         "tile": schedule.tile(region.index),
         "index_lines": lines,
         "loads": [operand for operand in operands if operand["role"] != "store"],
         "stores": stores,
     }
-
-
-def _parameters(region: RegionContext) -> list[str]:
-    """What of the kernel's parameters this region uses."""
-    strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
-    offsets = [operand.offset for operand in region.operands if operand.offset]
-    pointers = [operand.pointer for operand in region.operands if operand.pointer]
-    return [*pointers, *region.sizes, *offsets, *strides, *(name for name, _ in region.scalars)]
 
 
 def _load(operand: OperandContext, outer: Sequence[str], column: str) -> str:

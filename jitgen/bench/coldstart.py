@@ -1,0 +1,68 @@
+"""What a first call costs in a new process: with an empty store, from the store, and what ``import jitgen`` costs.
+
+Every figure is the median over new processes running ``first_call.py``, each with a store of its own that it fills
+and a second process then reads. Where the device is no GPU, the GPU backends are compiled and not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitgen import settings
+from jitgen.bench.measurement import Bench, Measurement
+from jitgen.compile import routes
+
+_SCRIPT = Path(__file__).with_name("first_call.py")
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def run(bench: Bench) -> Iterator[Measurement]:
+    everything = ("cpp", "cuda", "triton")
+    backends = [name for name in everything if routes.module(name, routes.default_compiler(name)).toolchain()]
+    imports = []
+    for backend in backends if bench.device == "cpu" else bench.backends:
+        runs = backend in bench.backends
+        cold, warm = [], []
+        _process(
+            backend, bench.device if runs else ""
+        )  # Python's byte code is there from then on, as after any first use
+        for _ in range(bench.repeats):
+            with tempfile.TemporaryDirectory() as store:
+                first, second = (_process(backend, bench.device if runs else "", store) for _ in range(2))
+            cold.append(first["call"])
+            warm.append(second["call"])
+            imports.append(second["import"])
+        peers = (
+            {"torch.compile": _process("torch.compile", bench.device)["call"]} if bench.compile_peer and runs else {}
+        )
+        what = "first call" if runs else "first compile for sm_90a"
+        for name, found in ((f"{what}, empty store", cold), (f"{what}, from the store", warm)):
+            seconds = {"jitgen": statistics.median(found), **peers}
+            yield Measurement("coldstart", name, bench.device, backend, "float32", (4096, 333), seconds)
+    seconds = {"jitgen": statistics.median(imports)}
+    notes = ("beyond the time of `import torch`",)
+    yield Measurement("coldstart", "import jitgen", bench.device, "", "", (), seconds, notes=notes)
+
+
+def _process(backend: str, device: str, store: str | None = None) -> dict[str, float]:
+    left_out = {*settings.SETTINGS, "PYTHONDONTWRITEBYTECODE"}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    with tempfile.TemporaryDirectory() as private:
+        environment["JITGEN_CACHE_DIR"] = store or f"{private}/store"
+        # Peers' own caches must be as empty as ours.
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{private}/inductor", "TRITON_CACHE_DIR": f"{private}/triton"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # As text, not as a file: a script's directory would stand first on the path, with modules of this package.
+        command = [sys.executable, "-c", _SCRIPT.read_text(), backend, device]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"first_call.py {backend} {device} failed:\n{done.stderr}")
+    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return times

@@ -1,0 +1,48 @@
+"""README's tables from the JSON of ``jitgen bench``: ``python -m jitgen.bench.markdown bench-results/cpu.json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jitgen.bench.measurement import duration
+
+PEERS = ("copy_", "eager", "torch.compile")
+RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """One machine's figures: the environment in a line, throughput against peers, then times of calls."""
+    environment, rows = content["environment"], content["measurements"]
+    known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
+    facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
+    header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
+    work = [row for row in rows if row["group"] in ("streaming", "intensity")]
+    calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
+    parts = [", ".join(facts) + ".", _table(header, map(_work, work))]
+    parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
+    return "\n\n".join(parts)
+
+
+def _work(row: Mapping[str, Any]) -> tuple[str, ...]:
+    rate = next((f"{row[name] / 1e9:.0f} {unit}" for name, unit in reversed(RATES) if name in row), "")
+    ratios = (f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "" for peer in PEERS)
+    return (row["name"], row["backend"], row["dtype"], duration(row["seconds"]["jitgen"]), rate, *ratios)
+
+
+def _call(row: Mapping[str, Any]) -> tuple[str, ...]:
+    peers = ", ".join(f"{name} {duration(time)}" for name, time in row["seconds"].items() if name != "jitgen")
+    return (row["name"], row["backend"], duration(row["seconds"]["jitgen"]), peers)
+
+
+def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        print(tables(json.loads(Path(path).read_text())), end="\n\n")

@@ -1,0 +1,165 @@
+"""What a measurement is, what it is measured in, and the environment that it holds in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitgen._version import __version__
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        elements: of the largest tensor of a streaming case; tensors lie over four times the last-level cache.
+        budget: seconds to spend on the timing of one case.
+        compile_peer: whether torch.compile is among the peers; its compilations take the most time of all.
+        repeats: new processes per figure of a cold start.
+    """
+
+    device: str
+    elements: int
+    budget: float
+    compile_peer: bool
+    repeats: int
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return ("cpp",) if self.device == "cpu" else ("cuda", "triton")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One case on one backend, and its peers beside it.
+
+    Attributes:
+        group, name: the case.
+        device, backend: ``"cpu"`` or ``"cuda"``, and which of jitgen's backends.
+        dtype, shape: of the first input; empty where there is none.
+        seconds: median by subject; ``"jitgen"`` is one, the others are peers.
+        error: ||out - reference|| / ||reference|| against float64 of the same inputs; None where nothing is computed.
+        moved: bytes the case must read and write at least once; 0 where that says nothing.
+        flops: operations, counted as a user would.
+        notes: what a reader must know, such as why a peer is absent.
+    """
+
+    group: str
+    name: str
+    device: str
+    backend: str
+    dtype: str
+    shape: tuple[int, ...]
+    seconds: Mapping[str, float]
+    error: float | None = None
+    moved: int = 0
+    flops: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """For each peer its time over jitgen's: above 1 where jitgen is faster."""
+        own = self.seconds["jitgen"]
+        return {peer: time / own for peer, time in self.seconds.items() if peer != "jitgen"}
+
+    def to_json(self) -> dict[str, Any]:
+        own = self.seconds["jitgen"]
+        rates = {"bytes_per_second": self.moved / own, "flops_per_second": self.flops / own}
+        return asdict(self) | {"ratios": self.ratios} | {name: rate for name, rate in rates.items() if rate}
+
+
+def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """||out - reference|| / ||reference||; NaN where either holds one, so that nothing unwritten is overlooked."""
+    difference = torch.linalg.vector_norm(out.double() - reference)
+    return float(difference / torch.linalg.vector_norm(reference))
+
+
+def duration(seconds: float) -> str:
+    """``"12.3 us"``, in the unit that leaves one to three digits before the point."""
+    for unit, length in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def environment(bench: Bench) -> dict[str, Any]:
+    """Hardware, versions, commit and command: what a figure is worth nothing without."""
+    facts: dict[str, Any] = {
+        "jitgen": __version__,
+        "commit": _commit(),
+        "command": shlex.join(["python", "-m", "jitgen", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _triton_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "settings": asdict(bench),
+    }
+    if bench.device == "cpu":
+        from jitgen.compile import host
+        from jitgen.runtime.cpu import last_level_cache
+        from jitgen.spec import host_target
+
+        facts |= {
+            "target": str(host_target()),
+            "last_level_cache": last_level_cache(),
+            "compiler": str(host.toolchain()),
+        }
+    else:
+        from jitgen.compile import nvrtc
+
+        gpu = torch.cuda.get_device_properties(0)
+        facts |= {
+            "gpu": gpu.name,
+            "l2": gpu.L2_cache_size,
+            "cuda": torch.version.cuda,
+            "compiler": str(nvrtc.toolchain()),
+        }
+        facts["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    return facts
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with ``+`` where files differ from it; None outside a checkout."""
+    here = str(Path(__file__).parent)
+    commit = _output("git", "-C", here, "rev-parse", "--short=12", "HEAD")
+    changed = _output("git", "-C", here, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}{'+' if changed else ''}" if commit else None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _triton_version() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

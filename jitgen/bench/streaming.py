@@ -1,0 +1,227 @@
+"""Kernels bound by memory, beside a copy of as many bytes, eager torch and torch.compile.
+
+Outputs are given by the caller on every side, and hold NaN before the first call, so that what is not written shows.
+Eager torch is written as one would by hand, with ``out=`` and in place; where a function has no such form (RoPE), it
+allocates. torch.compile gets the function with ``out.copy_(...)`` around it, which it fuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.bench.measurement import Bench, Measurement, relative_error
+from jitgen.bench.timing import medians
+from jitgen.spec import dtype_name
+
+CHECKED = 2**20
+"""Elements per place (head, middle, tail) compared with float64."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One function and its inputs.
+
+    Attributes:
+        name: what the table calls it.
+        function: plain torch; also what the float64 reference runs.
+        eager: the same written by hand for eager torch: ``(*inputs, out)``.
+        inputs: ``(elements, dtype, device) -> tensors``, of fresh random numbers; the function maps rows of their first
+            dimension to rows, so that a part can be checked by itself.
+        dtypes: to measure it in.
+        flops: per element of the output, where that is worth telling.
+    """
+
+    name: str
+    function: Callable[..., torch.Tensor]
+    eager: Callable[..., Any]
+    inputs: Callable[[int, torch.dtype, str], tuple[torch.Tensor, ...]]
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
+    flops: int = 0
+
+
+# ----------------------------------------------------------------------------------------------------------- cases
+
+
+def vector(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(elements, dtype=dtype, device=device),)
+
+
+def ragged_vectors(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    """Two vectors whose length is a multiple of nothing."""
+    return tuple(torch.randn(elements - 5, dtype=dtype, device=device) for _ in range(2))
+
+
+def rope_inputs(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    """Queries of 32 heads of 128, and the tables of cosines and sines for their positions."""
+    tokens = max(1, elements // (32 * 128))
+    angles = torch.rand(tokens, 1, 64, device=device).repeat(1, 1, 2) * 6.28
+    queries = torch.randn(tokens, 32, 128, dtype=dtype, device=device)
+    return queries, angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def swiglu_inputs(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    """Gate and up side by side, as the fused projection of an 8B model gives them."""
+    return (torch.randn(max(1, elements // 28672), 28672, dtype=dtype, device=device),)
+
+
+def double_square(x: torch.Tensor) -> torch.Tensor:
+    return (x * x) * (x * x)
+
+
+def double_square_eager(x: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mul(x, x, out=out).square_()
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return (x * 1.1 + 0.3).relu() * x - 0.5
+
+
+def chain_eager(x: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mul(x, 1.1, out=out).add_(0.3).relu_().mul_(x).sub_(0.5)
+
+
+def transcendental_chain(x: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(torch.exp(-x.abs()) * x + 0.1)
+
+
+def transcendental_chain_eager(x: torch.Tensor, out: torch.Tensor) -> None:
+    torch.abs(x, out=out).neg_().exp_().mul_(x).add_(0.1).sigmoid_()
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def add_eager(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+    torch.add(x, y, out=out)
+
+
+def rope(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = q.chunk(2, -1)
+    return q * cos + torch.cat((-second, first), -1) * sin
+
+
+def rope_eager(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
+    first, second = q.chunk(2, -1)
+    torch.mul(q, cos, out=out).addcmul_(torch.cat((-second, first), -1), sin)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def swiglu_eager(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    gate, up = gate_up.chunk(2, -1)
+    torch.mul(F.silu(gate), up, out=out)
+
+
+CASES = (
+    Case("double square", double_square, double_square_eager, vector),
+    Case("chain of five", chain, chain_eager, vector),
+    Case("transcendental chain", transcendental_chain, transcendental_chain_eager, vector),
+    Case("ragged add", add, add_eager, ragged_vectors),
+    Case("RoPE", rope, rope_eager, rope_inputs, (torch.bfloat16,)),
+    Case("SwiGLU", swiglu, swiglu_eager, swiglu_inputs, (torch.bfloat16,)),
+)
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+def run(bench: Bench) -> Iterator[Measurement]:
+    for case in CASES:
+        for dtype in case.dtypes:
+            yield from measure(case, dtype, bench, "streaming")
+
+
+def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:
+    """One measurement for each backend; all of them, and the peers, timed in turn."""
+    sets = [case.inputs(_elements(bench, dtype), dtype, bench.device) for _ in range(_buffer_sets(bench))]
+    result = case.function(*(tensor.to("meta") for tensor in sets[0]))
+    outs = [torch.full(result.shape, torch.nan, dtype=result.dtype, device=bench.device) for _ in sets]
+    moved = sum(tensor.nbytes for tensor in (*sets[0], outs[0]))
+    subjects: dict[str, list[Callable[[], Any]]] = {}
+    errors = {}
+    for backend in bench.backends:
+        plan = jitgen.jit(backend=backend)(case.function).bind(*sets[0])
+        calls: list[Callable[[], Any]] = [
+            partial(plan, *inputs, out=out) for inputs, out in zip(sets, outs, strict=True)
+        ]
+        calls[0]()
+        errors[backend] = _error(case, sets[0], outs[0])
+        outs[0].fill_(torch.nan)
+        subjects[backend] = calls
+    subjects["copy_"] = _copies(moved, dtype, bench)
+    subjects["eager"] = [partial(case.eager, *i, o) for i, o in zip(sets, outs, strict=True)]
+    notes = []
+    if bench.compile_peer:
+        try:
+            subjects["torch.compile"] = _compiled(case.function, sets, outs)
+        except Exception as error:  # a peer that does not work here is told of, and not measured
+            notes.append(f"torch.compile: {type(error).__name__}: {str(error).splitlines()[0]}")
+            print(notes[-1], file=sys.stderr)
+    times = medians(subjects, bench.device, bench.budget)
+    peers = {name: seconds for name, seconds in times.items() if name not in bench.backends}
+    for backend in bench.backends:
+        yield Measurement(
+            group=group,
+            name=case.name,
+            device=bench.device,
+            backend=backend,
+            dtype=dtype_name(dtype),
+            shape=tuple(sets[0][0].shape),
+            seconds={"jitgen": times[backend], **peers},
+            error=errors[backend],
+            moved=moved,
+            flops=case.flops * outs[0].numel(),
+            notes=tuple(notes),
+        )
+
+
+def _elements(bench: Bench, dtype: torch.dtype) -> int:
+    """As many bytes in every dtype: ``bench.elements`` is of float32."""
+    return bench.elements * 4 // dtype.itemsize
+
+
+def _buffer_sets(bench: Bench) -> int:
+    return 1 if bench.device == "cpu" else 2
+
+
+def _copies(moved: int, dtype: torch.dtype, bench: Bench) -> list[Callable[[], Any]]:
+    """copy_ calls that read and write ``moved`` bytes together."""
+    count = moved // (2 * dtype.itemsize)
+    sources = [torch.randn(count, dtype=dtype, device=bench.device) for _ in range(_buffer_sets(bench))]
+    return [partial(torch.full_like(source, torch.nan).copy_, source) for source in sources]
+
+
+def _compiled(function: Callable[..., torch.Tensor], sets: Any, outs: Any) -> list[Callable[[], Any]]:
+    def write(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+        out.copy_(function(*inputs))
+
+    torch._dynamo.reset()  # every case is the same code object to Dynamo, which recompiles only so often
+    compiled = torch.compile(write, dynamic=False, fullgraph=True)
+    compiled(outs[0], *sets[0])
+    return [partial(compiled, out, *inputs) for inputs, out in zip(sets, outs, strict=True)]
+
+
+def _error(case: Case, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> float:
+    """Against float64, at the head, in the middle and at the tail; NaN if any element of all was left unwritten."""
+    if bool(out.isnan().any()):
+        return float("nan")
+    rows = inputs[0].shape[0]
+    count = min(rows, max(1, CHECKED * rows // inputs[0].numel()))
+    worst = 0.0
+    for start in {0, (rows - count) // 2, rows - count}:
+        part = slice(start, start + count)
+        reference = case.function(*(tensor[part].double() for tensor in inputs))
+        worst = max(worst, relative_error(out[part], reference))
+    return worst

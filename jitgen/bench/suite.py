@@ -1,0 +1,46 @@
+"""The groups of cases, and how much of each a machine is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from jitgen.bench import coldstart, intensity, overhead, streaming
+from jitgen.bench.measurement import Bench, Measurement
+from jitgen.errors import UnsupportedError
+
+GROUPS = {
+    "streaming": streaming.run,
+    "intensity": intensity.run,
+    "overhead": overhead.run,
+    "coldstart": coldstart.run,
+}
+
+
+def configure(device: str | None = None, quick: bool = False) -> Bench:
+    """A bench for ``device``, by default the best one here.
+
+    Args:
+        quick: fewer repeats and no torch.compile; the tensors are as large.
+
+    Raises:
+        UnsupportedError: there is no such device.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError("bench: no CUDA device; `jitgen doctor` says what this machine has")
+    if device == "cuda":
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+    else:
+        from jitgen.runtime.cpu import last_level_cache
+
+        cache = last_level_cache()
+    elements = max(2**24, cache) + 2**16  # of four bytes: a little over four times the cache
+    return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3)
+
+
+def run(bench: Bench, names: Sequence[str] = ()) -> Iterator[Measurement]:
+    """The measurements of the groups ``names``, all if there is none, as they are taken."""
+    for name in names or GROUPS:
+        yield from GROUPS[name](bench)

@@ -1,0 +1,64 @@
+"""``jitgen bench``: a table on the terminal, and JSON with all that a figure needs to be repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from jitgen.cli.show import print_table
+
+if TYPE_CHECKING:
+    from jitgen.bench.measurement import Measurement
+
+GROUPS = ("streaming", "intensity", "overhead", "coldstart")
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(GROUPS))
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
+@click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
+def bench(names: tuple[str, ...], device: str | None, path: Path | None, quick: bool) -> None:
+    """Time generated kernels and their peers in this process. NAMES are groups; all if there is none."""
+    from jitgen.bench.measurement import environment
+    from jitgen.bench.suite import configure, run
+
+    configuration = configure(device, quick)
+    facts = environment(configuration)
+    click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
+    measurements = []
+    for measurement in run(configuration, names):
+        measurements.append(measurement)
+        click.echo(f"  {measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}", err=True)
+    print_table(
+        ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
+    )
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"environment": facts, "measurements": [measurement.to_json() for measurement in measurements]}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _row(measurement: Measurement) -> tuple[str, ...]:
+    """Peers are shown by how many times jitgen's time they take."""
+    from jitgen.bench.measurement import duration
+
+    own = measurement.seconds["jitgen"]
+    rates = []
+    if measurement.moved:
+        rates.append(f"{measurement.moved / own / 1e9:.1f} GB/s")
+    if measurement.flops:
+        rates.append(f"{measurement.flops / own / 1e9:.0f} GFLOP/s")
+    return (
+        measurement.group,
+        measurement.name,
+        measurement.backend,
+        measurement.dtype,
+        duration(own),
+        ", ".join(rates),
+        "" if measurement.error is None else f"{measurement.error:.1e}",
+        ", ".join(f"{peer} {ratio:.2f}x" for peer, ratio in measurement.ratios.items()),
+    )

@@ -1,0 +1,59 @@
+"""Every example runs as its head says, in a directory of its own and with an empty store."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitgen import _data, settings
+from jitgen.compile import host
+
+CHECKOUT = _data.checkout_directory()
+EXAMPLES = sorted((CHECKOUT / "examples").glob("0*.py")) if CHECKOUT else []
+pytestmark = pytest.mark.skipif(not EXAMPLES or host.toolchain() is None, reason="needs the checkout and a compiler")
+
+
+def run(example: Path, directory: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in settings.SETTINGS}
+    environment |= {"JITGEN_CACHE_DIR": str(directory / "store"), "PYTHONPATH": str(CHECKOUT)}
+    command = [sys.executable, str(example), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=directory, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_it_runs(example: Path, tmp_path: Path) -> None:
+    assert run(example, tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_its_head_says_how_to_run_it_and_what_it_shows(example: Path) -> None:
+    head = ast.get_docstring(ast.parse(example.read_text())) or ""
+    assert f"python examples/{example.name}" in head
+    assert "\nShows: " in head
+
+
+def test_they_are_a_ladder() -> None:
+    assert [path.name[:2] for path in EXAMPLES] == [f"{number:02d}" for number in range(1, len(EXAMPLES) + 1)]
+
+
+def test_the_second_run_of_the_demo_compiles_nothing(tmp_path: Path) -> None:
+    first = run(EXAMPLES[0], tmp_path)
+    assert "2 kernels compiled" in first
+    second = run(EXAMPLES[0], tmp_path)
+    assert "Nothing was compiled" in second
+    assert second.count("came from the store") >= 2
+    assert "compiled by" not in second
+
+
+def test_the_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    example = next(path for path in EXAMPLES if "repeated_multiply" in path.name)
+    run(example, tmp_path, "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

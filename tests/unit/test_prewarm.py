@@ -1,0 +1,142 @@
+"""``record``, ``jitgen prewarm`` and strict serving, from one store to another and from one process to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import jitgen
+from jitgen import settings
+from jitgen.cli.group import jitgen as command
+from jitgen.compile import host, nvrtc
+
+pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+
+PROGRAM = """
+import torch
+import jitgen
+
+@jitgen.jit
+def gate(x, y, scale):
+    return torch.relu(x) * y * scale
+
+compiled = []
+jitgen.on_compile(compiled.append)
+x, y = torch.randn(3, 50), torch.randn(50)
+torch.testing.assert_close(gate(x, y, 2.0), torch.relu(x) * y * 2.0)
+torch.testing.assert_close(gate(x.double(), y.double(), 2.0), torch.relu(x).double() * y.double() * 2.0)
+print(len(compiled))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in settings.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+
+
+def run_program(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=dict(os.environ) | environment
+    )
+
+
+def prewarm(manifest: Path, *targets: str, code: int = 0) -> Result:
+    options = [word for target in targets for word in ("--target", target)]
+    result = CliRunner().invoke(command, ["prewarm", str(manifest), *options, "--jobs", "2", "--json"])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Recorded by another process, in a store that nothing here reads."""
+    path = tmp_path / "specs.json"
+    done = run_program(JITGEN_RECORD=str(path), JITGEN_CACHE_DIR=str(tmp_path / "development"))
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_a_prewarmed_store_serves_strictly(manifest: Path, tmp_path: Path) -> None:
+    refused = run_program(JITGEN_STRICT="1")
+    assert "CacheMissError" in refused.stderr
+    report = json.loads(prewarm(manifest, "cpu").stdout)
+    assert report["complete"]
+    assert {(entry["name"], entry["origin"]) for entry in report["entries"]} == {("gate", "compiled")}
+    assert len(report["entries"]) == 2
+    served = run_program(JITGEN_STRICT="1", JITGEN_CXX="/nonexistent/g++")
+    assert served.returncode == 0, served.stderr
+    assert served.stdout.strip() == "0"
+
+
+def test_the_second_prewarm_compiles_nothing(manifest: Path) -> None:
+    prewarm(manifest, "cpu", "x86-64-v2")
+    report = json.loads(prewarm(manifest, "cpu", "x86-64-v2").stdout)
+    assert {entry["origin"] for entry in report["entries"]} == {"store"}
+    assert len({entry["key"] for entry in report["entries"]}) == len(report["entries"])
+
+
+def test_a_manifest_names_no_device_no_path_and_no_code(manifest: Path, tmp_path: Path) -> None:
+    text = manifest.read_text()
+    assert str(tmp_path) not in text
+    assert "x86" not in text
+    assert "relu(" not in text
+
+
+@pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
+def test_gpu_targets_without_a_gpu(manifest: Path) -> None:
+    content = json.loads(manifest.read_text())
+    for entry in content["entries"]:
+        entry |= {"kind": "gpu", "backend": "cuda", "compiler": "nvrtc"}
+    manifest.write_text(json.dumps(content))
+    report = json.loads(prewarm(manifest, "sm_80", "sm_90a").stdout)
+    assert {entry["target"] for entry in report["entries"]} == {"sm_80", "sm_90a"}
+    assert {entry["origin"] for entry in report["entries"]} == {"compiled"}
+
+
+def test_a_target_for_which_there_is_nothing_is_an_error(manifest: Path) -> None:
+    result = prewarm(manifest, "cpu", "sm_90a", code=1)
+    report = json.loads(result.stdout)
+    assert not report["complete"]
+    assert {entry["origin"] for entry in report["entries"] if entry["target"] == "sm_90a"} == {"skipped"}
+    assert "is for sm_90a" in result.stderr
+
+
+def test_what_does_not_compile_is_listed_and_the_rest_is_built(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_CXX", "/nonexistent/g++")
+    result = prewarm(manifest, "cpu", code=1)
+    report = json.loads(result.stdout)
+    assert {entry["origin"] for entry in report["entries"]} == {"failed"}
+    assert "gate for" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 0, "entries": []}', '{"schema": 1}'])
+def test_an_unreadable_manifest(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    assert "manifest" in prewarm(path, "cpu", code=1).stderr
+
+
+def test_wrong_use(manifest: Path) -> None:
+    runner = CliRunner()
+    assert "--target" in runner.invoke(command, ["prewarm", str(manifest)]).stderr
+    assert runner.invoke(command, ["prewarm", "absent.json", "--target", "cpu"]).exit_code == 2
+    assert "unknown target" in prewarm(manifest, "sm90", code=1).stderr
+
+
+def test_recordings_merge(tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    function = jitgen.jit(lambda x: x * 2)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        with jitgen.record(path):
+            function(torch.randn(5, dtype=dtype))
+    assert len(json.loads(path.read_text())["entries"]) == 2
+    assert jitgen.prewarm(path, ["cpu"]).count("store") == 2
