@@ -6,7 +6,7 @@ BASE_PYTHON ?= python3
 PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help venv demo test test-all gpu-test lint format bench wheel
+.PHONY: help ready venv demo test test-all gpu-test lint format bench wheel
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,16 +16,19 @@ venv: ## make .venv and install jitgen into it, editable, with the pinned versio
 	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
 	.venv/bin/python -m pip install -c constraints.txt -e '.[cuda,dev]'
 
-demo: ## generate, compile and time two kernels on the best device here
+ready:
+	@$(PYTHON) -c 'import torch, jinja2, click' || { echo "$(PYTHON) lacks what jitgen needs; make venv brings it"; exit 1; }
+
+demo: ready ## generate, compile and time two kernels on the best device here
 	$(PYTHON) examples/01_double_square.py
 
-test: ## all that runs here in a few minutes
+test: ready ## all that runs here in a few minutes
 	$(PYTHON) -m pytest -n 2 -m 'not slow and not gpu' $(PYTEST_ARGS)
 
-test-all: ## the slow ones too
+test-all: ready ## the slow ones too
 	$(PYTHON) -m pytest -n 2 -m 'not gpu' $(PYTEST_ARGS)
 
-gpu-test: ## needs an NVIDIA GPU, and no network
+gpu-test: ready ## needs an NVIDIA GPU, and no network
 	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 
 lint: ## ruff and mypy
@@ -37,7 +40,7 @@ format: ## rewrite in the house style
 	$(PYTHON) -m ruff check --fix-only .
 	$(PYTHON) -m ruff format .
 
-bench: ## the measured figures of README, as a table and as JSON
+bench: ready ## the measured figures of README, as a table and as JSON
 	$(PYTHON) -m jitgen bench
 
 wheel: ## dist/jitgen-*-py3-none-any.whl

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import tempfile
 import time
 import warnings
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitgen import events, settings
+from jitgen import debug, events, settings
 from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError, UnsupportedError
 from jitgen.families import elementwise
@@ -211,8 +212,11 @@ class BuiltKernel:
 
 def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     """The compiled kernels of ``lowered``: from the store, else built and stored."""
+    debug.log(2, f"plan {lowered.key[:12]}: {describe(lowered)}")
+    debug.log(4, lambda: json.dumps(graphs.to_json(lowered.graph), indent=1))
     found = _from_store(lowered, store)
     if found is not None:
+        debug.log(1, f"from the store: {', '.join(kernel.artifact.meta['entry'] for kernel in found) or 'nothing to run'}")
         return found
     if settings.is_strict():
         raise CacheMissError(
@@ -259,6 +263,8 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
         seconds = time.perf_counter() - started
         stored = store.put_artifact(artifact)
         events.publish(events.CompileEvent(source.name, str(source.target), source.compiler, artifact.key, seconds))
+        debug.log(1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}")
+        debug.log(3, source.text)
         built.append(BuiltKernel(kernel, stored, "compiled"))
     plan = {
         "name": lowered.graph.name,

@@ -1,0 +1,551 @@
+"""Shapes, strides and movements: every way memory can lie and every way a function can move it, against eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from jitgen_cases import compiled, lowered
+
+import jitgen
+from jitgen.errors import JitgenError, TraceError, UnsupportedError
+from jitgen.families.layout import Memory, resolve
+from jitgen.ir.views import Strided
+
+LENGTHS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 1000, 1023, 1024, 1025, 4097)
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, (list, tuple)) else [value]
+
+
+def check(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A call gives what eager torch gives: structure, shapes, dtypes, values; and arguments end up alike."""
+    theirs = [_twin(argument) for argument in arguments]
+    want = (function.reference if isinstance(function, jitgen.api.JitFunction) else function)(*theirs)
+    got = (function if isinstance(function, jitgen.api.JitFunction) else jitgen.jit(function))(*arguments)
+    assert type(got) is type(want)
+    for left, right in zip(leaves(got), leaves(want), strict=True):
+        torch.testing.assert_close(left, right, rtol=2e-6, atol=1e-6, equal_nan=True)
+    for left, right in zip(leaves(arguments), leaves(theirs), strict=True):
+        if isinstance(left, torch.Tensor):
+            assert torch.equal(left, right), "an argument was left in another state"
+    return got
+
+
+def _twin(value: Any) -> Any:
+    """A copy with the same strides, in memory of its own."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_twin, value))
+    if not isinstance(value, torch.Tensor):
+        return value
+    storage = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage().clone())
+    return storage.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def data(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------ lengths
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+def test_ragged_lengths(dtype: torch.dtype) -> None:
+    function = jitgen.jit(lambda x, y: (x * 2 + y, x[..., :1] + y))
+    x = data(4200, dtype=dtype)
+    for length in LENGTHS:
+        check(function, x[:length], x[1 : length + 1])
+        check(function, x[: 3 * length].view(3, length), x[:length])
+
+
+def test_nothing_behind_the_end_is_written() -> None:
+    for length in LENGTHS:
+        poisoned = torch.full((length + 64,), 777.0)
+        x = data(length)
+        jitgen.jit(lambda x: x + 1)(x, out=poisoned[32 : 32 + length])
+        assert torch.equal(poisoned[32 : 32 + length], x + 1)
+        assert (poisoned[:32] == 777).all()
+        assert (poisoned[32 + length :] == 777).all()
+
+
+@pytest.mark.parametrize("rank", range(9))
+def test_ranks(rank: int) -> None:
+    shape = (2, 3, 2, 1, 2, 3, 1, 2)[:rank]
+    x = data(*shape)
+    y = data(*shape, seed=1).permute(*reversed(range(rank)))
+    check(lambda x, y: (x * 2, x + 1, y - x.permute(*reversed(range(x.ndim)))), x, y)
+
+
+def test_empty() -> None:
+    function = jitgen.jit(lambda x: (x + 1, x.sin() * 2, x.t(), torch.cat([x, x], 1)))
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        check(function, torch.empty(shape))
+    check(lambda x, y: x + y, torch.empty(0, 1), torch.empty(1, 5))
+    check(lambda x: torch.cat([x, torch.ones(2, 3)]), torch.empty(0, 3))
+    check(lambda x: x.add_(1), torch.empty(0))
+
+
+def test_zero_dimensional() -> None:
+    x, y = torch.tensor(3.0), data(4)
+    check(lambda x, y: (x * 2, x + y, x[None] * y, x.reshape(1), x.unsqueeze(0), torch.stack([x, x])), x, y)
+    check(lambda x: (x.sin(), x.expand(3)), x)
+    check(lambda x, i: x * i, torch.tensor(2.5, dtype=torch.bfloat16), torch.tensor([1, 2], dtype=torch.float32))
+
+
+# ----------------------------------------------------------------------------------------------- broadcast, strides
+
+BROADCASTS = [
+    ((4, 5), (5,)),
+    ((4, 1), (1, 5)),
+    ((3, 1, 5), (4, 1)),
+    ((1,), (2, 3)),
+    ((), (2, 3)),
+    ((2, 1, 3, 1), (1, 4, 1, 5)),
+    ((17, 1), (17, 33)),
+    ((1, 1), (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), BROADCASTS)
+def test_broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    function = jitgen.jit(lambda x, y: (x + y, torch.where(x > y, x, y), x.lerp(y, 0.25)))
+    check(function, data(*left), data(*right, seed=1))
+    check(function, data(*right), data(*left, seed=1))
+
+
+def strided_cases() -> dict[str, torch.Tensor]:
+    base = data(24, 40)
+    image = data(2, 6, 4, 10)
+    return {
+        "contiguous": base[:6, :10].contiguous(),
+        "rows of more": base[:6, :10],
+        "every other column": base[:6, :20:2],
+        "every other row": base[:12:2, :10],
+        "transposed": base[:10, :6].t(),
+        "expanded row": base[:1, :10].expand(6, 10),
+        "expanded column": base[:6, :1].expand(6, 10),
+        "expanded scalar": base[:1, :1].expand(6, 10),
+        "overlapping windows": base.flatten().as_strided((6, 10), (1, 1)),
+        "overlapping rows": base.flatten().as_strided((6, 10), (4, 1), 3),
+        "column of a batch": image[0, :, :, 0].contiguous().as_strided((6, 10), (4, 0)),
+        "unaligned": base.flatten()[1:61].view(6, 10),
+    }
+
+
+def test_every_pair_of_strides() -> None:
+    function = jitgen.jit(lambda x, y: (x * 2 + y, x.t() - y.t(), (x + y).reshape(-1)))
+    cases = strided_cases()
+    for x in cases.values():
+        for y in cases.values():
+            check(function, x, y)
+
+
+def test_channels_last_keeps_its_order() -> None:
+    x = data(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    y = check(lambda x: x * 2, x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    z = check(lambda x, b: x + b.view(1, -1, 1, 1), x, data(3))
+    assert z.is_contiguous(memory_format=torch.channels_last)
+    check(lambda x, y: x + y, x, data(2, 3, 4, 5))
+
+
+def test_contiguous_is_row_major() -> None:
+    for x in (data(6, 6).t(), data(4, 6).t(), data(4, 6), data(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)):
+        assert check(lambda x: x.contiguous(), x).is_contiguous()
+        assert check(lambda x: (x * 2).contiguous(), x).is_contiguous()
+    assert check(lambda x: x.transpose(1, 2).contiguous().view(2, -1), data(2, 3, 3, 4)).shape == (2, 36)
+
+
+# ------------------------------------------------------------------------------------------------------- movement
+
+MOVEMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "slice": lambda x: (x[1:], x[:, 2:5], x[..., -3:-1], x[::2, 1::3], x[1:100], x[5:2], x[-100:2]),
+    "select": lambda x: (x[0], x[-1], x[:, 3], x[1, 2], x.select(1, -2)),
+    "newaxis": lambda x: (x[None], x[:, None, 1:], x[..., None], x[None, ..., 2]),
+    "narrow": lambda x: (x.narrow(0, 1, 2), x.narrow(1, -3, 2)),
+    "chunk": lambda x: (*x.chunk(2, 1), *x.chunk(3), *x.chunk(5, -1), *x.chunk(100)),
+    "split": lambda x: (*x.split(2), *x.split([1, 3, 4], 1), *x.split(3, 1), *torch.split(x, 100)),
+    "unbind": lambda x: (*x.unbind(0), *x.unbind(1)),
+    "iterate": lambda x: tuple(row * 2 for row in x),
+    "reshape": lambda x: (x.reshape(-1), x.view(8, 4), x.reshape(2, 2, -1), x.flatten(), x.ravel(), x.view_as(x)),
+    "reshape of transposed": lambda x: (x.t().reshape(-1), x.t().reshape(4, 8), x.t().flatten(), x.t().reshape(2, 4, 4)),
+    "unflatten": lambda x: (x.unflatten(1, (2, -1)), x.unflatten(0, (2, 2)), x.unflatten(-1, (4, 2)).flatten(1)),
+    "squeeze": lambda x: (x[:1].squeeze(), x[:1].squeeze(0), x.squeeze(0), x[:1, :1].squeeze(1), x.unsqueeze(1).squeeze()),
+    "unsqueeze": lambda x: (x.unsqueeze(0), x.unsqueeze(-1), x.unsqueeze(1)),
+    "permute": lambda x: (x.t(), x.T, x.mT, x.transpose(0, 1), x.permute(1, 0), x.swapaxes(0, -1), x.movedim(0, 1)),
+    "permute many": lambda x: (
+        x.view(2, 2, 4, 2).permute(3, 0, 2, 1),
+        x.view(2, 2, 4, 2).movedim((0, 1), (-1, -2)),
+        x.view(2, 2, 8).transpose(0, 2).reshape(8, 4),
+    ),
+    "expand": lambda x: (x[None].expand(3, -1, -1), x[:1].expand(5, 8), x.unsqueeze(1).expand_as(x[:, None].expand(4, 3, 8))),
+    "flip": lambda x: (x.flip(0), x.flip(1), x.flip(0, 1), x.flip((0, -1)), x.flip(0)[1:3, ::2]),
+    "roll": lambda x: (x.roll(1, 0), x.roll(-3, 1), x.roll((1, 2), (0, 1)), x.roll(5), x.roll(0, 0), x.roll(100, 1)),
+    "pad": lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 0, 2, 1), value=-3.5), F.pad(x, (1, 1, 1, 1)), F.pad(x, (0, 0))),
+    "repeat": lambda x: (x.repeat(2, 1), x.repeat(1, 3), x.repeat(2, 2, 2), x.tile(2), x.repeat(1, 1)),
+    "repeat_interleave": lambda x: (x.repeat_interleave(3), x.repeat_interleave(2, 0), x.repeat_interleave(2, -1)),
+    "cat": lambda x: (
+        torch.cat([x, x]),
+        torch.cat([x, x[:, :3], x[:, 5:]], 1),
+        torch.cat([x[:0], x]),
+        torch.cat([torch.cat([x, x], 1), torch.cat([x, x], 1)]),
+        torch.hstack([x, x]),
+        torch.vstack([x, x[0]]),
+        torch.cat([torch.empty(0), x]),
+    ),
+    "stack": lambda x: (torch.stack([x, x]), torch.stack([x, x * 2], 1), torch.stack([x, x, x], -1)),
+    "through cat": lambda x: (
+        torch.cat([x, x * 2], 1)[:, 3:11],
+        torch.cat([x, x]).t(),
+        torch.cat([x, x], 1).reshape(-1),
+        torch.cat([x, x], 0).flip(0),
+        torch.cat([x, x], 1)[:, ::3],
+        torch.cat([x, x], 1).view(4, 4, 4).transpose(0, 1),
+        torch.cat([x, x], 1).repeat(2, 1),
+        torch.cat([x, x], 1).sin() + torch.cat([x, -x], 1),
+    ),
+    "arange": lambda x: (
+        torch.arange(8) * x,
+        torch.arange(x.shape[1]) + x,
+        torch.arange(4)[:, None] * x,
+        torch.where(torch.arange(8) < 3, x, 0),
+        torch.arange(1, 9, dtype=torch.float32).flip(0) - x,
+        torch.arange(0, 16, 2) * x,
+        torch.arange(0.0, 1.0, 0.125),
+        torch.arange(10, 0, -3),
+    ),
+    "causal mask": lambda x: x.masked_fill(torch.arange(4)[:, None] < torch.arange(8), float("-inf")),
+    "made": lambda x: (
+        torch.zeros_like(x),
+        torch.ones(3, 2),
+        torch.full((2,), 2.5),
+        torch.full((2, 2), 7),
+        x.new_zeros(3),
+        x.new_full((2, 1), 4),
+        x.new_ones((2, 2), dtype=torch.int32),
+        torch.full_like(x, 3, dtype=torch.float64),
+        torch.tensor(2.5),
+        torch.scalar_tensor(3.0) * x,
+        torch.zeros(x.shape[0], x.size(1)),
+        torch.cat([x, torch.zeros_like(x)], 1),
+    ),
+    "broadcast_tensors": lambda x: tuple(torch.broadcast_tensors(x[:1], x[:, :1])),
+}
+
+
+@pytest.mark.parametrize("name", MOVEMENTS)
+def test_movement_of_inputs(name: str) -> None:
+    """Applied to an argument itself, also where that is not contiguous."""
+    function = jitgen.jit(MOVEMENTS[name])
+    check(function, data(4, 8))
+    if name not in ("reshape", "permute many", "through cat"):  # torch's own view() refuses these
+        check(function, data(8, 4).t())
+        check(function, data(8, 16)[::2, ::2])
+
+
+@pytest.mark.parametrize("name", MOVEMENTS)
+def test_movement_of_intermediates(name: str) -> None:
+    """Of a computed value, and computed with afterwards."""
+    move = MOVEMENTS[name]
+
+    def function(x: torch.Tensor) -> Any:
+        moved = move(x * 2 + 1)
+        return [part * 3 for part in moved] if isinstance(moved, tuple) else moved * 3
+
+    check(function, data(4, 8))
+    if name not in ("reshape", "permute many", "through cat"):
+        check(function, data(4, 16)[:, ::2])
+
+
+def test_three_dimensional_transposes() -> None:
+    check(lambda x: (x.mT, x.transpose(-1, 0), x.adjoint(), x.mT.contiguous() * 2), data(2, 3, 4))
+    with pytest.raises(JitgenError, match="t"):
+        jitgen.jit(lambda x: x.t())(data(2, 3, 4))
+
+
+# ----------------------------------------------------------------------------------------- the shapes models have
+
+
+def rotate_half(x: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, -1)
+    return torch.cat([-right, left], -1)
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rotary_embeddings(dtype: torch.dtype) -> None:
+    q, k = data(2, 4, 7, 16, dtype=dtype), data(2, 7, 2, 16, dtype=dtype).transpose(1, 2)
+    cos, sin = data(2, 7, 16, dtype=dtype), data(2, 7, 16, dtype=dtype, seed=3)
+    check(rope, q, k, cos, sin)
+    assert len(lowered(rope, q, k, cos, sin).program.kernels) == 1
+    check(interleaved, q, cos[0, :, :8], sin[0, :, :8])
+    assert len(lowered(interleaved, q, cos[0, :, :8], sin[0, :, :8]).program.kernels) == 1
+
+
+def test_gated_mlp() -> None:
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+
+    check(gated, data(3, 34))
+    assert len(lowered(gated, data(3, 34)).program.kernels) == 1
+
+
+def test_attention_reshapes() -> None:
+    def heads(qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = qkv.view(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        return q * 0.125, k.transpose(-1, -2), v.transpose(1, 2).reshape(2, 5, 32) + 1
+
+    check(heads, data(2, 5, 96))
+
+
+def test_copies_that_reshapes_need() -> None:
+    """A reshape that strides cannot express reads a temporary; one that can, does not."""
+    x = data(6, 8)
+    assert lowered(lambda x: x.t().reshape(-1) + x.reshape(-1), x).program.temporaries != ()
+    assert lowered(lambda x: x.reshape(-1) + 1, x).program.temporaries == ()
+    function = jitgen.jit(lambda x: (x * 2).reshape(2, -1) + 1)
+    check(function, x)
+    check(function, x.t())  # the same trace, other strides: now a copy is needed
+    check(function, x[:, ::2].t())
+    check(function, x)
+    viewed = jitgen.jit(lambda x: x.reshape(-1))
+    check(viewed, x)
+    check(viewed, x.t())
+
+
+def test_many_results() -> None:
+    check(lambda x: [x * i for i in range(150)], data(5))
+    check(lambda *xs: sum(xs), *(data(7, seed=i) for i in range(60)))
+    check(lambda x: [x[i : i + 2] * i for i in range(40)], data(50))
+
+
+# ---------------------------------------------------------------------------------------------- results and memory
+
+
+def test_results_of_many_shapes() -> None:
+    check(lambda x, y: (x + 1, y * 2, x[:, 0], (x[0] * y, [y[:1], {"a": x}["a"] - 1])), data(3, 4), data(4))
+
+
+def test_results_that_are_arguments_or_views_share_their_memory() -> None:
+    x = data(4, 6)
+    same, part, turned, shaped = jitgen.jit(lambda x: (x, x[1:], x.t(), x.view(-1)))(x)
+    assert same is x
+    for view, want in ((part, x[1:]), (turned, x.t()), (shaped, x.view(-1))):
+        assert torch.equal(view, want)
+        assert view.data_ptr() == want.data_ptr()
+    part.fill_(9)
+    assert (x[1:] == 9).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clone(),
+        lambda x: x.flip(0),
+        lambda x: x.roll(1, 0),
+        lambda x: x.repeat(1, 1),
+        lambda x: torch.cat([x]),
+        lambda x: x + 0,
+        lambda x: x.clone().t(),
+        lambda x: torch.tensor(1.0) * x,
+        lambda x: F.pad(x, (0, 0)),
+    ],
+)
+def test_results_that_are_copies_do_not(function: Callable[..., Any]) -> None:
+    x = data(4, 6)
+    before = x.clone()
+    check(function, x).fill_(9)
+    assert torch.equal(x, before)
+
+
+def test_equal_results_are_separate_tensors() -> None:
+    first, second, third = jitgen.jit(lambda x: (x + 1, x + 1, x + 1))(data(3))
+    assert len({first.data_ptr(), second.data_ptr(), third.data_ptr()}) == 3
+    twice = jitgen.jit(lambda x: (lambda y: (y, y))(x * 2))(data(3))
+    assert twice[0] is twice[1]
+
+
+# -------------------------------------------------------------------------------------------------------- in place
+
+
+def iadd(x: torch.Tensor, y: torch.Tensor) -> None:
+    x += y
+
+
+def swap(x: torch.Tensor, y: torch.Tensor) -> None:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+
+
+IN_PLACE: dict[str, Callable[..., Any]] = {
+    "add_": lambda x, y: x.add_(1),
+    "iadd": iadd,
+    "several": lambda x, y: (x.mul_(2).add_(y), x * 3),
+    "sees the new value": lambda x, y: (x.add_(1), y + x)[1],
+    "keeps the old value": lambda x, y: (x * 1, x.add_(1))[0],
+    "both": lambda x, y: (x.add_(1), y.mul_(x))[1],
+    "swap": swap,
+    "reads itself backward": lambda x, y: x.copy_(x.flip(0)),
+    "reads itself rolled": lambda x, y: (x.copy_(x.roll(1, 1)), None)[1],
+    "zero_": lambda x, y: x.zero_(),
+    "fill_": lambda x, y: (x.fill_(2.5), y.fill_(-1)),
+    "copy_": lambda x, y: x.copy_(y),
+    "copy_ broadcast": lambda x, y: x.copy_(y[0]),
+    "clamp_": lambda x, y: x.clamp_(-0.5, 0.5),
+    "relu inplace": lambda x, y: (F.relu(x, inplace=True), x)[1],
+    "masked_fill_": lambda x, y: x.masked_fill_(y > 0, 0.0),
+    "an intermediate": lambda x, y: (x * 2).add_(y).mul_(3),
+    "result beside": lambda x, y: (x.sub_(y), y + 1),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_updates_of_arguments(name: str) -> None:
+    function = jitgen.jit(IN_PLACE[name])
+    check(function, data(4, 6), data(4, 6, seed=1))
+    check(function, data(5, 3), data(5, 3, seed=1))
+    check(function, data(6, 4).t(), data(4, 6, seed=1))
+    check(function, data(8, 12)[::2, ::2], data(4, 12, seed=1)[:, 1::2])
+
+
+def test_update_returns_the_argument_itself() -> None:
+    x = data(3)
+    assert jitgen.jit(lambda x: x.add_(1))(x) is x
+
+
+def test_updates_keep_the_dtype() -> None:
+    check(lambda x, y: x.add_(y), data(5).to(torch.bfloat16), data(5, seed=1))
+    check(lambda x: x.mul_(2), torch.arange(5, dtype=torch.int8))
+    with pytest.raises(TraceError, match="int64"):
+        jitgen.jit(lambda x: x.add_(1.5))(torch.arange(3))
+
+
+def test_updates_that_cannot_be_expressed() -> None:
+    x = data(4, 6)
+    with pytest.raises(UnsupportedError, match="view"):
+        jitgen.jit(lambda x: (x.t(), x.add_(1)))(x)
+    with pytest.raises(UnsupportedError, match="view"):
+        jitgen.jit(lambda x: x[0].add_(1))(x)
+    with pytest.raises(UnsupportedError, match="part of a tensor"):
+        jitgen.jit(lambda x: x.__setitem__(0, 1))(x)
+    with pytest.raises(TraceError, match="shape"):
+        jitgen.jit(lambda x: x[0].clone().add_(x))(x)
+    with pytest.raises(UnsupportedError, match="share memory"):
+        jitgen.jit(lambda x: x.add_(1))(x[:1].expand(4, 6))
+    captured = data(3)
+    with pytest.raises(UnsupportedError, match="captured"):
+        jitgen.jit(lambda x: captured.add_(x))(data(3))
+
+
+@pytest.mark.parametrize("turn", [lambda x: x, lambda x: x.t(), lambda x: x[::2]])
+def test_an_updated_argument_that_overlaps_another(turn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """What eager torch gives, or an error; never something else."""
+    function = jitgen.jit(lambda x, y: (x.add_(1), x * y)[1])
+    function(data(6, 6), data(6, 6))
+    x = data(6, 6)
+    ours, theirs = x.clone(), x.clone()
+    want = function.reference(turn(theirs), turn(theirs))
+    try:
+        got = function(turn(ours), turn(ours))
+    except JitgenError:
+        assert torch.equal(ours, x)
+    else:
+        torch.testing.assert_close(got, want)
+
+
+def test_parts_of_one_buffer_may_be_updated_together() -> None:
+    buffer = data(4, 12)
+    function = jitgen.jit(lambda q, k: (q.mul_(2), k.add_(q))[1])
+    check(function, buffer[:, :6], buffer[:, 6:].clone())
+    want = buffer.clone()
+    function.reference(want[:, :6], want[:, 6:])
+    function(buffer[:, :6], buffer[:, 6:])
+    torch.testing.assert_close(buffer, want)
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + x[:, :3],
+        lambda x: x.reshape(5, 5),
+        lambda x: x.view(-1, 5),
+        lambda x: x[4],
+        lambda x: x[0, 0, 0],
+        lambda x: x.unsqueeze(5),
+        lambda x: x.permute(0, 0),
+        lambda x: torch.cat([x, x[:, :2]]),
+        lambda x: torch.cat([x, x[0]]),
+        lambda x: x.expand(3, 8),
+        lambda x: x.narrow(0, 2, 5),
+        lambda x: x.split([1, 2]),
+        lambda x: x.transpose(0, 2),
+        lambda x: x.unflatten(1, (3, 3)),
+        lambda x: x[::-1],
+        lambda x: x.repeat(2),
+        lambda x: F.glu(x[:, :3]),
+        lambda x: torch.stack([x, x[0]]),
+    ],
+)
+def test_what_torch_refuses_is_refused(function: Callable[..., Any]) -> None:
+    x = data(4, 8)
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
+        function(x)
+    with pytest.raises(JitgenError, match=r"test_shapes\.py:\d+"):
+        jitgen.jit(function)(x)
+
+
+# ------------------------------------------------------------------------------------------------- beyond 2**31
+
+
+@pytest.mark.parametrize(("backend", "wide_word"), [("cpp", "int64_t"), ("cuda", "int64_t"), ("triton", "int64")])
+def test_indices_are_64_bit_where_a_tensor_is_that_large(backend: str, wide_word: str) -> None:
+    target = {"cpp": "x86-64-v3"}.get(backend, "sm_90a")
+    function = jitgen.jit(lambda x, y: x + y)
+    small = function.lower(*(jitgen.TensorSpec((1024, 64)),) * 2, target=target, backend=backend)
+    large = function.lower(*(jitgen.TensorSpec((2**20, 2**12)),) * 2, target=target, backend=backend)
+    assert not small._lowered.layouts[0][0].wide
+    assert large._lowered.layouts[0][0].wide
+    assert wide_word in large.source
+    assert small.key != large.key
+
+
+def test_a_far_reaching_stride_counts_as_large() -> None:
+    """Few elements, far apart: the index of the last one needs 64 bits."""
+    program = lowered(lambda x: x + 1, data(3, 5)).program
+    sizes = {"s0_0": 3, "s0_1": 5}
+    out = Memory(Strided((3, 5), (5, 1)))
+    for stride, wide in ((5, False), (2**29, False), (2**30, True), (2**40, True), (-(2**40), True)):
+        layouts, geometries = resolve(program.kernels[0], sizes, [Memory(Strided((3, 5), (stride, 1))), out])
+        assert layouts[0].wide is wide
+        assert geometries[0].elements == 15
+
+
+# -------------------------------------------------------------------------------------------------- one trace, many
+
+
+def test_one_kernel_serves_all_sizes() -> None:
+    function = jitgen.jit(lambda x, y: torch.cat([x.chunk(2, 1)[1] * 2, y], 1).reshape(-1) + 1)
+    check(function, data(3, 8), data(3, 5))
+    with compiled() as events:
+        for rows, left, right in ((4, 8, 5), (2, 6, 7), (9, 12, 31), (40, 2, 3)):
+            check(function, data(rows, left), data(rows, right))
+    assert events == []
+    assert len(function.specializations) == 1
