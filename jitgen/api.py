@@ -121,9 +121,7 @@ _PRIMES = (257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317, 331, 337,
 def jit(function: Callable[..., Any]) -> JitFunction: ...
 @overload
 def jit(*, backend: str | None = None, compiler: str | None = None) -> Callable[[Callable[..., Any]], JitFunction]: ...
-def jit(
-    function: Callable[..., Any] | None = None, *, backend: str | None = None, compiler: str | None = None
-) -> Any:
+def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, compiler: str | None = None) -> Any:
     """Make calls of a plain PyTorch function run as generated, compiled, cached kernels.
 
     Args:

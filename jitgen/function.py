@@ -21,21 +21,22 @@ from torch.utils import _pytree as pytree
 
 from jitgen import manifest, pipeline, settings
 from jitgen.compile import routes
-from jitgen.errors import TraceError, UnsupportedError
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import size_one_pattern
 from jitgen.pipeline import Lowered, Route
 from jitgen.plan import LaunchPlan
 from jitgen.runtime.guards import layout_check
-from jitgen.specialization import Specialization, memory_of
 from jitgen.spec import Target, dtype_name, host_target, runs_here
+from jitgen.specialization import Specialization, memory_of
 from jitgen.trace.guards import Guards
-from jitgen.trace.numbers import wrap
-from jitgen.trace.tracer import trace
+from jitgen.trace.numbers import SymbolicNumber, wrap
+from jitgen.trace.tracer import TensorProxy, trace
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 NUMBERS = (int, float)
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+TRACED = (TensorProxy, SymbolicNumber)
 MAX_LAUNCHES = 4096
 """Launches kept per function and argument types; beyond it the table starts anew."""
 
@@ -152,6 +153,8 @@ class JitFunction:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, tree, out = self._leaves(args, kwargs)
+        if any(isinstance(leaf, TRACED) for leaf in leaves):  # called by a function being traced: part of its kernel
+            return self.function(*args, **kwargs)
         if out is not None:
             return LaunchPlan(self, leaves, tree)(*leaves, out=out)
         dispatcher = self._dispatcher(leaves, tree)
@@ -207,7 +210,9 @@ class JitFunction:
                 )
         for tensor in tensors:
             if tensor.layout != torch.strided:
-                raise UnsupportedError(f"{self.name}: a tensor of layout {tensor.layout}; only strided ones are supported")
+                raise UnsupportedError(
+                    f"{self.name}: a tensor of layout {tensor.layout}; only strided ones are supported"
+                )
             if tensor.device != tensors[0].device:
                 raise UnsupportedError(
                     f"{self.name}: arguments on {tensors[0].device} and {tensor.device}; move them to one device"
@@ -274,9 +279,7 @@ class JitFunction:
         guards = Guards(environment)
         count = iter(range(len(numbers)))
         wrapped = [
-            wrap(symbols.argument_symbol(next(count), type(leaf).__name__), guards)
-            if type(leaf) in NUMBERS
-            else leaf
+            wrap(symbols.argument_symbol(next(count), type(leaf).__name__), guards) if type(leaf) in NUMBERS else leaf
             for leaf in leaves
         ]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
@@ -360,7 +363,7 @@ def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -
         ]
     )
     state = _Dispatch(function, tree, tensors, len(exact) + len(places))
-    names = {"state": state, "exact": float.hex}
+    names: dict[str, Any] = {"state": state, "exact": float.hex}
     path = f"<jitgen dispatch {function.name} {id(state):x}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)
@@ -424,5 +427,3 @@ def _slow_dispatcher(function: JitFunction, tree: Any) -> Callable[..., Any]:
         return entry.launch(*tensors, *(t.data_ptr() for t in tensors), *numbers)
 
     return dispatch
-
-

@@ -95,11 +95,10 @@ class Lowered:
                     f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"
                 )
         if program.temporaries:
-            lines.append("  a temporary is needed where a reshape or a concatenation cannot be read in place by strides")
+            lines.append("  a temporary holds what a reshape or a concatenation cannot read in place by strides")
         if not count:
             lines.append("  every output is an argument or a view of one: nothing is computed")
-        for guard in lowered.graph.guards:
-            lines.append(f"  assumes {guard}")
+        lines.extend(f"  assumes {guard}" for guard in lowered.graph.guards)
         return "\n".join(lines)
 
     def compile(self, store: Store | None = None) -> Executable:

@@ -125,7 +125,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Prewarmed:
-    """One specialisation for one target: ``origin`` is ``"compiled"``, ``"store"`` or ``"skipped"`` (with ``detail``)."""
+    """One specialisation for one target.
+
+    ``origin`` is ``"compiled"`` or ``"store"``; ``"skipped"`` or ``"failed"`` with the reason as ``detail``.
+    """
 
     name: str
     target: str
@@ -172,10 +175,11 @@ def prewarm(
     where = store or pipeline.default_store()
     wanted = [(entry, Target.parse(target)) for entry in _read(Path(manifest)) for target in targets]
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        done = list(pool.map(lambda pair: _prewarm_one(*pair, where), wanted))
+        done = list(pool.map(lambda pair: _prewarm_one(pair[0], pair[1], where), wanted))
     report = PrewarmReport(tuple(done))
     failed = [entry for entry in report.entries if entry.origin == "failed"]
-    idle = [str(t) for t in map(Target.parse, targets) if all(e.origin == "skipped" for e in done if e.target == str(t))]
+    served = {entry.target for entry in report.entries if entry.origin != "skipped"}
+    idle = [target for target in map(str, map(Target.parse, targets)) if target not in served]
     if failed or idle:
         parts = [f"{entry.name} for {entry.target}: {entry.detail}" for entry in failed]
         parts += [f"nothing in {manifest} is for {target}" for target in idle]

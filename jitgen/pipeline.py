@@ -147,10 +147,10 @@ def lower(
     environment = guards.hints
     program = known or programs.build(graph, guards.decide, environment, [m.view for m in memory])
     try:
-        laid_out = _lay_out(program, environment, memory, out)
+        laid_out = _lay_out(program, environment, memory, out, route.tiled)
     except NotViewable:
         program = programs.build(graph, guards.decide, environment, [m.view for m in memory])
-        laid_out = _lay_out(program, environment, memory, out)
+        laid_out = _lay_out(program, environment, memory, out, route.tiled)
     memories, layouts, geometries, aliases = laid_out
     schedules = tuple(
         elementwise.schedule(kernel, layout, route.target)
@@ -161,7 +161,11 @@ def lower(
 
 
 def _lay_out(
-    program: Program, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]
+    program: Program,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    out: Sequence[Memory | None],
+    accesses: bool,
 ) -> tuple[
     tuple[Memory, ...],
     tuple[tuple[Layout, ...], ...],
@@ -185,7 +189,7 @@ def _lay_out(
                     "share memory (an expanded tensor); clone it first"
                 )
         memories.append(given or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
-    resolved = [resolve(kernel, environment, memories) for kernel in program.kernels]
+    resolved = [resolve(kernel, environment, memories, accesses) for kernel in program.kernels]
     aliases = tuple(
         None if isinstance(output, int) else locate(None, output.movements, memories[output.input].view, environment)
         for output in program.outputs
@@ -216,12 +220,14 @@ def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     debug.log(4, lambda: json.dumps(graphs.to_json(lowered.graph), indent=1))
     found = _from_store(lowered, store)
     if found is not None:
-        debug.log(1, f"from the store: {', '.join(kernel.artifact.meta['entry'] for kernel in found) or 'nothing to run'}")
+        debug.log(
+            1, f"from the store: {', '.join(kernel.artifact.meta['entry'] for kernel in found) or 'nothing to run'}"
+        )
         return found
     if settings.is_strict():
         raise CacheMissError(
             f"{lowered.graph.name}: no kernel in {store.root} for {describe(lowered)}\n"
-            f"  strict mode compiles nothing; prewarm this specialisation, or look with `jitgen cache why {lowered.key}`"
+            f"  strict mode compiles nothing; prewarm this specialisation, or see `jitgen cache why {lowered.key}`"
         )
     with store.single_flight(lowered.key):
         return _from_store(lowered, store) or build(lowered, store)
@@ -241,7 +247,7 @@ def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | Non
 
 
 def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
-    """Whether this machine's toolchain would make the same: a toolchain that is absent, or strict serving, may not ask."""
+    """Whether this machine's toolchain would make the same; one that is absent, and strict serving, may not ask."""
     if settings.is_strict():
         return True
     here = routes.toolchain(route.backend, route.compiler)
@@ -263,7 +269,9 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
         seconds = time.perf_counter() - started
         stored = store.put_artifact(artifact)
         events.publish(events.CompileEvent(source.name, str(source.target), source.compiler, artifact.key, seconds))
-        debug.log(1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}")
+        debug.log(
+            1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}"
+        )
         debug.log(3, source.text)
         built.append(BuiltKernel(kernel, stored, "compiled"))
     plan = {
@@ -321,7 +329,7 @@ _stores: dict[Any, Store] = {}
 
 
 def default_store() -> Store:
-    """The store the settings name; where it cannot be written, a private temporary one in front of it, with a warning."""
+    """The store the settings name; where it cannot be written, a temporary one in front of it, with a warning."""
     wanted = (settings.get("JITGEN_CACHE_DIR"), settings.get("JITGEN_CACHE_PATH"))
     store = _stores.get(wanted)
     if store is None:

@@ -29,6 +29,10 @@ class LaunchPlan:
         plan._prepare(function, leaves, tree)
         return plan
 
+    if TYPE_CHECKING:  # written anew for every plan, by _callable_class
+
+        def __call__(self, *leaves: Any, out: Any = None) -> Any: ...
+
     def _prepare(self, function: JitFunction, leaves: Sequence[Any], tree: Any) -> None:
         self._function = function
         self._tree = tree
@@ -67,8 +71,8 @@ class LaunchPlan:
         changed = [i for i in self._numbers if leaves[i] != self._leaves[i]]
         if changed and self._function._static_numbers:
             raise ValueError(
-                f"argument {changed[0]} of the plan of {self._function.name} is {leaves[changed[0]]!r}, and the plan was "
-                f"bound for {self._leaves[changed[0]]!r}; bind again, or call the function itself"
+                f"argument {changed[0]} of the plan of {self._function.name} is {leaves[changed[0]]!r}, and the plan "
+                f"was bound for {self._leaves[changed[0]]!r}; bind again, or call the function itself"
             )
         outputs = _outputs(out)
         entry = self._entry if out is None else self._with_out(leaves, tensors, outputs)
@@ -84,7 +88,8 @@ class LaunchPlan:
 
     def _refuse_other(self, place: int, tensor: Any, bound: torch.Tensor) -> None:
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"argument {place} of the plan of {self._function.name} is {type(tensor).__name__}, not a tensor")
+            kind = type(tensor).__name__
+            raise TypeError(f"argument {place} of the plan of {self._function.name} is {kind}, not a tensor")
         same = tensor.shape == bound.shape and tensor.stride() == bound.stride() and tensor.dtype == bound.dtype
         if same and tensor.device == bound.device and self._remainders([tensor]) == self._remainders([bound]):
             return
@@ -118,7 +123,8 @@ class LaunchPlan:
         if len(out) == 1 and self._hot is not None and self._is_simple(entry) and not out[0].requires_grad:
             check = layout_check([*self._tensors, out[0]])
             ends = [_extent(out[0]), *map(_extent, self._tensors)]
-            alike = [(t.shape, t.stride(), t.dtype) == (out[0].shape, out[0].stride(), out[0].dtype) for t in self._tensors]
+            wanted = (out[0].shape, out[0].stride(), out[0].dtype)
+            alike = [(tensor.shape, tensor.stride(), tensor.dtype) == wanted for tensor in self._tensors]
             self._hot_out = (check, entry.launch, *ends, *alike, *self._addresses, *self._remainders(out))
         return entry
 

@@ -63,7 +63,6 @@ def parse_dtype(text: str) -> torch.dtype:
     return DTYPES[name]
 
 
-
 @functools.cache
 def e4m3fn_saturates() -> bool:
     """Whether this torch converts what is too large for float8_e4m3fn to 448 (from 2.13 on) rather than to NaN."""

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen import pipeline
 from jitgen.errors import UnsupportedError
-from jitgen.families.layout import Memory
+from jitgen.families.layout import Memory, item_size
 from jitgen.ir import symbols
 from jitgen.ir.graph import Guard
 from jitgen.ir.ops import OPS
@@ -25,6 +25,7 @@ from jitgen.ir.program import Kernel, Program
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided
 from jitgen.pipeline import BuiltKernel, Lowered, Route
+from jitgen.runtime import overlap
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
@@ -138,6 +139,10 @@ class Specialization:
             rebuild=rebuild,
             values=values,
             given=given,
+            extents=tuple(
+                overlap.extent(memory.view.sizes, memory.view.strides, item_size(buffer.dtype))
+                for buffer, memory in zip(program.inputs, lowered.memories, strict=False)
+            ),
         )
         return make_launcher(spec)
 
@@ -212,7 +217,12 @@ class Specialization:
         if self.route.backend == "triton":
             parameters, values = parameters + "PP", (*values, 0, 0)
         launch = cuda.Launch(
-            function, parameters, values, (arguments.blocks, 1, 1), (schedule.threads, 1, 1), meta.get("shared_bytes", 0)
+            function,
+            parameters,
+            values,
+            (arguments.blocks, 1, 1),
+            (schedule.threads, 1, 1),
+            meta.get("shared_bytes", 0),
         )
         return Step("cuda", launch, arguments.pointers, scalars)
 
@@ -220,8 +230,12 @@ class Specialization:
         from jitgen.runtime import cpu, torch_operator
 
         meta = built.artifact.meta
-        operator = self._function(built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"]))
-        written = tuple(o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None)
+        operator = self._function(
+            built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"])
+        )
+        written = tuple(
+            o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None
+        )
         kinds = [dtype for _, dtype in built.kernel.scalars]
         whole = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype == "int64")
         floats = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype != "int64")
@@ -229,13 +243,25 @@ class Specialization:
             constants = (*arguments.integers, int(arguments.moved > cpu.last_level_cache()))
             threaded = cpu.worth_threads(arguments.moved, arguments.elements * flops(built.kernel))
             return Step(
-                "operator", operator, arguments.pointers, floats, threaded=threaded, constants=constants, written=written,
+                "operator",
+                operator,
+                arguments.pointers,
+                floats,
+                threaded=threaded,
+                constants=constants,
+                written=written,
                 leading=whole,
             )
         threads = lowered.schedules[number].threads
         return Step(
-            "operator", operator, arguments.pointers, floats, constants=arguments.integers, written=written,
-            trailing=whole, grid=(arguments.blocks, 1, 1, threads, 1, 1, 0),
+            "operator",
+            operator,
+            arguments.pointers,
+            floats,
+            constants=arguments.integers,
+            written=written,
+            trailing=whole,
+            grid=(arguments.blocks, 1, 1, threads, 1, 1, 0),
         )
 
     def _interpreter_step(

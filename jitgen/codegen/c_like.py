@@ -70,7 +70,7 @@ def constant(value: bool | int | float, dtype: str) -> str:
         suffix = "f" if dtype == "float32" else ""
         number = float(value)
         if math.isnan(number):
-            return f"__builtin_nan{suffix}(\"\")"
+            return f'__builtin_nan{suffix}("")'
         if math.isinf(number):
             return f"{'-' if number < 0 else ''}__builtin_huge_val{suffix}()"
         if dtype == "float32":

@@ -1,8 +1,8 @@
 """The Jinja environment, and rendering that remembers where each generated line came from.
 
-Delimiters are chosen so that a template reads, highlights and formats as its own language: ``${x}`` prints, lines that
-start with ``//%`` (``#%`` in Triton) are statements, ``<# #>`` comments. ``{``, ``{%`` and ``{{`` stay plain text, which
-inline PTX and nested braces need. A name that is not defined is an error (StrictUndefined).
+Delimiters are chosen so that a template reads, highlights and formats as its own language: ``${x}`` prints, lines
+that start with ``//%`` (``#%`` in Triton) are statements, ``<# #>`` comments. ``{``, ``{%`` and ``{{`` stay plain text,
+which inline PTX and nested braces need. A name that is not defined is an error (StrictUndefined).
 
 Every template line ends in an invisible mark naming it; a printed expression carries a mark of the user's line. Marks
 are stripped after rendering and become the ``LineMap`` by which a compiler's complaint about line 57 is told as
@@ -139,7 +139,8 @@ def select_functions(header_text: str, used_in: str) -> str:
     definitions = {node.name: node for node in ast.parse(header_text).body if isinstance(node, ast.FunctionDef)}
     lines = header_text.splitlines()
     texts = {
-        name: "\n".join(lines[node.decorator_list[0].lineno - 1 : node.end_lineno]) for name, node in definitions.items()
+        name: "\n".join(lines[node.decorator_list[0].lineno - 1 : node.end_lineno])
+        for name, node in definitions.items()
     }
     wanted: set[str] = set()
     waiting = [used_in]

@@ -1,1 +1,1 @@
-"""Compilers: a kernel source in, an artifact out. Each module has ``toolchain`` and ``compile``; none needs a device."""
+"""Compilers: a kernel source in, an artifact out. Each has ``toolchain`` and ``compile``; none needs a device."""

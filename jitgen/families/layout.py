@@ -83,10 +83,14 @@ class Geometry:
 
 
 def resolve(
-    kernel: Kernel, environment: Mapping[str, Any], buffers: Sequence[Memory]
+    kernel: Kernel, environment: Mapping[str, Any], buffers: Sequence[Memory], accesses: bool = True
 ) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
-    """Layout and geometry of each region of ``kernel``; NotViewable when a movement needs a copy first."""
-    resolved = [_resolve_body(body, environment, buffers) for body in kernel.bodies]
+    """Layout and geometry of each region of ``kernel``; NotViewable when a movement needs a copy first.
+
+    ``accesses``: whether the source depends on how wide accesses are; where the compiler sees to that (the CPU's
+    does), one source serves every alignment, and ``unit`` is 1.
+    """
+    resolved = [_resolve_body(body, environment, buffers, accesses) for body in kernel.bodies]
     return tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
 
 
@@ -106,7 +110,9 @@ def _base(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[Me
     return Strided(sizes, tuple(int(dim == operand.dim) for dim in range(len(sizes))))
 
 
-def _resolve_body(body: Body, environment: Mapping[str, Any], buffers: Sequence[Memory]) -> tuple[Layout, Geometry]:
+def _resolve_body(
+    body: Body, environment: Mapping[str, Any], buffers: Sequence[Memory], accesses: bool
+) -> tuple[Layout, Geometry]:
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
     views = [
         locate(operand.shape, operand.movements, _base(operand, environment, buffers), environment)
@@ -117,7 +123,7 @@ def _resolve_body(body: Body, environment: Mapping[str, Any], buffers: Sequence[
     kinds = tuple(_kind(operand, stride) for operand, stride in zip(body.operands, strides, strict=True))
     reach = [sum((size - 1) * abs(step) for size, step in zip(collapsed, stride, strict=True)) for stride in strides]
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach)
-    unit = _unit(body, geometry, kinds, buffers)
+    unit = _unit(body, geometry, kinds, buffers) if accesses else 1
     return Layout(len(collapsed), kinds, unit, wide), geometry
 
 

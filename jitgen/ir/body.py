@@ -1,9 +1,9 @@
 """Pointwise expressions as straight-line instructions in compute dtypes: what a dialect prints.
 
 Here torch's dtypes become arithmetic. Each value has a *compute dtype* (float32 for float16, bfloat16, float32 and the
-8-bit floats; every other dtype is its own), a ``load`` widens storage to it, a ``store`` rounds it back, and a cast to a
-narrower float is a ``round_to``: the value keeps its compute dtype but loses the bits it would lose in memory. Between
-operations nothing is rounded, so a fused chain is at least as exact as eager torch.
+8-bit floats; every other dtype is its own), a ``load`` widens storage to it, a ``store`` rounds it back, and a cast to
+a narrower float is a ``round_to``: the value keeps its compute dtype but loses the bits it would lose in memory.
+Between operations nothing is rounded, so a fused chain is at least as exact as eager torch.
 """
 
 from __future__ import annotations

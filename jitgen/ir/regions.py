@@ -84,7 +84,7 @@ def _merge(regions: list[Region], region: Region, mover: Mover) -> None:
             joined = len(leaves) + len(theirs) - len(shared)
             if (shared or joined <= FEW_LEAVES) and joined <= MANY_LEAVES:
                 equal = [symbols.compare("eq", a, b) for a, b in zip(other.shape, region.shape, strict=True)]
-                if all(mover.decide(condition) for condition in equal):  # type: ignore[arg-type]
+                if all(mover.decide(condition) for condition in equal):
                     regions[place] = Region(other.shape, (*other.stores, *region.stores))
                     return
     regions.append(region)

@@ -1,7 +1,7 @@
 """Symbolic host scalars: sizes, numeric arguments, and integer arithmetic over them.
 
-An ``Expr`` is an immutable tree over symbols. ``s2_0`` is the size of dimension 0 of tensor input 2, ``a1`` the value of
-numeric argument 1. Plain Python numbers stand for constants, so most code never sees an ``Expr`` for a static size.
+An ``Expr`` is an immutable tree over symbols. ``s2_0`` is the size of dimension 0 of tensor input 2, ``a1`` the value
+of numeric argument 1. Plain Python numbers stand for constants, so most code never sees an ``Expr`` for a static size.
 
 Integer sums and products are kept in a normal form (a constant plus sorted ``coefficient * atom`` terms), so that
 ``n - n // 2 + n // 2`` is ``n`` and two ways to the same size compare equal. Float arithmetic is never reassociated.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +58,10 @@ def kind_of(value: Scalar) -> str:
 # ------------------------------------------------------------------------------------------- integer normal form
 
 
-def _terms(value: Size) -> tuple[int, dict[Expr, int]]:
+def _terms(value: Scalar) -> tuple[int, dict[Expr, int]]:
     """``value`` as (constant, {atom: coefficient})."""
     if not isinstance(value, Expr):
-        return value, {}
+        return int(value), {}
     if value.op == "sum":
         constant, *pairs = value.args
         return constant, {atom: coefficient for coefficient, atom in pairs}
@@ -76,7 +77,7 @@ def _sum(constant: int, terms: Mapping[Expr, int]) -> Size:
     return Expr("sum", (constant, *kept))
 
 
-def _factors(value: Size) -> tuple[int, tuple[Expr, ...]] | None:
+def _factors(value: Scalar) -> tuple[int, tuple[Expr, ...]] | None:
     """``value`` as coefficient times atoms, or None when it is a sum of several terms."""
     constant, terms = _terms(value)
     if not terms:
@@ -125,12 +126,11 @@ def mul(left: Scalar, right: Scalar) -> Scalar:
     for value, factor in ((left, right), (right, left)):
         if not isinstance(factor, Expr):
             constant, terms = _terms(value)
-            return _sum(constant * factor, {atom: c * factor for atom, c in terms.items()})
-    first, second = _factors(left), _factors(right)
-    if first is None:
-        first = 1, (left,)
-    if second is None:
-        second = 1, (right,)
+            times = int(factor)
+            return _sum(constant * times, {atom: c * times for atom, c in terms.items()})
+    assert isinstance(left, Expr)
+    assert isinstance(right, Expr)
+    first, second = _factors(left) or (1, (left,)), _factors(right) or (1, (right,))
     return _product(first[0] * second[0], first[1] + second[1])
 
 
@@ -146,13 +146,15 @@ def floordiv(left: Scalar, right: Scalar) -> Scalar:
     if _both_int(left, right):
         if not isinstance(right, Expr) and right > 0:
             constant, terms = _terms(left)
-            if constant % right == 0 and all(c % right == 0 for c in terms.values()):
-                return _sum(constant // right, {atom: c // right for atom, c in terms.items()})
+            divisor = int(right)
+            if constant % divisor == 0 and all(c % divisor == 0 for c in terms.values()):
+                return _sum(constant // divisor, {atom: c // divisor for atom, c in terms.items()})
         above, below = _factors(left), _factors(right)
         if above and below and below[0] and above[0] % below[0] == 0:
-            remaining = list(above[1])
-            if all(atom in remaining and (remaining.remove(atom) or True) for atom in below[1]):
-                return _product(above[0] // below[0], tuple(remaining))
+            remaining = Counter(above[1])
+            remaining.subtract(below[1])
+            if min(remaining.values(), default=0) >= 0:
+                return _product(above[0] // below[0], tuple(remaining.elements()))
     return _call("floordiv", left, right, _numeric_kind(left, right))
 
 
@@ -160,7 +162,7 @@ def mod(left: Scalar, right: Scalar) -> Scalar:
     if _both_int(left, right) and not isinstance(right, Expr) and right > 0:
         constant, terms = _terms(left)
         if all(c % right == 0 for c in terms.values()):
-            return constant % right
+            return constant % int(right)
     return _call("mod", left, right, _numeric_kind(left, right))
 
 
@@ -171,7 +173,7 @@ def truediv(left: Scalar, right: Scalar) -> Scalar:
 def power(left: Scalar, right: Scalar) -> Scalar:
     if _both_int(left, right) and not isinstance(right, Expr) and 0 <= right <= 8:
         result: Scalar = 1
-        for _ in range(right):
+        for _ in range(int(right)):
             result = mul(result, left)
         return result
     kind = "int" if _both_int(left, right) and not isinstance(right, Expr) and right >= 0 else "float"
@@ -297,7 +299,7 @@ def to_json(value: Scalar) -> Any:
     return {"float": value.hex()} if isinstance(value, float) else value
 
 
-def from_json(data: Any) -> Scalar:
+def from_json(data: Any) -> Any:
     """The inverse of ``to_json``."""
     if not isinstance(data, dict):
         return data

@@ -81,7 +81,7 @@ class Mover:
                 return None
         elif kind == "slice" and attrs[1] == dim:
             return self._slice_cat(cat, attrs, shape)
-        elif kind == "expand" and len(cat.inputs) > 1 and shape[dim] != cat.shape[dim]:
+        elif kind == "expand" and cat.shape[dim] == 1 and shape[dim] != 1:
             return None
         elif kind == "reshape":
             found = _leading_dim(cat.shape, dim, shape)

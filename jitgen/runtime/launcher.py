@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from jitgen.runtime import overlap
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -88,6 +90,7 @@ class LaunchSpec:
         returns: for each output tensor a buffer's number or a ``View``.
         rebuild: from the list of output tensors to what the user gets; None for exactly one tensor.
         given: which results the caller passes (``out=``), as ``o0 ...`` in order.
+        extents: bytes each input spans; a launch that updates one refuses another that shares memory with it.
     """
 
     name: str
@@ -101,6 +104,7 @@ class LaunchSpec:
     rebuild: Callable[..., Any] | None = None
     given: frozenset[int] = frozenset()
     values: tuple[str, ...] = field(default=())
+    extents: tuple[int, ...] = ()
 
 
 _counter = 0
@@ -132,6 +136,7 @@ class _Writer:
         spec = self.spec
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
         parameters += [f"o{index}" for index in sorted(spec.given)]
+        self._refuse_overlaps()
         for index, allocation in enumerate(spec.temporaries):
             self._allocate(f"w{index}", allocation)
         for index, result in enumerate(spec.results):
@@ -155,6 +160,15 @@ class _Writer:
             self.lines.append(f"return rebuild([{', '.join(outputs)}]{''.join(', ' + v for v in spec.values)})")
         body = "\n".join(f"    {line}" for line in self.lines)
         return f"def launch({', '.join(parameters)}):\n{body}\n"
+
+    def _refuse_overlaps(self) -> None:
+        extents = self.spec.extents
+        for updated in (result for result in self.spec.results if isinstance(result, int)):
+            for other in range(self.spec.inputs):
+                if other != updated and extents[updated] and extents[other]:
+                    self.names |= {"refuse": overlap.refuse, "name": self.spec.name}
+                    apart = f"p{updated} < p{other} + {extents[other]} and p{other} < p{updated} + {extents[updated]}"
+                    self.lines.append(f"if {apart}: refuse(name, t{updated}, t{other})")
 
     def _allocate(self, name: str, allocation: Allocation) -> None:
         place = len(self.buffers)
@@ -217,7 +231,7 @@ class _Writer:
         threads = ["threads()" if step.threaded else "1"] if not step.grid else []
         self.names["threads"] = torch.get_num_threads
         integers = [*step.leading, *threads, *map(str, step.constants), *step.trailing]
-        lists = [*tensors, *offsets, integers, step.scalars, step.grid]
+        lists: list[Sequence[Any]] = [*tensors, *offsets, integers, step.scalars, step.grid]
         arguments = ", ".join(f"[{', '.join(map(str, part))}]" for part in lists)
         self.lines.append(f"kernel{index}({arguments})")
 
@@ -235,8 +249,8 @@ class _Writer:
 def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
     """The fastest ``(sizes, strides, dtype) -> tensor`` on ``device``.
 
-    Inductor's allocation calls take half the time of ``torch.empty_strided``; torch keeps them private, and the CUDA one
-    allocates on the current device, so it serves where there is only one.
+    Inductor's allocation calls take half the time of ``torch.empty_strided``; torch keeps them private, and the CUDA
+    one allocates on the current device, so it serves where there is only one.
     """
     from torch._C._dynamo import guards
 

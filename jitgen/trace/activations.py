@@ -10,8 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.trace.movement import chunk
+from jitgen.trace.movement import chunk, dimension
 from jitgen.trace.pointwise import clamp, div, floats_only, is_float, not_bool, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import float_dtype, pointwise
@@ -43,6 +44,8 @@ def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 
     if not is_float(input):
         not_bool(input)
         min_val, max_val = int(min_val), int(max_val)
+        if input.dtype == "uint8" and min_val < 0:
+            raise ValueError("negative limits for an unsigned tensor")
     return clamp(trace, input, min_val, max_val)
 
 
@@ -172,6 +175,9 @@ def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace
 @row("glu")
 @floats_only
 def glu(trace: Trace, input: Node, dim: int = -1) -> Node:
+    size = input.shape[dimension(input, dim)]
+    if not trace.guards.decide(symbols.compare("eq", symbols.mod(size, 2), 0)):
+        raise ValueError(f"glu halves a dimension, which has {trace.guards.hint(size)} elements here")
     values, gates = chunk(trace, input, 2, dim)
     return pointwise(trace, "mul", values, pointwise(trace, "sigmoid", gates))
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 MAX_DEPTH = 8
-_GUARDED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+_GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 _GUARDED += (types.BuiltinFunctionType,)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _MISSING = object()

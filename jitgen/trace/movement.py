@@ -70,11 +70,11 @@ def to_shape(trace: Trace, input: Node, shape: tuple[Any, ...]) -> Node:
         size = symbols.floordiv(count, known)
         if symbols.mul(size, known) != count:
             remainder = symbols.mod(count, known)
-            if not trace.guards.decide(symbols.compare("eq", remainder, 0)):  # type: ignore[arg-type]
+            if not trace.guards.decide(symbols.compare("eq", remainder, 0)):
                 raise ValueError(message)
         shape = (*shape[: unknown[0]], size, *shape[unknown[0] + 1 :])
     elif symbols.product(shape) != count and not trace.guards.decide(
-        symbols.compare("eq", symbols.product(shape), count)  # type: ignore[arg-type]
+        symbols.compare("eq", symbols.product(shape), count)
     ):
         raise ValueError(message)
     return input if shape == input.shape else view(trace, input, ("reshape",), shape)
@@ -123,7 +123,7 @@ def squeeze(trace: Trace, input: Node, dim: Any = None) -> Node:
     chosen = {dimension(input, d) for d in dims} if input.shape else set()
     for place in sorted(chosen, reverse=True):
         size = input.shape[place]
-        if trace.guards.decide(symbols.compare("eq", size, 1)):  # type: ignore[arg-type]
+        if trace.guards.decide(symbols.compare("eq", size, 1)):
             input = view(trace, input, ("squeeze", place), (*input.shape[:place], *input.shape[place + 1 :]))
     return input
 
@@ -163,12 +163,20 @@ def movedim(trace: Trace, input: Node, source: Any, destination: Any) -> Node:
     return permuted(trace, input, [placed[d] if d in placed else next(rest) for d in range(len(input.shape))])
 
 
-@row("t", "adjoint", view=True)
-@prop("T", "H")
+@row("t", view=True)
+@prop("H")
 def t(trace: Trace, input: Node) -> Node:
+    if len(input.shape) > 2:
+        raise ValueError(f"a transpose of {len(input.shape)} dimensions: use .mT")
+    return reversed_dimensions(trace, input)
+
+
+@prop("T")
+def reversed_dimensions(trace: Trace, input: Node) -> Node:
     return permuted(trace, input, list(reversed(range(len(input.shape)))))
 
 
+@row("adjoint", view=True)
 @prop("mT", "mH")
 def m_t(trace: Trace, input: Node) -> Node:
     return transpose(trace, input, -2, -1)
@@ -196,7 +204,7 @@ def roll(trace: Trace, input: Node, shifts: Any, dims: Any = None) -> Node:
         place = dimension(input, dim)
         size = input.shape[place]
         cut = symbols.sub(size, symbols.mod(unwrap(shift), size)) if trace.guards.hint(size) else 0
-        if trace.guards.decide(symbols.compare("ne", cut, size)):  # type: ignore[arg-type]
+        if trace.guards.decide(symbols.compare("ne", cut, size)):
             head = sliced(trace, input, place, 0, cut)
             tail = sliced(trace, input, place, cut, size)
             input = cat(trace, [tail, head], place)
@@ -235,11 +243,18 @@ def broadcast_tensors(trace: Trace, *tensors: Any) -> list[Node]:
     return [expand(trace, node, shape) for node in nodes]
 
 
-@row("repeat", "tile")
+@row("tile")
+def tile(trace: Trace, input: Node, *dims: Any) -> Node:
+    counts = list(_listed(dims))
+    return repeat(trace, input, *[1] * (len(input.shape) - len(counts)), *counts)
+
+
+@row("repeat")
 def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
     """Each repeated dimension as (copies, size): an expanded dimension in front, then merged."""
     counts = list(sizes_of(trace, _listed(sizes)))
-    counts = [1] * (len(input.shape) - len(counts)) + counts
+    if len(counts) < len(input.shape):
+        raise ValueError(f"repeat: {len(counts)} numbers for a tensor of {len(input.shape)} dimensions")
     for _ in range(len(counts) - len(input.shape)):
         input = unsqueeze(trace, input, 0)
     for dim, count in enumerate(counts):
@@ -371,7 +386,7 @@ def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, .
     """As torch: pieces of ceil(size / chunks), so possibly fewer than asked for."""
     dim, wanted = dimension(input, dim), int(chunks)
     size = input.shape[dim]
-    if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):  # type: ignore[arg-type]
+    if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
         each = symbols.floordiv(size, wanted)
         return _pieces(trace, input, dim, [each] * wanted)
     return split(trace, input, -(-trace.guards.value(size) // wanted), dim)
@@ -386,7 +401,7 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
         total: Any = 0
         for part in sizes:
             total = symbols.add(total, part)
-        if not trace.guards.decide(symbols.compare("eq", total, size)):  # type: ignore[arg-type]
+        if not trace.guards.decide(symbols.compare("eq", total, size)):
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
     each = int(sections)
@@ -398,7 +413,8 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
 
 
 def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node, ...]:
-    pieces, start = [], 0
+    pieces: list[Node] = []
+    start: symbols.Scalar = 0
     for size in sizes:
         shape = (*input.shape[:dim], size, *input.shape[dim + 1 :])
         whole = start == 0 and size == input.shape[dim]
@@ -421,7 +437,7 @@ def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
             raise ValueError("cat: tensors must have the same number of dimensions, at least one")
         for other in range(len(node.shape)):
             if other != place and not trace.guards.decide(
-                symbols.compare("eq", node.shape[other], nodes[0].shape[other])  # type: ignore[arg-type]
+                symbols.compare("eq", node.shape[other], nodes[0].shape[other])
             ):
                 raise ValueError(f"cat: sizes differ in dimension {other}")
         total = symbols.add(total, node.shape[place])

@@ -10,6 +10,7 @@ pass its symbolic numbers; so each kind is one by name, ``torch.SymInt`` and so 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -36,7 +37,7 @@ class SymbolicNumber:
 
     def __bool__(self) -> bool:
         condition = self.expr if self.expr.kind == "bool" else symbols.compare("ne", self.expr, 0)
-        return self.guards.decide(condition)  # type: ignore[arg-type]
+        return self.guards.decide(condition)
 
     def __index__(self) -> int:
         if self.expr.kind == "float":
@@ -153,7 +154,7 @@ def _install() -> None:
         setattr(SymbolicNumber, f"__{name}__", forward)
         setattr(SymbolicNumber, f"__r{name}__", reflected)
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        forward, _ = _binary(lambda a, b, op=name: symbols.compare(op, a, b))
+        forward, _ = _binary(functools.partial(symbols.compare, name))
         setattr(SymbolicNumber, f"__{name}__", forward)
     for name in ("as_integer_ratio", "bit_length", "conjugate", "hex"):
         setattr(SymbolicNumber, name, lambda self, name=name: getattr(self._value(), name)())

@@ -78,12 +78,13 @@ def find(target: Any) -> tuple[Row | None, str]:
 def _find(target: Any) -> tuple[Row | None, str]:
     _load()
     name = getattr(target, "__name__", repr(target))
-    owner = getattr(target, "__self__", None)
+    owner: Any = getattr(target, "__self__", None)
     if name == "__get__" and hasattr(owner, "__name__"):
         function = PROPERTIES.get(owner.__name__)
         return (Row(function, owner.__name__ in VIEW_PROPERTIES) if function else None), f"Tensor.{owner.__name__}"
     if getattr(operator, name.strip("_") + "_", None) is target or getattr(operator, name, None) is target:
         return by_name(f"__{name.strip('_')}__"), f"operator {name}"
+    name = name.removeprefix("special_")  # torch.special.xlogy calls itself special_xlogy
     for space, prefix in _spaces():
         if getattr(space, name, None) is target:
             found = _method(name) if prefix == "Tensor" else by_name(name)

@@ -81,7 +81,7 @@ def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]
         return right
     here = trace.guards.hint(left), trace.guards.hint(right)
     if here[0] == here[1]:
-        trace.guards.decide(symbols.compare("eq", left, right))  # type: ignore[arg-type]
+        trace.guards.decide(symbols.compare("eq", left, right))
         return left if not isinstance(left, Expr) else right if not isinstance(right, Expr) else left
     if here[1] == 1:
         trace.guards.value(right)
@@ -117,8 +117,8 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
         raise TypeError(f"expected a tensor or a number, got {type(value).__name__}")
     if DTYPES[dtype].is_floating_point:
         value = float(value)
-    elif dtype == "bool":
-        value = bool(value)
+    else:
+        value = rounded(value, dtype)
     return trace.builder.const(value, dtype)
 
 

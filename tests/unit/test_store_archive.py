@@ -77,7 +77,19 @@ ENTRY = f"{layout.VERSION}/artifact/ab/{KEY}"
         {f"{ENTRY}/kernel.so": _link(f"{ENTRY}/kernel.so", tarfile.LNKTYPE)},
         {f"{ENTRY}/kernel.so": _link(f"{ENTRY}/kernel.so", tarfile.FIFOTYPE)},
     ],
-    ids=str,
+    ids=[
+        "parent",
+        "absolute",
+        "far parent",
+        "dots",
+        "hidden",
+        "deeper",
+        "misfiled",
+        "lock",
+        "symlink",
+        "hard link",
+        "fifo",
+    ],
 )
 def test_a_malicious_archive_is_refused_whole(store: Store, tmp_path: Path, members: dict) -> None:
     filled(store)

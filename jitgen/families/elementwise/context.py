@@ -15,7 +15,6 @@ from jitgen.families.layout import ACCESS_BYTES, Layout, item_size
 from jitgen.ir.body import Body, Operand, compute_dtype
 from jitgen.ir.program import Kernel
 
-
 Built = tuple[dict[str, Any], dict[str, Any]]
 """What a dialect's ``build`` returns: the template's context, and the options of the ``KernelSource``."""
 
@@ -181,9 +180,7 @@ def _region(
     )
 
 
-def _operand(
-    region: int, index: int, operand: Operand, layout: Layout, value: str, dialect: Dialect
-) -> OperandContext:
+def _operand(region: int, index: int, operand: Operand, layout: Layout, value: str, dialect: Dialect) -> OperandContext:
     kind = layout.operands[index]
     strides = [integer_name(region, "stride", index, dim) for dim in range(layout.rank)]
     if kind == "scalar":

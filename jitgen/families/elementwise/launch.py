@@ -73,6 +73,7 @@ def launch_arguments(
         blocks += -(-steps // (schedule.threads * schedule.unrolls[region]))
         ends.append(blocks)
     values = {"size": lambda r, o, d: geometries[r].sizes[d], "end": lambda r, o, d: ends[r]}
-    values |= {"stride": lambda r, o, d: geometries[r].strides[o][d], "offset": lambda r, o, d: geometries[r].offsets[o]}
+    values["stride"] = lambda r, o, d: geometries[r].strides[o][d]
+    values["offset"] = lambda r, o, d: geometries[r].offsets[o]
     integers = tuple(values[what](r, o, d) for r, what, o, d in integer_names(kernel, layouts, tiled))
     return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved)
