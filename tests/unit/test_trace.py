@@ -272,6 +272,24 @@ def test_nested_decorated_functions_are_one_kernel() -> None:
     agrees(outer, x3)
 
 
+def test_a_decorated_function_called_with_captured_tensors_alone_is_inlined() -> None:
+    """Also one that has launched kernels of its own, and one with containers or without tensors."""
+    weight, bias = torch.ones(3), torch.full((3,), 2.0)
+    inner = jitgen.jit(lambda a, b: a.exp() * b)
+    nested = jitgen.jit(lambda pair, k=1.0: pair[0] * k + pair[1])
+    made = jitgen.jit(lambda n: torch.full((3,), n))
+    for warm in (False, True):
+        if warm:
+            inner(weight, bias), nested([weight, bias]), nested([weight, bias], k=2.0), made(2.0)
+        outer = jitgen.jit(
+            lambda x: x + inner(weight, bias) + nested([weight, bias]) * nested([bias, weight], k=2.0) + made(2.0)
+        )
+        agrees(outer, x3)
+        assert len(lowered(outer, x3).program.kernels) == 1
+        weight.mul_(2)
+        agrees(outer, x3)
+
+
 def test_captured_tensors_are_computed_with_in_the_kernel() -> None:
     weight = torch.ones(3)
     function = jitgen.jit(lambda x: x + (weight.exp() * 2).sin())
@@ -327,6 +345,33 @@ def test_functions_without_tensors() -> None:
         agrees(made, n, value)
     weight = torch.ones(2)
     agrees(jitgen.jit(lambda: weight * 2))
+
+
+def test_the_default_dtype_is_read_at_every_call() -> None:
+    whole = torch.arange(3)
+    functions = [
+        jitgen.jit(lambda x: x / 2),
+        jitgen.jit(lambda x: x * 0.5),
+        jitgen.jit(lambda x: x.sin()),
+        jitgen.jit(lambda x: x + torch.ones(3)),
+        jitgen.jit(lambda x: torch.arange(0.0, 3.0) * x),
+        jitgen.jit(lambda x: x.to(torch.get_default_dtype())),
+    ]
+    untouched = jitgen.jit(lambda x: x * 0.5 + 1)
+    agrees(untouched, x3)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            for function in functions:
+                for _ in range(2):
+                    assert function(whole).dtype == dtype
+                agrees(function, whole)
+            agrees(untouched, x3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {len(function.specializations) for function in functions} == {2}
+    assert len(untouched.specializations) == 1
+    assert untouched.specializations[0].traced.guards == ()
 
 
 # ---------------------------------------------------------------------------------------------- sizes and numbers
@@ -560,8 +605,20 @@ def test_plans() -> None:
     for wrong in (torch.ones(4), torch.ones(3, dtype=torch.float64), torch.ones(6)[::2]):
         with pytest.raises(ValueError, match="bound"):
             plan(wrong, 2.0)
-    with pytest.raises(TypeError, match="argument"):
-        plan(x3)
+    for arguments in ((), (x3,), (x3, 2.0, 3.0)):
+        with pytest.raises(TypeError, match=rf"plan of <lambda> takes 2 arguments, got {len(arguments)}$"):
+            plan(*arguments)
+        with pytest.raises(TypeError, match=rf"takes 2 arguments, got {len(arguments)}$"):
+            plan(*arguments, out=torch.empty(3))
+    with pytest.raises(TypeError, match="argument 0 of the plan of <lambda> is int, not a tensor"):
+        plan(3, 2.0)
+    for wrong_number in (2, x3, True):
+        with pytest.raises(ValueError, match=r"bound with 2\.0"):
+            plan(x3, wrong_number)
+    flagged = jitgen.jit(lambda x, negate: -x if negate else x * 1).bind(x3, True)
+    same(flagged(x3 + 1, True), -(x3 + 1))
+    with pytest.raises(ValueError, match="bound with True"):
+        flagged(x3, False)
 
 
 def test_out() -> None:

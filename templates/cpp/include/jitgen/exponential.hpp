@@ -321,11 +321,16 @@ JITGEN_INLINE float pow(float base, float exponent) {
   // Signs: an odd integer exponent keeps the base's; another power of a negative number is not real.
   const bool integral = __builtin_rintf(exponent) == exponent;
   const float half = exponent * 0.5f;
-  const bool odd = integral && __builtin_rintf(half) != half;
-  const float with_sign = odd ? __builtin_copysignf(power, base) : power;
-  const bool real = base >= 0.0f || integral || magnitude == infinity || base != base;
-  const bool one = exponent == 0.0f || base == 1.0f || (base == -1.0f && __builtin_fabsf(exponent) == infinity);
-  return one ? 1.0f : (real ? with_sign : detail::not_a_number);
+  const float of_odd = __builtin_rintf(half) != half ? __builtin_copysignf(power, base) : power;
+  const float with_sign = integral ? of_odd : power;
+  // One comparison to a selection: GCC vectorises those whatever becomes of them when an operand is a constant.
+  const float of_fraction = magnitude == infinity ? with_sign : detail::not_a_number;
+  const float of_negative = integral ? with_sign : of_fraction;
+  const float of_minus_one = __builtin_fabsf(exponent) == infinity ? 1.0f : of_negative;
+  const float negative = base == -1.0f ? of_minus_one : of_negative;
+  const float value = base < 0.0f ? negative : with_sign;
+  const float one = base == 1.0f ? 1.0f : value;
+  return exponent == 0.0f ? 1.0f : one;
 }
 
 // ---------------------------------------------------------------------------------------------------- error function

@@ -33,6 +33,10 @@ struct float8_e4m3fn {
 struct float8_e5m2 {
   uint8_t bits;
 };
+// bool in memory. GCC 12 does not vectorise a selection by a bool that it loads as one.
+struct boolean {
+  uint8_t byte;
+};
 
 // ------------------------------------------------------------------------------------------------ storage -> compute
 
@@ -59,7 +63,7 @@ JITGEN_INLINE float load(float8_e4m3fn x) {
 
 JITGEN_INLINE float load(float x) { return x; }
 JITGEN_INLINE double load(double x) { return x; }
-JITGEN_INLINE bool load(bool x) { return x; }
+JITGEN_INLINE bool load(boolean x) { return x.byte != 0; }
 template <class T, class = unsigned_t<T>>
 JITGEN_INLINE T load(T x) {
   return x;
@@ -115,6 +119,11 @@ struct Store<float16> {
     const uint32_t code = ((sum >> 13) & 0x7c00u) + (sum & 0x0fffu);
     return {uint16_t((magnitude > 0x7f800000u ? 0x7e00u : code) | ((bits >> 16) & 0x8000u))};
   }
+};
+
+template <>
+struct Store<boolean> {
+  JITGEN_INLINE boolean from(bool x) { return {uint8_t(x)}; }
 };
 
 template <>
@@ -223,6 +232,15 @@ struct Cast<uint8_t, double> {
 template <class From>
 struct Cast<bool, From> {
   JITGEN_INLINE bool from(From x) { return x != From(0); }
+};
+// As a selection, which is vectorised where a conversion of bool is not.
+template <class To>
+struct Cast<To, bool> {
+  JITGEN_INLINE To from(bool x) { return x ? To(1) : To(0); }
+};
+template <>
+struct Cast<bool, bool> {
+  JITGEN_INLINE bool from(bool x) { return x; }
 };
 
 }  // namespace detail
