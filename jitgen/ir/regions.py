@@ -40,10 +40,11 @@ class Store:
 
 @dataclass(frozen=True)
 class Region:
-    """Pointwise values over one iteration space."""
+    """Values over one iteration space: pointwise, or (``ir/rows.py``) with reductions over its last ``row_rank`` dims."""
 
     shape: Shape
     stores: tuple[Store, ...]
+    row_rank: int = 0
 
 
 def split(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:

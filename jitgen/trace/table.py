@@ -139,4 +139,4 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _load() -> None:
     """Import the modules that hold the rows."""
-    from jitgen.trace import activations, factories, movement, pointwise  # noqa: F401
+    from jitgen.trace import activations, factories, movement, pointwise, reductions  # noqa: F401

@@ -9,7 +9,16 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory 
 stores), the integers ``integer_names`` lists, and the run-time scalars.
 """
 
-from jitgen.families.elementwise.launch import LaunchArguments, launch_arguments
+from jitgen.families.elementwise.launch import launch_arguments
 from jitgen.families.elementwise.schedule import Schedule, schedule
+from jitgen.families.layout import resolve
 
-__all__ = ["LaunchArguments", "Schedule", "launch_arguments", "schedule"]
+
+def render(*arguments):  # type: ignore[no-untyped-def]
+    """See ``elementwise/render.py``, which is imported only where a source is needed."""
+    from jitgen.families.elementwise.render import render as function
+
+    return function(*arguments)
+
+
+__all__ = ["Schedule", "launch_arguments", "render", "resolve", "schedule"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.layout import Layout, item_size
+from jitgen.families.layout import Geometry, Layout, item_size
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -36,7 +36,9 @@ class Schedule:
         return self.threads * self.vectors[region] * self.unrolls[region]
 
 
-def schedule(kernel: Kernel, layouts: tuple[Layout, ...], target: Target) -> Schedule:
+def schedule(
+    kernel: Kernel, layouts: tuple[Layout, ...], geometries: tuple[Geometry, ...], target: Target
+) -> Schedule:
     """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight."""
     wide = any(layout.wide for layout in layouts)
     if target.kind == "cpu":
