@@ -106,7 +106,7 @@ class Lowered:
         )
 
     def render(self, kernel: int) -> tuple[KernelSource, Rendered]:
-        return families.of(self.program.kernels[kernel]).render(
+        return families.of(self.program.kernels[kernel]).source(
             self.program.kernels[kernel],
             self.layouts[kernel],
             self.schedules[kernel],
@@ -149,7 +149,7 @@ def lower(
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     memories, layouts, geometries, aliases = laid_out
     schedules = tuple(
-        families.of(kernel).schedule(kernel, layout, geometry, route.target)
+        families.of(kernel).schedule(kernel, layout, geometry, route.target, route.backend)
         for kernel, layout, geometry in zip(program.kernels, layouts, geometries, strict=True)
     )
     graph = replace(graph, guards=tuple(guards))

@@ -111,8 +111,7 @@ class BodyBuilder:
         values = [self._value(store.value) for store in region.stores]
         for store, value in zip(region.stores, values, strict=True):
             buffer = result_buffer[store.result]
-            row = bool(self._row_dims) and not varies(store.value, self._row_dims)
-            row = row and store.value.shape != region.shape
+            row = bool(self._row_dims) and store.value.shape != region.shape
             operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row)
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)

@@ -19,7 +19,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, topological
 from jitgen.ir.regions import Region, split
-from jitgen.ir.rows import group
+from jitgen.ir.rows import group, split_long_rows
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 
@@ -182,6 +182,7 @@ class _Cutter:
 
     def _regions(self, results: Sequence[Node]) -> list[Region]:
         """The regions that compute ``results``: row regions where there are reductions, pointwise ones for the rest."""
+        results = [split_long_rows(node, self.mover, self._materialize) for node in results]
         rows, rest = group(results, self.mover, self._materialize)
         places = [position for position, node in enumerate(rest) if node is not None]
         pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)

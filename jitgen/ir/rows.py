@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitgen.ir import symbols
+from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.regions import Region, Store
+from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 KINDS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
@@ -71,10 +73,13 @@ def _as_rows(
     outermost = next(_outermost(node))
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs[1])
     store = Store(position, node)
-    for dim in rows.dims if len(node.shape) < len(rows.shape) else ():
-        shape = (*store.value.shape[:dim], 1, *store.value.shape[dim:])
-        store = Store(position, mover.move(store.value, ("unsqueeze", dim), shape), (*store.movements, (("unsqueeze", dim), shape)))
     full, kept = rows.shape, tuple(1 if d in rows.dims else size for d, size in enumerate(rows.shape))
+    for dim, size in enumerate(kept):
+        shape = store.value.shape
+        if size == 1 and len(shape) < len(kept) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
+            shape = (*shape[:dim], 1, *shape[dim:])
+            moved = mover.move(store.value, ("unsqueeze", dim), shape)
+            store = Store(position, moved, (*store.movements, (("unsqueeze", dim), shape)))
     if store.value.shape not in (full, kept):
         return None, None
     value = _fit(store.value, rows, mover, materialize)
@@ -98,37 +103,121 @@ def _outermost(node: Node) -> Iterator[Node]:
 def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:
     """``root`` with everything a row region cannot compute materialized; None where it is not computed over ``rows``."""
     kept = tuple(1 if d in rows.dims else size for d, size in enumerate(rows.shape))
+
+    def whole(node: Node, rebuilt: Node) -> Node:
+        # What is reduced may itself come from reductions over other rows: it is computed first, as one.
+        if _is_over(node, rows) and any(_is_foreign(part, rows) for part in topological(node.inputs)):
+            return mover.builder.like(node, [materialize(node.inputs[0])])
+        return rebuilt
+
+    def part(node: Node, rebuilt: Node) -> Node:
+        if node.op == "cat" or _is_foreign(node, rows):
+            return materialize(rebuilt)
+        if node.op == "view" and has_reduce(rebuilt):
+            source = rebuilt.inputs[0]
+            if not (node.attrs[0] == "expand" and source.shape == kept and node.shape == rows.shape):
+                return mover.builder.like(rebuilt, [materialize(source)])
+        return rebuilt
+
+    result = _rewrite(_rewrite(root, mover, whole), mover, part)
+    return result if has_reduce(result) else None
+
+
+def _is_over(node: Node, rows: _Rows) -> bool:
+    return node.op == "reduce" and (node.inputs[0].shape, node.attrs[1]) == (rows.shape, rows.dims)
+
+
+def _is_foreign(node: Node, rows: _Rows) -> bool:
+    return node.op == "reduce" and not _is_over(node, rows)
+
+
+def _rewrite(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:
+    """``root`` with every node replaced by ``change(node, node over the replaced inputs)``."""
     memo: dict[int, Node] = {}
     for node in topological([root]):
         children = [memo[id(child)] for child in node.inputs]
-        rebuilt = node
-        if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
-            rebuilt = mover.builder.like(node, children)
-        if node.op == "cat":
-            rebuilt = materialize(rebuilt)
-        elif node.op == "reduce" and (node.inputs[0].shape, node.attrs[1]) != (rows.shape, rows.dims):
-            rebuilt = materialize(rebuilt)
-        elif node.op == "view" and has_reduce(rebuilt):
-            source = rebuilt.inputs[0]
-            if not (node.attrs[0] == "expand" and source.shape == kept and node.shape == rows.shape):
-                rebuilt = mover.builder.like(rebuilt, [materialize(source)])
-        memo[id(node)] = rebuilt
-    result = memo[id(root)]
-    return result if has_reduce(result) else None
+        same = all(a is b for a, b in zip(children, node.inputs, strict=True))
+        memo[id(node)] = change(node, node if same else mover.builder.like(node, children))
+    return memo[id(root)]
 
 
 def _without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
     """``root`` with every reduction read from a temporary."""
-    memo: dict[int, Node] = {}
-    for node in topological([root]):
-        children = [memo[id(child)] for child in node.inputs]
+    def read(node: Node, rebuilt: Node) -> Node:
         if node.op == "reduce":
-            memo[id(node)] = materialize(node)
-        elif node.op == "view":
-            memo[id(node)] = mover.move(children[0], node.attrs, node.shape)
-        else:
-            memo[id(node)] = mover.builder.like(node, children)
-    return memo[id(root)]
+            return materialize(node)
+        return mover.move(rebuilt.inputs[0], node.attrs, node.shape) if node.op == "view" else rebuilt
+
+    return _rewrite(root, mover, read)
+
+
+# ------------------------------------------------------------------------------------------------- few, long rows
+
+PARTS = 512
+LONG_ROW = 2**18
+FEW_ROWS = 64
+"""Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep one
+block or one thread busy, and a sum of so many terms in one sequence would lose digits."""
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
+
+
+def split_long_rows(root: Node, mover: Mover, materialize: Materialize) -> Node:
+    """``root`` with each reduction of few long rows made of a reduction of their parts, and of what is left over.
+
+    The number of parts is fixed, so the order of a sum depends on the row's length alone. argmax and argmin stay whole.
+    """
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        if node.op != "reduce" or node.attrs[0] not in _COMBINE:
+            return rebuilt
+        dims = node.attrs[1]
+        outer = [dim for dim in range(len(node.shape)) if dim not in dims]
+        length = symbols.product(node.inputs[0].shape[dim] for dim in dims)
+        count = symbols.product(node.inputs[0].shape[dim] for dim in outer)
+        long = mover.decide(symbols.compare("ge", length, LONG_ROW))
+        if not long or not mover.decide(symbols.compare("le", count, FEW_ROWS)):
+            return rebuilt
+        return _in_parts(rebuilt, outer, length, mover, materialize)
+
+    return _rewrite(root, mover, change) if has_reduce(root) else root
+
+
+def _in_parts(node: Node, outer: list[int], length: Size, mover: Mover, materialize: Materialize) -> Node:
+    kind, dims = node.attrs
+    value = node.inputs[0]
+    accumulator = "float32" if node.dtype in ("float16", "bfloat16") else node.dtype
+    order = (*outer, *dims)
+    if order != tuple(range(len(order))):
+        value = mover.move(value, ("permute", order), tuple(value.shape[dim] for dim in order))
+    if value.dtype != accumulator:
+        value = mover.builder.make("cast", (value,), accumulator, value.shape, (), node.location)
+    rank = len(outer)
+    lead = value.shape[:rank]
+    flat = mover.move(value, ("reshape",), (*lead, length))
+
+    def combine(operand: Node) -> Node:
+        shape = (*operand.shape[:-1], 1)
+        attrs = (kind, (len(shape) - 1,))
+        return mover.builder.make("reduce", (operand,), accumulator, shape, attrs, node.location)
+
+    each = symbols.floordiv(length, PARTS)
+    even = symbols.mul(each, PARTS)
+    body = mover.slice(flat, rank, 0, even)  # type: ignore[arg-type]
+    parts = combine(mover.move(body, ("reshape",), (*lead, PARTS, each)))  # type: ignore[arg-type]
+    total = combine(materialize(mover.move(parts, ("squeeze", rank + 1), (*lead, PARTS))))
+    if not mover.decide(symbols.compare("eq", even, length)):
+        rest = mover.slice(flat, rank, even, symbols.sub(length, even))  # type: ignore[arg-type]
+        left = materialize(combine(rest))
+        total = mover.builder.make(_COMBINE[kind], (total, left), accumulator, total.shape, (), node.location)
+    if total.dtype != node.dtype:
+        total = mover.builder.make("cast", (total,), node.dtype, total.shape, (), node.location)
+    for _ in range(len(dims) - 1):
+        total = mover.move(total, ("unsqueeze", rank), (*total.shape[:rank], 1, *total.shape[rank:]))
+    back = tuple(order.index(dim) for dim in range(len(order)))
+    if back != tuple(range(len(back))):
+        total = mover.move(total, ("permute", back), node.shape)
+    return total
 
 
 def _joins(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:

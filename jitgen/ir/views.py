@@ -67,6 +67,8 @@ class Mover:
         elif node.op == "view":
             if attrs[0] == "unsqueeze" and node.attrs == ("squeeze", attrs[1]):
                 return node.inputs[0]
+            if node.attrs[0] == "expand" and node.inputs[0].op == "reduce" and attrs[0] in ("permute", "unsqueeze"):
+                return self._move_spread(node.inputs[0], attrs, shape)
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
         elif node.inputs and node.op not in BARRIERS:
@@ -93,6 +95,15 @@ class Mover:
             return None
         value = self.move(operand, attrs, whole)
         return self.builder.make("reduce", (value,), node.dtype, shape, (node.attrs[0], moved), node.location)
+
+    def _move_spread(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
+        """A reduction spread over its row, moved: the reduction is moved, and spread again."""
+        sizes = reduction.shape
+        if attrs[0] == "permute":
+            moved = tuple(sizes[dim] for dim in attrs[1])
+        else:
+            moved = (*sizes[: attrs[1]], 1, *sizes[attrs[1] :])
+        return self.move(self.move(reduction, attrs, moved), ("expand",), shape)
 
     def _move_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
         """The movement applied to each part of ``cat``, or None where the parts would not stay contiguous runs."""

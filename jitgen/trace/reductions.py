@@ -279,7 +279,9 @@ def vector_norm(
 
 
 @row("normalize")
-def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Node:
+def normalize(
+    trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None
+) -> Node:
     dims = dims_of(input, dim)
     size = pointwise(trace, "maximum", _norm(trace, input, p, dims), eps)
     return pointwise(trace, "div", input, like(trace, size, input))

@@ -263,7 +263,7 @@ class Trace:
         Only a result that is returned costs anything; within a kernel a copy is nothing.
         """
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._fresh, value))
+            return type(value)([self._fresh(part) for part in value])
         if isinstance(value, Node) and _memory(value).op == "input":
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
@@ -276,7 +276,7 @@ class Trace:
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._leave(part, source) for part in value)
+            return type(value)([self._leave(part, source) for part in value])
         return value
 
     def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:

@@ -14,11 +14,11 @@ from jitgen.families.elementwise.schedule import Schedule, schedule
 from jitgen.families.layout import resolve
 
 
-def render(*arguments):  # type: ignore[no-untyped-def]
+def source(*arguments):  # type: ignore[no-untyped-def]
     """See ``elementwise/render.py``, which is imported only where a source is needed."""
     from jitgen.families.elementwise.render import render as function
 
     return function(*arguments)
 
 
-__all__ = ["Schedule", "launch_arguments", "render", "resolve", "schedule"]
+__all__ = ["Schedule", "launch_arguments", "resolve", "schedule", "source"]

@@ -14,11 +14,11 @@ from jitgen.families.reduction.layout import resolve
 from jitgen.families.reduction.schedule import schedule
 
 
-def render(*arguments):  # type: ignore[no-untyped-def]
+def source(*arguments):  # type: ignore[no-untyped-def]
     """See ``reduction/render.py``, which is imported only where a source is needed."""
     from jitgen.families.reduction.render import render as function
 
     return function(*arguments)
 
 
-__all__ = ["launch_arguments", "render", "resolve", "schedule"]
+__all__ = ["launch_arguments", "resolve", "schedule", "source"]

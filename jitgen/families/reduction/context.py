@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.environment import user_mark
@@ -12,7 +15,7 @@ from jitgen.families.reduction.layout import RowLayout
 from jitgen.ir.body import Body, Instruction, compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
-
+from jitgen.spec import DTYPES
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,19 @@ class RowContext:
     row_stores: tuple[RowOperand, ...]
     integers: tuple[str, ...]
     scalars: tuple[tuple[str, str], ...]
+
+
+def identity(kind: str, dtype: str) -> bool | int | float:
+    """What combining by ``kind`` leaves every value of compute ``dtype`` as it is; of the arg kinds, the value's."""
+    if kind in ("sum", "prod", "any", "all"):
+        return kind in ("prod", "all")
+    low = kind.endswith("max")
+    if dtype == "bool":
+        return not low
+    if dtype.startswith("float"):
+        return -math.inf if low else math.inf
+    limits = torch.iinfo(DTYPES[dtype])
+    return limits.min if low else limits.max
 
 
 def context(kernel: Kernel, layout: RowLayout, dialect: Dialect) -> RowContext:

@@ -17,6 +17,7 @@ from jitgen.families.layout import (
     locate,
 )
 from jitgen.ir import symbols
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
 
@@ -30,6 +31,8 @@ class RowLayout:
             for an operand the body reads or writes once a row.
         unit: the largest power of two of elements, at most 16, that every contiguous operand can move at once.
         columns: neighbouring elements belong to neighbouring rows: the innermost outer dimension is the contiguous one.
+        beside: for each operand, where ``columns``: whether its elements of neighbouring rows are neighbours in memory.
+        beside_unit: as ``unit``, of elements of neighbouring rows: for the operands of which ``beside`` says so.
         wide: whether an index can reach 2**31.
     """
 
@@ -37,6 +40,8 @@ class RowLayout:
     operands: tuple[str, ...]
     unit: int
     columns: bool
+    beside: tuple[bool, ...]
+    beside_unit: int
     wide: bool
 
 
@@ -107,19 +112,32 @@ def resolve(
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in extents)
     leading = strides[leader]
     columns = length > 1 and len(leading) > 1 and abs(leading[-1]) > abs(leading[-2]) > 0
-    unit = _unit(body, geometry, kinds, buffers) if accesses else 1
-    layout = RowLayout(len(outer_sizes), kinds, unit, columns, wide)
+    beside = tuple(columns and stride[-2] == 1 for stride in strides)
+    contiguous = [kind == "contiguous" for kind in kinds]
+    layout = RowLayout(
+        outer=len(outer_sizes),
+        operands=kinds,
+        unit=_unit(body, geometry, -1, contiguous, buffers) if accesses else 1,
+        columns=columns,
+        beside=beside,
+        beside_unit=_unit(body, geometry, -2, beside, buffers) if accesses and columns else 1,
+        wide=wide,
+    )
     return (layout,), (geometry,)
 
 
-def _unit(body: Any, geometry: RowGeometry, kinds: Sequence[str], buffers: Sequence[Memory]) -> int:
+def _unit(
+    body: Body, geometry: RowGeometry, dim: int, moved: Sequence[bool], buffers: Sequence[Memory]
+) -> int:
+    """The largest power of two of elements every operand of ``moved`` can move at once along ``dim``, -1 the row's."""
     unit = MAX_UNIT
-    while geometry.length % unit:
+    while (*geometry.sizes, geometry.length)[dim] % unit:
         unit //= 2
-    for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
-        if kind == "contiguous" and operand.buffer is not None:
+    for operand, moves, strides, offset in zip(body.operands, moved, geometry.strides, geometry.offsets, strict=True):
+        if moves and operand.buffer is not None:
             size = item_size(operand.dtype)
-            steps = [offset * size, *(s * size for s in strides[:-1]), buffers[operand.buffer].alignment]
+            others = (s for place, s in enumerate(strides) if place != len(strides) + dim)
+            steps = [offset * size, *(s * size for s in others), buffers[operand.buffer].alignment]
             while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
                 unit //= 2
     return unit

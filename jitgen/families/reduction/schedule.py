@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.layout import item_size
+from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
@@ -19,10 +19,26 @@ BLOCK_THREADS = 512
 SHORT_BLOCK_THREADS = 128
 THREAD_BYTES = 64
 """Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
-HELD_ELEMENTS = 40
-"""Elements a thread of a full block may hold in registers."""
+HELD_BYTES = 128
+"""Bytes of its row a thread holds before a block of more threads is better."""
+MOST_THREADS = 1024
+MOST_HELD_BYTES = 160
+"""Bytes a thread of the largest block can hold beside what it computes with; measured on an H200."""
+WARP = 32
+MOST_THREADS = 1024
+"""Threads of a Triton block for a row that fills their registers: one block of a multiprocessor, but read once."""
+HELD_IN_BLOCK = 32
+"""Elements of a Triton block a thread holds: Triton keeps more beside them than a kernel with its own loops does. Half
+as many where they take two registers, or each takes an access, hence an address, of its own."""
 MAX_CLUSTER = 8
-STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40)
+STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+MIN_BESIDE, MAX_BESIDE = 16, 32
+"""Neighbouring rows of a block whose elements are neighbours in memory: a sector of 32 bytes or more of each."""
+
+CPU_BESIDE = 1024
+"""Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
+CPU_SHORT = 16
+"""Rows shorter than this are walked together too: one alone does not fill a vector."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,8 @@ class RowSchedule:
         vector: elements of one access.
         unroll: vectors of one thread (resident), or started before the first is used (looping).
         resident: whether the row is kept on chip between passes.
-        full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked.
+        full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked (in
+            Triton, looping: a multiple of them).
         wide: 64-bit indices.
     """
 
@@ -53,6 +70,11 @@ class RowSchedule:
     def block_threads(self) -> int:
         return self.threads * self.rows
 
+    @property
+    def tile(self) -> int:
+        """Elements of a row that one block holds at once."""
+        return self.threads * self.vector * self.unroll
+
 
 def passes(kernel: Kernel) -> int:
     """Passes over the row: one for each stage in which elements are reduced or stored."""
@@ -66,32 +88,107 @@ def passes(kernel: Kernel) -> int:
 
 
 def schedule(
-    kernel: Kernel, layouts: tuple[RowLayout, ...], geometries: tuple[RowGeometry, ...], target: Target
+    kernel: Kernel, layouts: tuple[RowLayout, ...], geometries: tuple[RowGeometry, ...], target: Target, backend: str
 ) -> RowSchedule:
-    """The schedule of ``kernel`` on ``target``."""
+    """The schedule of ``kernel`` on ``target``, made by ``backend``."""
     (layout,), (geometry,), (body,) = layouts, geometries, kernel.bodies
     if target.kind == "cpu":
-        return RowSchedule(1, 1, 1, 1, 1, False, False, True)
+        beside = layout.columns or geometry.length < CPU_SHORT
+        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, False, True)
+    if backend == "triton":
+        return _blocked(kernel, layout, geometry, target)
+    if layout.columns:
+        return _beside(kernel, layout, geometry)
+    return _threaded(kernel, layout, geometry, target)
+
+
+def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
+    then more threads, then more blocks."""
+    (body,) = kernel.bodies
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
-    vector = max(1, min(layout.unit, 16 // max(sizes)))
-    once = passes(kernel) == 1
-    per_thread = max(vector, THREAD_BYTES // max(sizes))
+    vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes)))
+    element = held_bytes(kernel)
+    if passes(kernel) == 1:
+        element = sum(sizes)
     threads = 4
-    while threads < BLOCK_THREADS and threads * per_thread < length:
+    while threads < BLOCK_THREADS and threads * THREAD_BYTES < length * element:
         threads *= 2
     rows = max(1, SHORT_BLOCK_THREADS // threads)
-    if once or (geometry.rows == 1 and length > BLOCK_THREADS * HELD_ELEMENTS):
+    if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
         return RowSchedule(threads, rows, 1, vector, unroll, False, False, layout.wide)
-    cluster, held = 1, max(HELD_ELEMENTS * 4 // max(*sizes, 4), vector)
-    while cluster < MAX_CLUSTER and length > threads * cluster * held:
+    if length * element > threads * HELD_BYTES:
+        threads = MOST_THREADS
+    cluster = 1
+    while cluster < MAX_CLUSTER and length * element > threads * cluster * MOST_HELD_BYTES:
         cluster *= 2
-    if target.kind != "cuda" or target.capability < 90:
+    if target.capability < 90:
         cluster = 1
-    steps = -(-length // (threads * cluster * vector))
-    unroll = next((step for step in STEPS if step >= steps), 0)
-    if not unroll or unroll * vector > held:
-        return RowSchedule(threads, rows, 1, vector, 4, False, False, layout.wide)
+    needed = -(-length // (threads * cluster * vector))
+    unroll = next((step for step in STEPS if step >= needed), needed)
+    if unroll * vector * element > MOST_HELD_BYTES + vector * element:
+        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, False, layout.wide)
     full = threads * cluster * vector * unroll == length
     return RowSchedule(threads, rows, cluster, vector, unroll, True, full, layout.wide)
+
+
+def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
+    """Neighbouring elements of neighbouring rows: a warp's lanes take a row each, and several warps share the rows."""
+    threads = 4
+    while threads < MOST_THREADS // WARP and threads * 4 < geometry.length:
+        threads *= 2
+    unroll = max(1, min(8, geometry.length // threads))
+    return RowSchedule(threads, WARP, 1, 1, unroll, False, False, layout.wide)
+
+
+def held_bytes(kernel: Kernel) -> int:
+    """Bytes of storage that one element of a resident row keeps: of the operands its reductions read."""
+    (body,) = kernel.bodies
+    found: set[int] = set()
+    stack = [position for position, instruction in enumerate(body.instructions) if instruction.op == "reduce"]
+    seen = set(stack)
+    while stack:
+        instruction = body.instructions[stack.pop()]
+        if instruction.op == "load" and not instruction.row:
+            found.add(instruction.attr)
+        for argument in instruction.args:
+            if argument not in seen and not body.instructions[argument].row:
+                seen.add(argument)
+                stack.append(argument)
+    return max(1, sum(item_size(body.operands[operand].dtype) for operand in found))
+
+
+def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """The schedule of a Triton program: a block of ``rows`` by ``tile`` elements, both powers of two, in registers.
+
+    Triton itself spreads the block over the threads, so ``threads`` only says how many there are for a row. AMD's
+    warps are twice as wide, and so are its blocks.
+    """
+    (body,) = kernel.bodies
+    length = max(geometry.length, 1)
+    sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
+    double = any(i.dtype in ("float64", "int64") and not i.row for i in body.instructions)
+    unit = layout.beside_unit if layout.columns else layout.unit
+    single = unit * max(sizes) < ACCESS_BYTES or ("strided" in layout.operands and not layout.columns)
+    held = HELD_IN_BLOCK // 2 if double or single else HELD_IN_BLOCK
+    aim = min(held, THREAD_BYTES // max(sizes))
+    padded = 1 << (length - 1).bit_length()
+    if layout.columns:
+        beside = min(MAX_BESIDE, max(MIN_BESIDE, THREAD_BYTES // max(sizes)))
+        rows = min(SHORT_BLOCK_THREADS, max(beside, aim * SHORT_BLOCK_THREADS // padded))
+        threads = SHORT_BLOCK_THREADS // rows
+    else:
+        rows, threads = SHORT_BLOCK_THREADS, 1
+    while threads * rows < BLOCK_THREADS and threads * aim < padded:
+        threads *= 2
+        if not layout.columns:
+            rows = max(1, SHORT_BLOCK_THREADS // threads)
+    if padded == MOST_THREADS * held and rows == 1 and target.kind != "hip":
+        threads = MOST_THREADS
+    resident = padded <= threads * held
+    tile = padded if resident else threads * aim
+    vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
+    full = geometry.length > 0 and length % tile == 0
+    return RowSchedule(threads, rows, 1, vector, max(1, tile // (threads * vector)), resident, full, layout.wide)

@@ -1,0 +1,210 @@
+"""The context of ``templates/cuda/reduction.cu.j2``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import fields
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.schedule import RowSchedule
+from jitgen.ir.body import Instruction
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+
+_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
+_OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
+
+EXPENSIVE_FLOPS = 8
+"""From here on a value is kept from pass to pass rather than computed again."""
+
+FEW_ELEMENTS = 32
+
+Built = tuple[dict[str, Any], dict[str, Any]]
+
+
+def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
+    """Template context and source options; see ``reduction/render.py``."""
+    memory = [operand for operand in rows.operands if operand.pointer]
+    parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
+    parameters += [f"Index {name}" for name in rows.integers]
+    parameters += [f"{kind} {name}" for name, kind in rows.scalars]
+    outer = [f"i{dim}" for dim in range(rows.outer)]
+    bits = 64 if schedule.wide else 32
+    width_divides = layout.unit >= schedule.vector
+    inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
+    # A kept float takes twice the room of a 16-bit element: with many elements to a thread, computing it again is better.
+    expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
+    plans = [_plan(p, rows, kernel, expensive) for p in rows.passes]
+    kept = {name for plan in plans for name in plan.kept}
+    every = [line for p in rows.passes for line in p.lines]
+    kept_values = [line for line in every if line.value in kept] if schedule.resident else []
+    kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.resident else []
+    passes = [_pass(p, plan, kept, rows, schedule) for p, plan in zip(rows.passes, plans, strict=True)]
+    return {
+        "parameters": parameters,
+        "index": f"int{bits}_t",
+        "unsigned": f"uint{bits}_t",
+        "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",
+        "index_lines": _index_lines(rows),
+        "bases": [_base(operand, outer) for operand in rows.operands],
+        "row_load": {o.index: _row_value(o) for o in rows.row_loads},
+        "inside": inside,
+        "columns": layout.columns,
+        "combine": "combine_beside" if layout.columns else "combine_row",
+        "scratch": "jitgen::BesideScratch<{state}, threads>" if layout.columns else "jitgen::Scratch<{state}, warps>",
+        "reductions": [r for p in passes for r in p["reductions"]],
+        "kept_operands": [_array(operand) for operand in kept_loads],
+        "kept_values": kept_values,
+        "passes": passes,
+    }, {}
+
+
+def _index_lines(rows: RowContext) -> list[str]:
+    """The outer indices of a row's number; unsigned division is the cheaper one, and nothing is negative."""
+    lines, rest = [], "Unsigned(row)"
+    for dim in reversed(range(1, rows.outer)):
+        lines.append(f"const Index i{dim} = Index({rest} % Unsigned({rows.sizes[dim]}));")
+        lines.append(f"const Unsigned q{dim} = {rest} / Unsigned({rows.sizes[dim]});")
+        rest = f"q{dim}"
+    lines.append(f"const Index i0 = Index({rest});")
+    return lines
+
+
+def _base(operand: RowOperand, outer: list[str]) -> dict[str, str]:
+    start = operand.base(outer)
+    if operand.pointer is None:
+        return {"declaration": f"const Index from{operand.index}", "start": start}
+    if operand.role == "store":
+        return {"declaration": f"{operand.storage}* const to{operand.index}", "start": f"{operand.pointer} + {start}"}
+    declaration = f"const {operand.storage}* const from{operand.index}"
+    return {"declaration": declaration, "start": f"{operand.pointer} + {start}"}
+
+
+def _row_value(operand: RowOperand) -> str:
+    return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
+
+
+def _array(operand: RowOperand) -> dict[str, Any]:
+    """Registers for one operand's elements, and how they are filled."""
+    name, place = f"x{operand.index}", f"from{operand.index}"
+    if operand.kind == "contiguous":
+        kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
+        fetch = f"{{to}} = jitgen::load_vector<width>({place} + column);"
+    else:
+        kind, length = operand.storage, "[width]"
+        step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
+        fetch = f"for (int j = 0; j < width; ++j) {{to}}[j] = {place}[{step}];"
+    return {
+        "array": f"{kind} {name}[unroll]{length}",
+        "fetch": fetch.format(to=f"{name}[u]"),
+        "local": f"{kind} {name}{length}",
+        "fetch_local": fetch.format(to=name),
+        "index": operand.index,
+    }
+
+
+def _element(operand: RowOperand, late: bool) -> str:
+    if operand.pointer is None:
+        return f"from{operand.index} + (column + j) * {operand.inner}"
+    return f"jitgen::load(x{operand.index}{'' if late else '[u]'}[j])"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a pass over a resident row takes from earlier passes: values kept for it, and cheap ones computed anew."""
+
+    kept: frozenset[str]
+    rebuilt: tuple[Value, ...]
+
+
+def _plan(p: Pass, rows: RowContext, kernel: Kernel, expensive: int | None) -> _Plan:
+    """Keep loads (as they are stored, half a register for 16 bits) and what was expensive; the rest follows from them."""
+    instructions = kernel.bodies[0].instructions
+    lines = {line.value: line for other in rows.passes for line in other.lines}
+    kept: set[str] = set()
+    rebuilt: dict[str, Value] = {}
+    waiting = list(p.kept)
+    while waiting:
+        name = waiting.pop()
+        line = lines.get(name)
+        if line is None or _is_expensive(instructions[line.position], expensive):
+            kept.add(name)
+        elif name not in rebuilt:
+            rebuilt[name] = line
+            arguments = instructions[line.position].args
+            waiting += [f"v{argument}" for argument in arguments if not instructions[argument].row]
+    return _Plan(frozenset(kept), tuple(sorted(rebuilt.values(), key=lambda line: line.position)))
+
+
+def _is_expensive(instruction: Instruction, flops: int | None) -> bool:
+    return flops is not None and instruction.op in OPS and OPS[instruction.op].flops >= flops
+
+
+def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowSchedule) -> dict[str, Any]:
+    if schedule.resident:
+        again = [o for o in rows.operands if o.role != "store" and o.value in plan.kept]
+        again += [o for o in p.again if o.pointer is None]
+        fetched, needed = [o for o in p.loads if o.pointer], [*p.loads, *again]
+        types = {line.value: line.type for other in rows.passes for line in other.lines}
+        restored = [(name, types[name]) for name in sorted(plan.kept) if name in types]
+        lines = (*plan.rebuilt, *p.lines)
+        saved = [line.value for line in p.lines if line.value in kept]
+    else:
+        needed = [*p.loads, *p.again]
+        fetched, restored, saved = [o for o in needed if o.pointer], [], []
+        lines = tuple(sorted((*p.repeated, *p.lines), key=lambda line: line.position))
+    # What only a later pass needs, weights above all, is in the second-level cache: it is loaded where it is used,
+    # because holding it for the whole row would take the registers the row itself needs.
+    late = [o for o in fetched if schedule.resident and p.number > 0 and o.value not in kept]
+    fetched = [o for o in fetched if o not in late]
+    arrays = [_array(o) for o in fetched if not (schedule.resident and o.value in kept)]
+    return fields(p) | {
+        "arrays": arrays,
+        "fetched": [_array(o) for o in fetched],
+        "late": [_array(o) for o in late],
+        "element_loads": [fields(o) | {"element": _element(o, o in late)} for o in needed],
+        "restored": restored,
+        "saved": saved,
+        "lines": lines,
+        "reductions": [_reduction(r) for r in p.reductions],
+        "vector_stores": [o for o in p.stores if o.kind == "contiguous"],
+        "element_stores": [o for o in p.stores if o.kind != "contiguous"],
+    }
+
+
+def _reduction(r: Reduction) -> dict[str, Any]:
+    indexed = r.kind in ("argmax", "argmin")
+    return fields(r) | {
+        "op": _OPS[r.kind],
+        "state": f"jitgen::Indexed<{r.value_type}>" if indexed else r.type,
+        "identity": _identity(r),
+        "element": f"jitgen::Indexed<{r.value_type}>{{{r.value}, column + j}}" if indexed else r.value,
+        "member": ".index" if indexed else "",
+    }
+
+
+def _identity(r: Reduction) -> str:
+    """What combining leaves a value as it is: for extrema the farthest value of the type."""
+    from jitgen.codegen.cuda import constant
+
+    kind = {"argmax": "max", "argmin": "min"}.get(r.kind, r.kind)
+    if kind in ("sum", "prod"):
+        return constant(0 if kind == "sum" else 1, r.value_dtype)
+    if kind in ("any", "all"):
+        return "false" if kind == "any" else "true"
+    low, high = _range(r.value_dtype)
+    value = constant(low if kind == "max" else high, r.value_dtype)
+    # Any index beyond the row's: of equal values the one in the row wins.
+    return f"{{{value}, 0x7fffffffffffffffLL}}" if r.kind.startswith("arg") else value
+
+
+def _range(dtype: str) -> tuple[Any, Any]:
+    if dtype.startswith("float"):
+        return float("-inf"), float("inf")
+    if dtype == "bool":
+        return False, True
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
