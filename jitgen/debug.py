@@ -1,4 +1,4 @@
-"""What jitgen tells on stderr, by level of ``JITGEN_DEBUG``: 1 compiles and store hits, 2 plans, 3 sources, 4 graphs."""
+"""What jitgen tells on stderr, by ``JITGEN_DEBUG``: 1 compiles and store hits, 2 plans, 3 sources, 4 graphs."""
 
 from __future__ import annotations
 

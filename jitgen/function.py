@@ -64,6 +64,11 @@ class Entry:
             tensor = captured.read()
             if type(tensor) not in TENSORS or _facts(tensor) != facts:
                 return None
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(
+                    f"{captured.path} requires grad, and gradients are not supported in this version; "
+                    "call the function under torch.no_grad(), or detach it"
+                )
             tensors.append(tensor)
         return tensors
 
@@ -165,6 +170,7 @@ class JitFunction:
         key = kinds if tree is None else (tree, kinds)
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None:
+            self._check(leaves)
             dispatcher = self._dispatchers[key] = make_dispatcher(self, kinds, tree)
         return dispatcher
 

@@ -151,7 +151,7 @@ class PrewarmReport:
         return sum(entry.origin == origin for entry in self.entries)
 
     def __str__(self) -> str:
-        return ", ".join(f"{self.count(origin)} {origin}" for origin in ("compiled", "store", "skipped"))
+        return ", ".join(f"{self.count(origin)} {origin}" for origin in ("compiled", "store", "skipped", "failed"))
 
 
 def prewarm(

@@ -31,8 +31,10 @@ def sample(dtype: torch.dtype, seed: int, count: int = 200) -> torch.Tensor:
     else:
         limits = torch.finfo(dtype)
         special = torch.tensor(
-            [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0]
-            + [limits.max, limits.min, limits.tiny, -limits.tiny, limits.smallest_normal * limits.eps],
+            [
+                *(math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 3.0, -3.0),
+                *(limits.max, limits.min, limits.tiny, -limits.tiny, limits.smallest_normal * limits.eps),
+            ],
             dtype=dtype,
         )
         unit = torch.rand(count // 2, generator=generator) * 2 - 1

@@ -1,7 +1,8 @@
 """Sample calls of every row of the trace's table, by the first of the row's names.
 
-A call is a tuple of arguments; ``"x"``, ``"y"`` and ``"z"`` stand for tensors of the dtype under test, ``"c"`` for a bool
-tensor of their shape, a dict at the end for keyword arguments. ``spellings`` turns it into every way of writing it.
+A call is a tuple of arguments; ``"x"``, ``"y"`` and ``"z"`` stand for tensors of the dtype under test, ``"c"`` for a
+bool tensor of their shape, a dict at the end for keyword arguments. ``spellings`` turns it into every way of writing
+it.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class _Cutter:
     def __init__(self, graph: Graph, decide: Decide, environment: Mapping[str, Any], memory: Sequence[Strided]):
         self.graph = graph
         self.builder = Builder()
-        self.mover = Mover(self.builder, decide)
+        self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
         self.temporaries: list[Node] = []

@@ -17,7 +17,7 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import Mover
+from jitgen.ir.views import BARRIERS, Mover
 
 FEW_LEAVES, MANY_LEAVES = 4, 24
 """Regions without a tensor in common are joined while they read few; more than many would cost registers."""
@@ -85,7 +85,9 @@ def _merge(regions: list[Region], region: Region, mover: Mover) -> None:
             joined = len(leaves) + len(theirs) - len(shared)
             if (shared or joined <= FEW_LEAVES) and joined <= MANY_LEAVES:
                 equal = [symbols.compare("eq", a, b) for a, b in zip(other.shape, region.shape, strict=True)]
-                if all(mover.decide(condition) for condition in equal):
+                # Sizes that happen to be equal in this call are no reason to assume that they always are.
+                known = all(condition is True for condition in equal)
+                if known or (shared and mover.likely(equal) and all(mover.decide(condition) for condition in equal)):
                     regions[place] = Region(other.shape, (*other.stores, *region.stores))
                     return
     regions.append(region)
@@ -163,17 +165,25 @@ def _split_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
 
 def _cut(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
     """``node`` cut to [start, start + length) of ``dim``, with the nodes in ``memo`` replaced."""
-    if id(node) in memo:
-        return memo[id(node)]
-    if node.op in ("const", "scalar"):
-        result = node
-    elif node.op in ("input", "iota", "view", "cat"):
-        result = mover.slice(node, dim, start, length)
-    else:
-        shape = (*node.shape[:dim], length, *node.shape[dim + 1 :])
-        result = mover.builder.like(node, [_cut(n, dim, start, length, mover, memo) for n in node.inputs], shape)
-    memo[id(node)] = result
-    return result
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        pointwise = top.op not in ("const", "scalar", *BARRIERS)
+        waiting = [n for n in top.inputs if id(n) not in memo] if pointwise and id(top) not in memo else []
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if id(top) in memo:
+            continue
+        if top.op in ("const", "scalar"):
+            memo[id(top)] = top
+        elif not pointwise:
+            memo[id(top)] = mover.slice(top, dim, start, length)
+        else:
+            shape = (*top.shape[:dim], length, *top.shape[dim + 1 :])
+            memo[id(top)] = mover.builder.like(top, [memo[id(n)] for n in top.inputs], shape)
+    return memo[id(node)]
 
 
 def _reiterate(region: Region, shape: Shape, mover: Mover) -> Region:
@@ -191,16 +201,13 @@ def _reiterate(region: Region, shape: Shape, mover: Mover) -> Region:
 
 def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
     memo: dict[int, Node] = {id(old): new}
-
-    def rebuild(node: Node) -> Node:
+    for node in topological(store.value for store in region.stores):
         if id(node) not in memo:
-            children = [rebuild(child) for child in node.inputs]
+            children = [memo[id(child)] for child in node.inputs]
             if all(a is b for a, b in zip(children, node.inputs, strict=True)):
                 memo[id(node)] = node
             elif node.op == "view":
                 memo[id(node)] = mover.move(children[0], node.attrs, node.shape)
             else:
                 memo[id(node)] = mover.builder.like(node, children)
-        return memo[id(node)]
-
-    return Region(region.shape, tuple(replace(store, value=rebuild(store.value)) for store in region.stores))
+    return Region(region.shape, tuple(replace(store, value=memo[id(store.value)]) for store in region.stores))

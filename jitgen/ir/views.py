@@ -15,7 +15,7 @@ tinygrad's movement operations work this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +38,39 @@ def decide_static(condition: Scalar) -> bool:
 class Mover:
     """Applies movements to nodes, pushing them toward the inputs; memoised over one graph."""
 
-    def __init__(self, builder: Builder, decide: Decide = decide_static):
+    def __init__(self, builder: Builder, decide: Decide = decide_static, environment: Mapping[str, Any] | None = None):
         self.builder = builder
         self.decide = decide
+        self.environment = environment or {}
         self._done: dict[tuple[Any, ...], Node] = {}
+
+    def likely(self, conditions: Sequence[Scalar]) -> bool:
+        """Whether all ``conditions`` hold for the sizes at hand; assumes nothing."""
+        return all(symbols.evaluate(condition, self.environment) for condition in conditions)
 
     def move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``node`` under the movement ``attrs``, with result ``shape``."""
         if shape == node.shape and attrs[0] in ("reshape", "expand"):
             return node
-        key = (id(node), attrs, shape)
-        if key not in self._done:
-            self._done[key] = self._move(node, attrs, shape)
-        return self._done[key]
+        # Through a chain of pointwise nodes from its inputs on: it may be longer than Python's stack is deep.
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            waiting = self._waiting(top, attrs, shape)
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            key = (id(top), attrs, shape)
+            if key not in self._done:
+                self._done[key] = self._move(top, attrs, shape)
+        return self._done[id(node), attrs, shape]
+
+    def _waiting(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> list[Node]:
+        """The operands of a pointwise ``node`` that have to be moved before it."""
+        if node.op in BARRIERS or (id(node), attrs, shape) in self._done:
+            return []
+        return [child for child in node.inputs if child.inputs and (id(child), attrs, shape) not in self._done]
 
     def _move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         base = node.inputs[0] if node.op == "view" else node

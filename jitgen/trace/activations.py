@@ -164,7 +164,7 @@ def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
     return where(trace, pointwise(trace, "isnan", input, result="bool"), input, below)
 
 
-@row("threshold")
+@row("threshold", "_threshold")
 def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace: bool = False) -> Node:
     if not is_float(input):
         not_bool(input)

@@ -75,7 +75,8 @@ class Captures:
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
         # The function itself is what was traced; only what it reaches can change.
-        self.guards = [guard for guard in self.guards if guard.value is not getattr(function, "__code__", self)]
+        own = [getattr(function, name, self) for name in ("__code__", "__func__")]
+        self.guards = [guard for guard in self.guards if not any(guard.value is part for part in own)]
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
         """The capture that leads to exactly this tensor object."""

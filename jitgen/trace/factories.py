@@ -13,7 +13,7 @@ from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.movement import sizes_of
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import expand, operand, pointwise, result_dtype
+from jitgen.trace.typing import broadcast_shapes, expand, operand, pointwise, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -181,7 +181,17 @@ def itemsize(trace: Trace, node: Node) -> int:
     return DTYPES[node.dtype].itemsize
 
 
-@prop("data")
+@prop("nbytes")
+def nbytes(trace: Trace, node: Node) -> Any:
+    return wrap(symbols.mul(symbols.product(node.shape), DTYPES[node.dtype].itemsize), trace.guards)
+
+
+@prop("is_leaf")
+def is_leaf(trace: Trace, node: Node) -> bool:
+    return True
+
+
+@prop("data", "real")
 def data(trace: Trace, node: Node) -> Node:
     return node
 
@@ -238,7 +248,17 @@ def is_tensor(trace: Trace, obj: Any) -> bool:
     return isinstance(obj, Node)
 
 
-@row("is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype", "promote_types")
-@row("finfo", "iinfo", "broadcast_shapes")
+@row("promote_types")
+def promote_types(trace: Trace, type1: torch.dtype, type2: torch.dtype) -> torch.dtype:
+    return torch.promote_types(type1, type2)
+
+
+@row("broadcast_shapes")
+def broadcast_shapes_row(trace: Trace, *shapes: Any) -> Any:
+    listed = [(shape,) if isinstance(shape, int) else shape for shape in shapes]
+    return tuple(broadcast_shapes(trace, *(sizes_of(trace, shape) for shape in listed)))
+
+
+@row("is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype")
 def not_a_tensor_function(trace: Trace, *arguments: Any, **keywords: Any) -> Any:
     raise UnsupportedError("this query of torch's state is not supported in a decorated function; make it outside")

@@ -5,7 +5,8 @@ Arithmetic on a ``SymbolicNumber`` gives another one. Where Python needs to know
 nothing is ever baked in silently: a call with another number is traced anew, and ``specializations`` shows the guard.
 
 torch's own argument parser must let these numbers pass to where the trace sees them (``torch.zeros(n)``), and it lets
-pass its symbolic numbers; so each kind is one by name, ``torch.SymInt`` and so on, without their machinery.
+pass its symbolic numbers; so each kind is one by name, ``torch.SymInt`` and so on, without their machinery. To
+``isinstance`` each is the Python number it stands for, so that the user's code takes the branch it takes for that.
 """
 
 from __future__ import annotations
@@ -89,14 +90,17 @@ class SymbolicNumber:
 
 class SymbolicInt(SymbolicNumber, torch.SymInt):
     __slots__ = ()
+    __class__ = property(lambda self: int)
 
 
 class SymbolicFloat(SymbolicNumber, torch.SymFloat):
     __slots__ = ()
+    __class__ = property(lambda self: float)
 
 
 class SymbolicBool(SymbolicNumber, torch.SymBool):
     __slots__ = ()
+    __class__ = property(lambda self: bool)
 
 
 _KINDS: dict[str, type[SymbolicNumber]] = {"int": SymbolicInt, "float": SymbolicFloat, "bool": SymbolicBool}

@@ -19,7 +19,16 @@ from jitgen.ir.graph import CONTIGUOUS, Node, Shape
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, expand, float_dtype, is_number, operand, pointwise, result_dtype
+from jitgen.trace.typing import (
+    broadcast_shapes,
+    expand,
+    float_dtype,
+    is_constant,
+    is_number,
+    operand,
+    pointwise,
+    result_dtype,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -272,7 +281,7 @@ def float_power(trace: Trace, input: Value, exponent: Value) -> Node:
 def power(trace: Trace, input: Value, exponent: Value) -> Node:
     """Small constant exponents become products and roots, as in torch."""
     dtype = result_dtype(input, exponent)
-    if isinstance(exponent, (int, float)) and isinstance(input, Node) and dtype != "bool":
+    if is_constant(exponent) and isinstance(input, Node) and dtype != "bool":
         if exponent == 2:
             return pointwise(trace, "mul", input, input, dtype=dtype)
         if exponent == 3:

@@ -45,6 +45,11 @@ class TensorProxy(fx.Proxy):
         """Every proxy that would share memory with this one: updating one in place would have to update all."""
         self.family.append(weakref.ref(self))
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What ``isinstance`` asks: the user's code must take the branch it takes for a tensor."""
+        return torch.Tensor
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -149,6 +154,10 @@ class Traced:
     guards: tuple[Captured, ...]
 
 
+_READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
+"""Functions that take values out of tensors."""
+
+
 class Trace:
     """One run of a function on proxies: the state rows work with.
 
@@ -199,6 +208,11 @@ class Trace:
                     f"{self.name}: a tensor that is neither an argument nor reachable by a name of the function"
                     f"{quote(user_location())}\n  pass it as an argument, or give it a name the function closes over"
                 )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(
+                    f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
+                    "call it under torch.no_grad(), or detach it"
+                )
             if tensor.device != self.device:
                 raise UnsupportedError(
                     f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
@@ -213,6 +227,12 @@ class Trace:
         """What ``target`` (a torch function, an operator, or a method's name) gives for these arguments."""
         with torch._C.DisableTorchFunction():
             row, name = table.find(target)
+            if row is None and name.rpartition(".")[2] in _READS:
+                raise TraceError(
+                    f"{self.name}: {name} asks for a tensor's value, which is known only when the kernel runs"
+                    f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
+                    "pass it as an argument"
+                )
             if row is None:
                 raise UnsupportedError(
                     f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
@@ -243,6 +263,11 @@ class Trace:
                 return self._leave(found(self, proxy.value), proxy)
         if not hasattr(torch.Tensor, name):
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+        if not callable(getattr(torch.Tensor, name)):
+            raise UnsupportedError(
+                f"{self.name}: jitgen has no row for the property Tensor.{name}{quote(user_location())}\n"
+                "  read it outside the decorated function"
+            )
         return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
 
     def _enter(self, value: Any) -> Any:
@@ -378,7 +403,7 @@ def trace(
     outputs: list[Node] = []
     described: list[Output] = []
     for leaf in flat:
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
             leaf = TensorProxy(state._captured_tensor(leaf), state)
         if isinstance(leaf, TensorProxy):
             described.append(Output(len(outputs)))

@@ -140,5 +140,10 @@ def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
     return torch.tensor(value, dtype=exact).to(DTYPES[dtype]).item()
 
 
+def is_constant(value: Any) -> bool:
+    """Whether ``value`` is a number the trace knows, rather than one of the call's."""
+    return isinstance(value, (bool, int, float)) and not isinstance(value, SymbolicNumber)
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, SymbolicNumber))

@@ -66,14 +66,16 @@ def test_accesses_are_16_bytes_wide(backend: str, dtype: torch.dtype, shape, tmp
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     specs = TensorSpec(shape, dtype), TensorSpec(shape[-1:], dtype)
     sass = jitgen.jit(lambda x, w: x * w + x).lower(*specs, target="sm_90a", backend=backend).compile().asm["sass"]
-    assert re.search(r"LDG\.\S*128", sass) and re.search(r"STG\.\S*128", sass)
+    assert re.search(r"LDG\.\S*128", sass)
+    assert re.search(r"STG\.\S*128", sass)
 
 
 def test_unaligned_operands_are_not_read_16_bytes_at_a_time(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     spec = TensorSpec(("M",), torch.bfloat16, alignment=2)
     sass = jitgen.jit(lambda x: x * 2).lower(spec, target="sm_90a").compile().asm["sass"]
-    assert "LDG" in sass and not re.search(r"LDG\.\S*(64|128)", sass)
+    assert "LDG" in sass
+    assert not re.search(r"LDG\.\S*(64|128)", sass)
 
 
 def test_indices_are_64_bit_where_an_extent_needs_it(tmp_path, monkeypatch) -> None:

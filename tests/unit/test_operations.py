@@ -133,7 +133,8 @@ def test_spellings_are_one_row(dtype: torch.dtype) -> None:
     assert checked > 150
 
 
-OTHER_ROWS = {name for name, row in table.ROWS.items() if row.function.__module__ in (movement.__name__, factories.__name__)}
+OTHER_MODULES = (movement.__name__, factories.__name__)
+OTHER_ROWS = {name for name, row in table.ROWS.items() if row.function.__module__ in OTHER_MODULES}
 """Rows that move, make or ask: their tests are in test_shapes.py and test_trace.py."""
 
 
@@ -147,7 +148,8 @@ def test_every_row_has_sample_calls() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="about the tables")
 @pytest.mark.parametrize("dialect", [CPP, CUDA, TRITON], ids=lambda dialect: dialect.name)
 def test_dialects_have_a_row_for_every_operation(dialect: Any) -> None:
-    missing = [(op.name, dtype) for op in OPS.values() for dtype in op.domain if not row_text(dialect.rows, op.name, dtype)]
+    pairs = [(op.name, dtype) for op in OPS.values() for dtype in op.domain]
+    missing = [(name, dtype) for name, dtype in pairs if not row_text(dialect.rows, name, dtype)]
     assert missing == []
 
 
@@ -170,7 +172,7 @@ def test_every_operation_is_reached_by_a_row() -> None:
 
 
 def test_promotion_of_every_pair_of_dtypes() -> None:
-    """Dimensioned with dimensioned, with 0-d, and with Python numbers; values of the comparison show what was compared."""
+    """Dimensioned with dimensioned, with 0-d, and with numbers; values of the comparison show what was compared."""
     tensors = [torch.tensor([1, 0, 1], dtype=dtype) for dtype in DTYPES]
     scalars = [torch.tensor(1, dtype=dtype) for dtype in DTYPES]
     count = len(DTYPES)
@@ -237,8 +239,7 @@ def test_casts_round_even_within_a_kernel() -> None:
     x = sample(torch.float32, 7)
     function = jitgen.jit(
         lambda x: tuple(
-            x.to(dtype).float()
-            for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+            x.to(dtype).float() for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
         )
     )
     for got, want in zip(function(x), function.reference(x), strict=True):
@@ -304,4 +305,6 @@ def test_other_instruction_sets(level: str, dtype: torch.dtype, monkeypatch: pyt
 
 def test_operator_functions_are_the_operators() -> None:
     """``OPERATORS`` names what fx's proxies install: none is missing on a proxy."""
-    assert all(hasattr(TensorProxy, f"__{name.strip('_')}__") for name in OPERATORS if name not in ("where", "copy_", "zero_"))
+    assert all(
+        hasattr(TensorProxy, f"__{name.strip('_')}__") for name in OPERATORS if name not in ("where", "copy_", "zero_")
+    )

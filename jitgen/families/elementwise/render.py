@@ -44,7 +44,7 @@ def render(
         "banner": f"jitgen {__version__}: {kernel.name}, template {language}/{TEMPLATES[language]}",
         "notes": [f"target {target}, {schedule}"],
         "headers": dialect.headers,
-        "float8": any(operand.dtype.startswith("float8") for region in regions for operand in region.operands),
+        "float8": _uses_float8(kernel),
         "saturates": "1" if e4m3fn_saturates() else "0",
         "entry": entry,
         "regions": regions,
@@ -63,6 +63,13 @@ def render(
         template=f"{language}/{TEMPLATES[language]}",
     )
     return source, rendered
+
+
+def _uses_float8(kernel: Kernel) -> bool:
+    """Whether ``kernel`` loads, stores or rounds to an 8-bit float."""
+    dtypes = [operand.dtype for body in kernel.bodies for operand in body.operands]
+    dtypes += [i.attr for body in kernel.bodies for i in body.instructions if i.op == "round_to"]
+    return any(dtype.startswith("float8") for dtype in dtypes)
 
 
 _DIALECTS: dict[str, tuple[Dialect, Callable[..., Built]]] = {

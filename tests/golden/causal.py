@@ -1,0 +1,37 @@
+# jitgen 0.1.0: causal, template triton/elementwise.py.j2
+# target sm_90a, Schedule(threads=256, vectors=(4,), unrolls=(4,), wide=False)
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+
+@triton.jit
+def region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, WHOLE: tl.constexpr):
+    step = block * 4096 + tl.arange(0, 4096)
+    live = None if WHOLE else step < n0_0 * n0_1
+    column = step % n0_1
+    i0 = step // n0_1
+    v0 = (o0_0 + i0 * s0_0_0 + column * s0_0_1).to(tl.int64)
+    v1 = (o0_1 + i0 * s0_1_0 + column * s0_1_1).to(tl.int64)
+    v4 = (tl.load(p0_2 + i0 * s0_2_0 + column, mask=live))
+    v2 = (v0 < v1)
+    v3 = tl.full((), float("-inf"), tl.float32)
+    v5 = tl.where(v2, v3, v4)
+    tl.store(p0_3 + i0 * s0_3_0 + column, v5, mask=live)
+
+
+@triton.jit
+def region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
+    # (s0_0, s0_1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
+    # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
+    if (block + 1) * 4096 <= n0_0 * n0_1:
+        region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, True)
+    else:
+        region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, False)
+
+
+@triton.jit
+def jitgen_causal(p0_2, p0_3, n0_0, n0_1, o0_0, s0_0_0, s0_0_1, o0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
+    block = tl.program_id(0)
+    region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0)

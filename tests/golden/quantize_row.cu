@@ -1,0 +1,73 @@
+
+// jitgen 0.1.0: quantize_row, template cuda/elementwise.cu.j2
+// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(4,), wide=False)
+#define JITGEN_E4M3FN_SATURATES 1
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+
+using Index = int32_t;
+using Unsigned = uint32_t;
+constexpr int threads = 256;
+
+// (s0_0, s0_1) as 2 dimensions: load bfloat16 contiguous, load float32 broadcast, store float8_e4m3fn contiguous
+template <bool whole>
+__device__ __forceinline__ void region0(
+    Index block, const jitgen::bfloat16* p0_0, const float* p0_1, jitgen::float8_e4m3fn* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
+  constexpr int width = 8;
+  constexpr int unroll = whole ? 4 : 1;
+  const Index steps = (n0_1 + (width - 1)) / width;
+  const Index total = n0_0 * steps;
+#pragma unroll 1
+  for (int part = 0; part < 4; part += unroll) {
+    const Index first = (block * 4 + part) * threads + Index(threadIdx.x);
+    jitgen::Vector<jitgen::bfloat16, width> x0[unroll];
+    float x1[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index step = first + u * threads;
+      if (whole || step < total) {
+        const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;
+        const Index i0 = Index(Unsigned(step) / Unsigned(steps));
+        const jitgen::bfloat16* const from0 = p0_0 + i0 * s0_0_0 + column;
+        x0[u] = jitgen::load_vector<width>(from0);
+        x1[u] = p0_1[i0 * s0_1_0];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index step = first + u * threads;
+      if (whole || step < total) {
+        const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;
+        const Index i0 = Index(Unsigned(step) / Unsigned(steps));
+        jitgen::Vector<jitgen::float8_e4m3fn, width> x2;
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+          const float v0 = jitgen::load(x0[u][j]);
+          const float v1 = jitgen::load(x1[u]);
+          const float v2 = v0 * v1;
+          const float v3 = -448.0f;
+          const float v4 = jitgen::maximum(v2, v3);
+          const float v5 = 448.0f;
+          const float v6 = jitgen::minimum(v4, v5);
+          const float v7 = jitgen::load(jitgen::store<jitgen::float8_e4m3fn>(v6));
+          x2[j] = jitgen::store<jitgen::float8_e4m3fn>(v7);
+        }
+        jitgen::float8_e4m3fn* const to2 = p0_2 + i0 * s0_2_0 + column;
+        jitgen::store_vector(to2, x2);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(threads)
+jitgen_quantize_row(const jitgen::bfloat16* p0_0, const float* p0_1, jitgen::float8_e4m3fn* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
+  {
+    const Index block = Index(blockIdx.x) - 0;
+    if ((block + 1) * 8192 <= n0_0 * n0_1) {
+      region0<true>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);
+    } else {
+      region0<false>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);
+    }
+  }
+}

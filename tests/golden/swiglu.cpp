@@ -1,0 +1,58 @@
+
+// jitgen 0.1.0: swiglu, template cpp/elementwise.cpp.j2
+// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True)
+#include <jitgen/storage.hpp>
+#include <jitgen/math.hpp>
+#include <jitgen/parallel.hpp>
+#include <jitgen/entry.hpp>
+#include <jitgen/walk.hpp>
+
+extern "C" int omp_get_thread_num(void);
+
+namespace {
+
+constexpr int64_t block = 1024;  // elements of a run: its results fit the first-level cache
+// (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+inline void run_0(const jitgen::bfloat16* x0, const jitgen::bfloat16* x1, jitgen::bfloat16* x2, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float v0 = jitgen::load(x0[i]);
+    const float v6 = jitgen::load(x1[i]);
+    const float v1 = -v0;
+    const float v2 = jitgen::exp(v1);
+    const float v3 = 1.0f;
+    const float v4 = v2 + v3;
+    const float v5 = v0 / v4;
+    const float v7 = v5 * v6;
+    x2[i] = jitgen::store<jitgen::bfloat16>(v7);
+  }
+}
+void jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    {
+      alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
+      const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
+      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, threads);
+      auto at = jitgen::Walk<2>::from(sizes, mine.begin);
+      for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+        const int64_t start = at.index[1] * block;
+        const int64_t count = n0_1 - start < block ? n0_1 - start : block;
+        const jitgen::bfloat16* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
+        const jitgen::bfloat16* const x1 = p0_1 + at.index[0] * s0_1_0 + start;
+        jitgen::bfloat16* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
+        jitgen::bfloat16* const target2 = streaming ? buffer2 : x2;
+        run_0(x0, x1, target2, count);
+        if (streaming) {
+          jitgen::stream(x2, buffer2, count * sizeof(jitgen::bfloat16));
+        }
+      }
+    }
+    if (streaming) jitgen::stream_fence();
+  }
+}
+
+}  // namespace
+
+JITGEN_PACKED_ENTRY(jitgen_swiglu)

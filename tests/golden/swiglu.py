@@ -1,0 +1,39 @@
+# jitgen 0.1.0: swiglu, template triton/elementwise.py.j2
+# target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(2,), wide=False)
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+
+@triton.jit
+def region0_block(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, WHOLE: tl.constexpr):
+    step = block * 4096 + tl.arange(0, 4096)
+    live = None if WHOLE else step < n0_0 * n0_1
+    column = step % n0_1
+    i0 = step // n0_1
+    v0 = (tl.load(p0_0 + i0 * s0_0_0 + column, mask=live)).to(tl.float32)
+    v6 = (tl.load(p0_1 + i0 * s0_1_0 + column, mask=live)).to(tl.float32)
+    v1 = (v0 * -1.0)
+    v2 = libdevice.exp(v1)
+    v3 = tl.full((), 1.0, tl.float32)
+    v4 = (v2 + v3)
+    v5 = tl.div_rn(v0, v4)
+    v7 = (v5 * v6)
+    tl.store(p0_2 + i0 * s0_2_0 + column, v7.to(tl.bfloat16), mask=live)
+
+
+@triton.jit
+def region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
+    # (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+    # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
+    if (block + 1) * 4096 <= n0_0 * n0_1:
+        region0_block(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, True)
+    else:
+        region0_block(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, False)
+
+
+@triton.jit
+def jitgen_swiglu(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
+    block = tl.program_id(0)
+    region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0)

@@ -1,0 +1,82 @@
+"""Generated sources that are kept for reading and comparing: one per template and notable feature.
+
+``pytest tests/unit/test_golden.py --update-golden`` writes them anew; the diff is the review.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+Spec = jitgen.TensorSpec
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def scaled_residual(x: torch.Tensor, residual: torch.Tensor, alpha: float) -> None:
+    residual.add_(x.t() * alpha)
+
+
+def quantize_row(x: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    return (x.float() * inverse[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def causal(scores: torch.Tensor) -> torch.Tensor:
+    rows, columns = torch.arange(scores.shape[0])[:, None], torch.arange(scores.shape[1])
+    return scores.masked_fill(rows < columns, float("-inf"))
+
+
+half, single = torch.bfloat16, torch.float32
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
+    "swiglu.cpp": (swiglu, (Spec(("M", 1024), half),), "cpp", "x86-64-v4"),
+    "swiglu.cu": (swiglu, (Spec(("M", 1024), half),), "cuda", "sm_90a"),
+    "swiglu.py": (swiglu, (Spec(("M", 1024), half),), "triton", "sm_90a"),
+    "rope.cu": (rope, (Spec(("B", "S", 128), half), Spec(("S", 128), half), Spec(("S", 128), half)), "cuda", "sm_80"),
+    "rope.py": (
+        rope,
+        (Spec(("B", "S", 128), half), Spec(("S", 128), half), Spec(("S", 128), half)),
+        "triton",
+        "gfx942",
+    ),
+    "scaled_residual.cpp": (
+        scaled_residual,
+        (Spec((64, 32), single), Spec((32, 64), single), 0.5),
+        "cpp",
+        "x86-64-v3",
+    ),
+    "quantize_row.cu": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "cuda", "sm_90a"),
+    "quantize_row.py": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "triton", "sm_90a"),
+    "causal.cpp": (causal, (Spec(("Q", "K"), single),), "cpp", "x86-64-v4"),
+    "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, request: pytest.FixtureRequest) -> None:
+    function, arguments, backend, target = CASES[name]
+    source = jitgen.jit(function).lower(*arguments, backend=backend, target=target).source
+    path = GOLDEN / name
+    if request.config.getoption("--update-golden"):
+        path.write_text(source)
+    assert path.is_file(), f"no golden source {path.name}; make it with --update-golden"
+    assert source == path.read_text(), f"{name} is generated differently; if that is meant, run with --update-golden"
+
+
+def test_no_golden_source_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.iterdir() if path.name != "__pycache__"} == set(CASES)
