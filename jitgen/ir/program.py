@@ -17,7 +17,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, topological
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
 from jitgen.ir.regions import Region, split
 from jitgen.ir.rows import group, split_long_rows
 from jitgen.ir.symbols import Expr
@@ -104,6 +104,7 @@ class _Cutter:
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
+        self.equal = _equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
 
@@ -163,10 +164,12 @@ class _Cutter:
         memo: dict[int, Node] = {}
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
+            shape = tuple(symbols.substitute(size, self.equal) for size in node.shape)
             if node.op == "view":
-                memo[id(node)] = self.mover.move(children[0], node.attrs, node.shape)
+                attrs = tuple(symbols.substitute(part, self.equal) for part in node.attrs)
+                memo[id(node)] = self.mover.move(children[0], attrs, shape)
             else:
-                memo[id(node)] = self.builder.like(node, children)
+                memo[id(node)] = self.builder.like(node, children, shape)
         return [memo[id(root)] for root in roots]
 
     def _materialize(self, node: Node) -> Node:
@@ -288,6 +291,19 @@ class _Cutter:
                 name = self.graph.name if number == 0 else f"{self.graph.name}_{number}"
                 kernels.append(Kernel(name, tuple(bodies), tuple(scalars)))
         return kernels
+
+
+def _equal_sizes(guards: Sequence[Guard]) -> dict[str, Expr]:
+    """Sizes that a guard holds equal to an earlier one, with that one: in one form, equal shapes are seen to be."""
+    equal: dict[str, Expr] = {}
+    for guard in guards:
+        if guard.expr.op == "eq" and guard.value is True:
+            left, right = (symbols.substitute(part, equal) for part in guard.expr.args)
+            if isinstance(left, Expr) and isinstance(right, Expr) and left.op == right.op == "symbol" and left != right:
+                first, second = sorted((left, right), key=lambda size: size.args[0])
+                equal = {name: first if size == second else size for name, size in equal.items()}
+                equal[second.args[0]] = first
+    return equal
 
 
 def _base(node: Node) -> Node:

@@ -13,7 +13,6 @@ from jitgen.codegen.environment import user_mark
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.ir.body import Body, Instruction, compute_dtype
-from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
@@ -199,7 +198,7 @@ class _Builder:
         shape = ", ".join(map(str, self.body.shape))
         rank = self.body.row_rank
         return RowContext(
-            title=f"({shape}), rows of the last {rank if rank > 1 else ''} dimension{'s' * (rank > 1)}: {kinds}",
+            title=f"({shape}), rows of the last {f'{rank} dimensions' if rank > 1 else 'dimension'}: {kinds}",
             outer=self.layout.outer,
             sizes=tuple(f"n{dim}" for dim in range(self.layout.outer)),
             operands=self.operands,

@@ -166,7 +166,10 @@ class _Builder:
         }
 
     def _line(self, line: Value, again: bool) -> dict[str, str]:
-        expression = self._or_kept(line.value, line.expression, again)
+        expression = line.expression
+        if self._is_below(line.position):
+            expression = expression.replace("jitgen::exp(", "jitgen::exp_below(")
+        expression = self._or_kept(line.value, expression, again)
         return {"type": line.type, "value": line.value, "expression": expression, "mark": line.mark}
 
     def _or_kept(self, name: str, expression: str, again: bool) -> str:
@@ -192,6 +195,18 @@ class _Builder:
 
     def _is_streamed(self, operand: RowOperand) -> bool:
         return self.tiled or operand.kind == "contiguous"
+
+    def _is_below(self, position: int) -> bool:
+        """Whether it is the exponential of an element less the row's maximum, which is not above 0."""
+        instruction = self.instructions[position]
+        if instruction.op != "exp":
+            return False
+        argument = self.instructions[instruction.args[0]]
+        if argument.op != "sub":
+            return False
+        element, top = argument.args
+        top_instruction = self.instructions[top]
+        return (top_instruction.op, top_instruction.attr, top_instruction.args) == ("reduce", "max", (element,))
 
     def _is_constant(self, line: Value) -> bool:
         return self.instructions[line.position].op == "const"

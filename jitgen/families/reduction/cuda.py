@@ -21,6 +21,8 @@ EXPENSIVE_FLOPS = 8
 """From here on a value is kept from pass to pass rather than computed again."""
 
 FEW_ELEMENTS = 32
+RESIDENT_THREADS = 1024
+"""Threads of a multiprocessor the registers must suffice for: with fewer, no row loads while another computes."""
 
 Built = tuple[dict[str, Any], dict[str, Any]]
 
@@ -52,6 +54,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "bases": [_base(operand, outer) for operand in rows.operands],
         "row_load": {o.index: _row_value(o) for o in rows.row_loads},
         "inside": inside,
+        "blocks": max(1, RESIDENT_THREADS // schedule.block_threads),
         "columns": layout.columns,
         "combine": "combine_beside" if layout.columns else "combine_row",
         "scratch": "jitgen::BesideScratch<{state}, threads>" if layout.columns else "jitgen::Scratch<{state}, warps>",

@@ -84,7 +84,11 @@ def resolve(
     views = []
     for operand in body.operands:
         view = locate(operand.movements, base_of(operand, environment, buffers), environment)
-        strides = tuple(0 if size == 1 else s for size, s in zip(kept, view.strides, strict=True)) if operand.row else view.strides
+        strides = (
+            tuple(0 if size == 1 else s for size, s in zip(kept, view.strides, strict=True))
+            if operand.row
+            else view.strides
+        )
         views.append((strides, view.offset))
     every = [strides for strides, _ in views]
     leader = next(
@@ -126,9 +130,7 @@ def resolve(
     return (layout,), (geometry,)
 
 
-def _unit(
-    body: Body, geometry: RowGeometry, dim: int, moved: Sequence[bool], buffers: Sequence[Memory]
-) -> int:
+def _unit(body: Body, geometry: RowGeometry, dim: int, moved: Sequence[bool], buffers: Sequence[Memory]) -> int:
     """The largest power of two of elements every operand of ``moved`` can move at once along ``dim``, -1 the row's."""
     unit = MAX_UNIT
     while (*geometry.sizes, geometry.length)[dim] % unit:

@@ -121,6 +121,9 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
         return RowSchedule(threads, rows, 1, vector, unroll, False, False, layout.wide)
     if length * element > threads * HELD_BYTES:
         threads = MOST_THREADS
+    if 2 * threads * MOST_HELD_BYTES < length * element <= BLOCK_THREADS * MAX_CLUSTER * MOST_HELD_BYTES:
+        # More and smaller blocks rather than a cluster of four large ones: their loads overlap its barriers better.
+        threads = BLOCK_THREADS
     cluster = 1
     while cluster < MAX_CLUSTER and length * element > threads * cluster * MOST_HELD_BYTES:
         cluster *= 2

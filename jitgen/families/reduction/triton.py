@@ -126,8 +126,8 @@ def _row_lines(rows: RowContext) -> list[str]:
     lines, rest = [], "row"
     for dim in reversed(range(1, rows.outer)):
         lines.append(f"i{dim} = {rest} % {rows.sizes[dim]}")
-        lines.append(f"r{dim} = {rest} // {rows.sizes[dim]}")
-        rest = f"r{dim}"
+        lines.append(f"q{dim} = {rest} // {rows.sizes[dim]}")
+        rest = f"q{dim}"
     return [*lines, f"i0 = {rest}"]
 
 
@@ -137,16 +137,19 @@ def _once(operand: RowOperand) -> bool:
 
 
 def _units(rows: RowContext, layout: RowLayout) -> dict[str, int]:
-    """What the sizes and strides that decide the width of an access are multiples of."""
-    if layout.columns:
-        moved, unit, names = layout.beside, layout.beside_unit, [rows.sizes[-1]]
-    else:
-        moved, unit, names = tuple(kind == "contiguous" for kind in layout.operands), layout.unit, ["length"]
-    for operand, moves in zip(rows.operands, moved, strict=True):
-        if moves:
-            strides = operand.strides[:-1] if layout.columns else operand.strides
-            names += [*strides, *([operand.inner] if operand.kind == "strided" else [])]
-    return dict.fromkeys(names, unit)
+    """What the sizes and strides that decide the width of an access are multiples of, at least."""
+    unit = layout.beside_unit if layout.columns else layout.unit
+    units = {rows.sizes[-1] if layout.columns else "length": unit}
+    for operand in rows.operands:
+        if layout.columns and layout.beside[operand.index]:
+            strides = [*operand.strides[:-1], *([operand.inner] if operand.kind == "strided" else [])]
+        elif operand.kind == "contiguous" and not layout.columns:
+            strides = list(operand.strides)
+        else:
+            continue
+        # A unit of more than one access promises no more than that its accesses are aligned.
+        units |= dict.fromkeys(strides, min(unit, ACCESS_BYTES // item_size(operand.dtype)))
+    return units
 
 
 def _aligned(operand: RowOperand, layout: RowLayout) -> bool:

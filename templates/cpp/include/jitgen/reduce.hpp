@@ -10,6 +10,7 @@
 #pragma once
 
 #include "jitgen/arithmetic.hpp"
+#include "jitgen/exponential.hpp"
 #include "jitgen/parallel.hpp"
 
 extern "C" int omp_get_thread_num(void);
@@ -91,6 +92,21 @@ template <class T>
 JITGEN_INLINE int64_t settled(Found<T> partial) {
   return partial.index == nowhere ? 0 : partial.index;
 }
+
+// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: two thirds of the operations of exp. The
+// rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to -150; the last
+// factor then rounds a denormal result once.
+JITGEN_INLINE float exp_below(float x) {
+  constexpr float shift = detail::rounder + 64.0f + 127.0f;
+  const float bounded = x < -104.0f ? -104.0f : x;
+  const float shifted = detail::mul_add(bounded, 1.44269504f, shift);
+  const float n = shifted - shift;
+  const float r = detail::mul_add(n, 2.12194440e-4f, detail::mul_add(n, -0.693359375f, bounded));
+  const float p =
+      detail::horner(r, 0.00138144672f, 0.00836878084f, 0.0416683927f, 0.166665196f, 0.49999994f, 1.0f, 1.0f);
+  return p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+}
+JITGEN_INLINE double exp_below(double x) { return exp(x); }
 
 // -------------------------------------------------------------------------------------------------------------- lanes
 
