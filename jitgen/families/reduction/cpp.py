@@ -25,8 +25,9 @@ from jitgen.ir.program import Kernel
 
 BLOCK = 4096
 """Elements of a row that are walked at once: with its results and its scratch it fits the first-level cache."""
-KEPT_BYTES = 128 * 2**10
-"""Of one thread's scratch rows together: the row itself and its results need some of the second-level cache too."""
+KEPT_BYTES = 2**20
+"""Of one thread's scratch rows together. Beyond the second-level cache too, reading an exponential costs less than
+computing it; rows much longer would drive others out of the last-level cache."""
 COSTLY = 8
 """Operations from which on a value is kept rather than computed again: a function, not a few additions."""
 LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
@@ -86,8 +87,9 @@ class _Builder:
             "row_stores": [self._store(operand) for operand in rows.row_stores],
             "row_results": self._row_inputs((), {operand.value for operand in rows.row_stores}),
             "streamed": [self._store(o) for walk in rows.passes for o in walk.stores if self._is_streamed(o)],
-            "kept": [{"name": _scratch(name), "type": kind} for name, (kind, _) in self.kept.items()],
-            "kept_elements": KEPT_BYTES // max(1, sum(item_size(dtype) for _, dtype in self.kept.values())),
+            "kept": self._scratches(),
+            "kept_bytes": self._kept_bytes(),
+            "kept_elements": KEPT_BYTES // (self._kept_bytes() or 1),
         }
 
     # ------------------------------------------------------------------------------------------------- parameters
@@ -223,6 +225,17 @@ class _Builder:
                 if self._cost(int(name[1:]), kept) >= COSTLY:
                     kept[name] = types[name]
         return kept
+
+    def _kept_bytes(self) -> int:
+        return sum(item_size(dtype) for _, dtype in self.kept.values())
+
+    def _scratches(self) -> list[dict[str, Any]]:
+        """The scratch rows one after another, the widest first, so that each is aligned; ``place`` in bytes a row."""
+        place, rows = 0, []
+        for name, (kind, dtype) in sorted(self.kept.items(), key=lambda item: -item_size(item[1][1])):
+            rows.append({"name": _scratch(name), "type": kind, "place": place})
+            place += item_size(dtype)
+        return rows
 
     def _cost(self, position: int, kept: Container[str]) -> int:
         """Operations to compute the element at ``position`` again, from memory and from what is ``kept``."""

@@ -9,7 +9,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import RowSchedule
+from jitgen.families.reduction.schedule import FEW_ELEMENTS, RowSchedule
 from jitgen.ir.body import Instruction
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -20,9 +20,6 @@ _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 EXPENSIVE_FLOPS = 8
 """From here on a value is kept from pass to pass rather than computed again."""
 
-FEW_ELEMENTS = 32
-RESIDENT_THREADS = 1024
-"""Threads of a multiprocessor the registers must suffice for: with fewer, no row loads while another computes."""
 
 Built = tuple[dict[str, Any], dict[str, Any]]
 
@@ -54,7 +51,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "bases": [_base(operand, outer) for operand in rows.operands],
         "row_load": {o.index: _row_value(o) for o in rows.row_loads},
         "inside": inside,
-        "blocks": max(1, RESIDENT_THREADS // schedule.block_threads),
+        "blocks": schedule.blocks,
         "columns": layout.columns,
         "combine": "combine_beside" if layout.columns else "combine_row",
         "scratch": "jitgen::BesideScratch<{state}, threads>" if layout.columns else "jitgen::Scratch<{state}, warps>",

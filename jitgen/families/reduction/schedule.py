@@ -8,7 +8,7 @@ is read again by each pass: both *loop* over the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
@@ -25,6 +25,9 @@ MOST_THREADS = 1024
 MOST_HELD_BYTES = 160
 """Bytes a thread of the largest block can hold beside what it computes with; measured on an H200."""
 WARP = 32
+FEW_ELEMENTS = 32
+RESIDENT_THREADS = 1024
+"""Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
 MOST_THREADS = 1024
 """Threads of a Triton block for a row that fills their registers: one block of a multiprocessor, but read once."""
 HELD_IN_BLOCK = 32
@@ -55,6 +58,7 @@ class RowSchedule:
         full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked (in
             Triton, looping: a multiple of them).
         wide: 64-bit indices.
+        blocks: that must fit a multiprocessor's registers together.
     """
 
     threads: int
@@ -65,6 +69,7 @@ class RowSchedule:
     resident: bool
     full: bool
     wide: bool
+    blocks: int = 1
 
     @property
     def block_threads(self) -> int:
@@ -134,7 +139,10 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     if unroll * vector * element > MOST_HELD_BYTES + vector * element:
         return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, False, layout.wide)
     full = threads * cluster * vector * unroll == length
-    return RowSchedule(threads, rows, cluster, vector, unroll, True, full, layout.wide)
+    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, full, layout.wide)
+    # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
+    roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
+    return replace(schedule, blocks=max(1, RESIDENT_THREADS // schedule.block_threads) if roomy else 1)
 
 
 def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:

@@ -9,12 +9,15 @@
 // A `Kind` says what is combined: `value` (of an element), `partial` (of several), `identity()`, `combine(a, b)`.
 #pragma once
 
+#include <stddef.h>
+
 #include "jitgen/arithmetic.hpp"
 #include "jitgen/exponential.hpp"
 #include "jitgen/parallel.hpp"
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
 
 #define JITGEN_MEMBER inline __attribute__((always_inline))
 
@@ -194,8 +197,8 @@ struct Team {
 
 constexpr int64_t partial_bytes = 16;  // the largest partial result
 
-// Memory for a team, to be freed with __builtin_free; null where there is none, and then every thread works alone.
-JITGEN_INLINE char* room(int64_t bytes) { return static_cast<char*>(__builtin_malloc(bytes)); }
+// Memory for a call, to be freed with __builtin_free; where there is none, a caller does without.
+JITGEN_INLINE char* room(int64_t bytes) { return static_cast<char*>(aligned_alloc(cache_line, (bytes + 63) & -64)); }
 
 // Partial results of blocks, given in order, combined pairwise: as many of them as the count has bits are open at once.
 template <class Kind>
