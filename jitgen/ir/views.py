@@ -50,7 +50,7 @@ class Mover:
 
     def move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``node`` under the movement ``attrs``, with result ``shape``."""
-        if shape == node.shape and attrs[0] in ("reshape", "expand"):
+        if shape == node.shape and (attrs[0] in ("reshape", "expand") or (attrs[0] == "slice" and attrs[2:] == (0, 1))):
             return node
         # Through a chain of pointwise nodes from its inputs on: it may be longer than Python's stack is deep.
         stack = [node]

@@ -176,13 +176,18 @@ def argmin(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) ->
 @row("any")
 def any_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
-    return kept(trace, reduce(trace, "any", truth(trace, input), dims), dims, keepdim)
+    return kept(trace, _as_torch(trace, reduce(trace, "any", truth(trace, input), dims), input), dims, keepdim)
 
 
 @row("all")
 def all_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
-    return kept(trace, reduce(trace, "all", truth(trace, input), dims), dims, keepdim)
+    return kept(trace, _as_torch(trace, reduce(trace, "all", truth(trace, input), dims), input), dims, keepdim)
+
+
+def _as_torch(trace: Trace, result: Node, input: Node) -> Node:
+    """any and all give bool, but uint8 for uint8."""
+    return trace.cast(result, "uint8") if input.dtype == "uint8" else result
 
 
 @row("count_nonzero")
@@ -266,7 +271,15 @@ def _norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
 
 
 @row("norm")
-def norm(trace: Trace, input: Node, p: Any = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Node:
+def norm(
+    trace: Trace,
+    input: Node,
+    p: Any = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: Any = None,
+) -> Node:
     input, dims = _as_float(trace, input, dtype), dims_of(input, dim)
     return kept(trace, _norm(trace, input, p, dims), dims, keepdim)
 
@@ -275,7 +288,7 @@ def norm(trace: Trace, input: Node, p: Any = "fro", dim: Dims = None, keepdim: b
 def vector_norm(
     trace: Trace, x: Node, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Node:
-    return norm(trace, x, ord, dim, keepdim, dtype)
+    return norm(trace, x, ord, dim, keepdim, dtype=dtype)
 
 
 @row("normalize")
