@@ -103,7 +103,9 @@ def test_special_rows(backend: str, dtype: torch.dtype, length: int) -> None:
     for name in names:
         function, terms = FLOATING[name]
         got = results(jitgen.jit(backend=backend)(function)(x, w))
-        for ours, theirs in zip(got, results(function(x.double(), w.double())), strict=True):
+        # On the CPU, where torch composes: its fused CUDA norms make a whole row NaN where one element is infinite.
+        wanted = results(function(x.double().cpu(), w.double().cpu()))
+        for ours, theirs in zip(got, (want.cuda() for want in wanted), strict=True):
             overflow = theirs.abs() > torch.finfo(dtype).max
             theirs = torch.where(overflow & ~theirs.isnan(), theirs.sign() * math.inf, theirs)
             close(ours[5:], theirs[5:], dtype, 4 * terms, length, 4 * length**0.5)
@@ -125,7 +127,7 @@ def test_quantisation_of_rows_is_one_kernel(backend: str) -> None:
     x = rows(4096, torch.bfloat16, 3)
     codes, scale = function(x)
     assert len(function.lower(x).kernels) == 1
-    want_codes, want_scale = quantize(x)
+    want_codes, want_scale = (want.cuda() for want in quantize(x.cpu()))  # CUDA eager divides by a number inexactly
     assert torch.equal(scale, want_scale)
     assert (codes.int() - want_codes.int()).abs().max() <= 1
     assert (codes != want_codes).float().mean() < 1e-3

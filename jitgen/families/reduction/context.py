@@ -12,6 +12,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.environment import user_mark
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.schedule import passes
 from jitgen.ir.body import Body, Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
@@ -125,13 +126,17 @@ def identity(kind: str, dtype: str) -> bool | int | float:
     return limits.min if low else limits.max
 
 
-def context(kernel: Kernel, layout: RowLayout, dialect: Dialect) -> RowContext:
-    """The context of ``kernel`` in ``dialect``."""
-    return _Builder(kernel, layout, dialect).build()
+def context(kernel: Kernel, layout: RowLayout, dialect: Dialect, resident: bool = False) -> RowContext:
+    """The context of ``kernel`` in ``dialect``.
+
+    ``resident``: each operand is read once, so that elements may be stored as soon as they are known. Otherwise they
+    are stored in the last pass: a result may lie where an operand does, which earlier passes still read.
+    """
+    return _Builder(kernel, layout, dialect, resident).build()
 
 
 class _Builder:
-    def __init__(self, kernel: Kernel, layout: RowLayout, dialect: Dialect):
+    def __init__(self, kernel: Kernel, layout: RowLayout, dialect: Dialect, resident: bool):
         (self.body,) = kernel.bodies
         self.kernel, self.layout, self.dialect = kernel, layout, dialect
         self.instructions = self.body.instructions
@@ -140,7 +145,7 @@ class _Builder:
         self.operand_values: dict[int, str] = {}
         self._name()
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
-        self.when = self._when(self.body)
+        self.when = self._when(self.body, None if resident else passes(kernel) - 1)
 
     def _name(self) -> None:
         dtypes = {position: instruction.dtype for position, instruction in enumerate(self.instructions)}
@@ -160,14 +165,19 @@ class _Builder:
                 self.values[position] = value
 
     @staticmethod
-    def _when(body: Body) -> dict[int, int]:
-        """The pass each element instruction is first needed in: as late as its earliest user allows."""
+    def _when(body: Body, storing: int | None) -> dict[int, int]:
+        """The pass each element instruction is first needed in: as late as its earliest user allows.
+
+        ``storing``: the pass of every store; None for each in the first pass that knows its value.
+        """
         when: dict[int, int] = {}
         for position in reversed(range(len(body.instructions))):
             instruction = body.instructions[position]
             if instruction.row and instruction.op != "reduce":
                 continue
             here = instruction.stage - 1 if instruction.op == "reduce" else when.get(position, instruction.stage)
+            if instruction.op == "store" and storing is not None:
+                here = storing
             when[position] = here
             for argument in instruction.args:
                 if not body.instructions[argument].row:

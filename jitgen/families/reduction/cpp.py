@@ -278,5 +278,5 @@ def _local(operand: RowOperand) -> str:
 
 
 def _dense_step(operand: RowOperand) -> int:
-    """Its stride from a row to the next where a tile lies in memory as it is walked: 0 for what varies along rows only."""
+    """Its stride from a row to the next in a tile that is walked as it lies: 0 for what varies along rows only."""
     return 0 if operand.role != "store" and operand.kind == "contiguous" else 1
