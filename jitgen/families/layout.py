@@ -137,8 +137,7 @@ def _resolve_body(
 ) -> tuple[Layout, Geometry]:
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
     views = [
-        locate(operand.movements, base_of(operand, environment, buffers), environment)
-        for operand in body.operands
+        locate(operand.movements, base_of(operand, environment, buffers), environment) for operand in body.operands
     ]
     collapsed, strides = collapse(sizes, [view.strides for view in views], body.stores[0])
     geometry = Geometry(collapsed, strides, tuple(view.offset for view in views))

@@ -147,7 +147,11 @@ class BodyBuilder:
             if id(top) in self._positions:
                 stack.pop()
                 continue
-            waiting = [] if _is_leaf(top) and not _is_row_value(top) else [n for n in top.inputs if id(n) not in self._positions]
+            waiting = (
+                []
+                if _is_leaf(top) and not _is_row_value(top)
+                else [n for n in top.inputs if id(n) not in self._positions]
+            )
             if waiting:
                 stack.extend(reversed(waiting))
             else:

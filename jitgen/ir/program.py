@@ -20,7 +20,7 @@ from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
 from jitgen.ir.regions import Region, split
 from jitgen.ir.rows import group, split_long_rows
-from jitgen.ir.symbols import Expr
+from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 
 MAX_REGIONS = 16
@@ -104,7 +104,7 @@ class _Cutter:
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
-        self.equal = _equal_sizes(graph.guards)
+        self.equal: Mapping[str, Scalar] = _equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
 
@@ -164,7 +164,7 @@ class _Cutter:
         memo: dict[int, Node] = {}
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
-            shape = tuple(symbols.substitute(size, self.equal) for size in node.shape)
+            shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
             if node.op == "view":
                 attrs = tuple(symbols.substitute(part, self.equal) for part in node.attrs)
                 memo[id(node)] = self.mover.move(children[0], attrs, shape)

@@ -40,7 +40,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Region:
-    """Values over one iteration space: pointwise, or (``ir/rows.py``) with reductions over its last ``row_rank`` dims."""
+    """Values over one iteration space: pointwise, or (``ir/rows.py``) reducing its last ``row_rank`` dimensions."""
 
     shape: Shape
     stores: tuple[Store, ...]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitgen.ir import symbols
-from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.regions import Region, Store
 from jitgen.ir.symbols import Size
@@ -66,9 +65,7 @@ def group(results: Sequence[Node], mover: Mover, materialize: Materialize) -> tu
     return [_rows_last(rows, stores, mover) for rows, stores in gathered.items()], rest
 
 
-def _as_rows(
-    position: int, node: Node, mover: Mover, materialize: Materialize
-) -> tuple[_Rows | None, Store | None]:
+def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
     """The rows over which ``node`` can be computed, and its store in their iteration space."""
     outermost = next(_outermost(node))
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs[1])
@@ -101,7 +98,7 @@ def _outermost(node: Node) -> Iterator[Node]:
 
 
 def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:
-    """``root`` with everything a row region cannot compute materialized; None where it is not computed over ``rows``."""
+    """``root`` with what a row region cannot compute materialized; None where nothing is reduced over ``rows``."""
     kept = tuple(1 if d in rows.dims else size for d, size in enumerate(rows.shape))
 
     def whole(node: Node, rebuilt: Node) -> Node:
@@ -143,6 +140,7 @@ def _rewrite(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> 
 
 def _without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
     """``root`` with every reduction read from a temporary."""
+
     def read(node: Node, rebuilt: Node) -> Node:
         if node.op == "reduce":
             return materialize(node)
@@ -156,8 +154,8 @@ def _without_reductions(root: Node, mover: Mover, materialize: Materialize) -> N
 PARTS = 512
 LONG_ROW = 2**18
 FEW_ROWS = 64
-"""Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep one
-block or one thread busy, and a sum of so many terms in one sequence would lose digits."""
+"""Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep
+one block or one thread busy, and a sum of so many terms in one sequence would lose digits."""
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 
@@ -282,5 +280,3 @@ def _source_dim(view: Node, dim: int) -> int | None:
     if kind == "expand" and (source.op in ("const", "scalar") or (source.shape[dim] == 1 and view.shape[dim] != 1)):
         return None
     return dim
-
-

@@ -1,7 +1,7 @@
 """Rows of torch's reductions: sums, products, extrema, and what is composed of them.
 
-Everything is written with ``reduce`` nodes, which keep their dimensions as sizes of 1, and pointwise ones; which of them
-share a kernel is decided later (``ir/rows.py``). Formulas are the careful ones: variance from deviations, exponentials
+Everything is written with ``reduce`` nodes, which keep their dimensions as sizes of 1, and pointwise ones; which share
+a kernel is decided later (``ir/rows.py``). Formulas are the careful ones: variance from deviations, exponentials
 after subtracting the maximum.
 """
 
@@ -75,10 +75,8 @@ def _as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> No
 
 
 def _nonempty(trace: Trace, input: Node, dims: Sequence[int], name: str) -> None:
-    size = count(input, dims)
-    if trace.guards.hint(size) == 0 and trace.guards.hint(symbols.product(input.shape)) == 0:
-        if any(trace.guards.hint(input.shape[dim]) == 0 for dim in dims):
-            raise IndexError(f"{name}: expected reduced dimensions to have non-zero size")
+    if any(trace.guards.hint(input.shape[dim]) == 0 for dim in dims):
+        raise IndexError(f"{name}: expected the reduced dimensions to have a size other than 0")
 
 
 # ---------------------------------------------------------------------------------------------------- plain reductions
@@ -302,9 +300,7 @@ def vector_norm(
 
 
 @row("normalize")
-def normalize(
-    trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None
-) -> Node:
+def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Node:
     dims = dims_of(input, dim)
     size = pointwise(trace, "maximum", _norm(trace, input, p, dims), eps)
     return pointwise(trace, "div", input, like(trace, size, input))

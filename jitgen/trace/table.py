@@ -102,7 +102,7 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
         (torch.nn.functional, "F"),
         (torch.special, "torch.special"),
         (torch._C._nn, "F"),
-        (torch._C._linalg, "torch.linalg"),
+        (getattr(torch._C, "_linalg", None), "torch.linalg"),
         (torch._C._TensorBase, "Tensor"),
     )
 

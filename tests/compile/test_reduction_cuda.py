@@ -49,7 +49,8 @@ def test_accesses_are_16_bytes_wide(dtype: torch.dtype, length: int, tmp_path, m
     sass = jitgen.jit(CASES["softmax"]).lower(spec, target="sm_90a").compile().asm["sass"]
     loads = set(re.findall(r"LDG\.(\S+)", sass))
     stores = set(re.findall(r"STG\.(\S+)", sass))
-    assert loads and stores
+    assert loads
+    assert stores
     assert all("128" in width for width in loads | stores)
 
 
@@ -58,7 +59,8 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     lowered = jitgen.jit(CASES["softmax"]).lower(TensorSpec(("M", 4096), torch.bfloat16), target="sm_90a")
     schedule = lowered._lowered.schedules[0]
-    assert schedule.resident and schedule.full
+    assert schedule.resident
+    assert schedule.full
     assert len(re.findall(r"LDG\.", lowered.compile().asm["sass"])) == schedule.unroll
 
 

@@ -78,7 +78,9 @@ def test_reductions(backend: str, dtype: torch.dtype, length: int) -> None:
     for name, (function, terms) in FLOATING.items():
         got = results(jitgen.jit(backend=backend)(function)(x, w))
         want = results(function(x.double(), w.double()))
-        size = max(1.0, x.double().abs().max().item()) * (length**0.5 if name in ("sum", "everything", "columns") else 1)
+        size = max(1.0, x.double().abs().max().item()) * (
+            length**0.5 if name in ("sum", "everything", "columns") else 1
+        )
         for ours, theirs in zip(got, want, strict=True):
             assert ours.dtype == dtype, name
             close(ours, theirs, dtype, terms, max(length, x.shape[0]), size)

@@ -70,7 +70,8 @@ def test_compositions(plan, shape: tuple[int, ...], seed: int) -> None:
     got = jitgen.jit(function)(x)
     wanted, eager = function(x.double()), function(x)
     for (name, _), ours, exact, theirs in zip(ends, got, wanted, eager, strict=True):
-        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
         if name == "any":  # a threshold: a value next to it may fall on either side
             assert (ours.double() - exact).abs().max() <= 2
             continue
@@ -88,7 +89,8 @@ def test_few_long_rows(count: int, length: int) -> None:
     x = torch.randn(count, length, generator=torch.Generator().manual_seed(length))
     function = jitgen.jit(lambda x: (x.sum(-1), x.amax(-1), (x > 5.2).any(-1)))
     total, top, above = function(x)
-    assert torch.equal(top, x.amax(-1)) and torch.equal(above, (x > 5.2).any(-1))
+    assert torch.equal(top, x.amax(-1))
+    assert torch.equal(above, (x > 5.2).any(-1))
     exact = x.double().sum(-1)
     bound = 32 * torch.finfo(torch.float32).eps * x.double().abs().sum(-1)
     assert ((total.double() - exact).abs() <= bound).all()

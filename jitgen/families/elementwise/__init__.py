@@ -9,12 +9,20 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory 
 stores), the integers ``integer_names`` lists, and the run-time scalars.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from jitgen.families.elementwise.launch import launch_arguments
 from jitgen.families.elementwise.schedule import Schedule, schedule
 from jitgen.families.layout import resolve
 
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+    from jitgen.spec import KernelSource
 
-def source(*arguments):  # type: ignore[no-untyped-def]
+
+def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
     """See ``elementwise/render.py``, which is imported only where a source is needed."""
     from jitgen.families.elementwise.render import render as function
 

@@ -9,12 +9,20 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory,
 ``integer_names`` lists, then the run-time scalars.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from jitgen.families.reduction.launch import launch_arguments
 from jitgen.families.reduction.layout import resolve
 from jitgen.families.reduction.schedule import schedule
 
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+    from jitgen.spec import KernelSource
 
-def source(*arguments):  # type: ignore[no-untyped-def]
+
+def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
     """See ``reduction/render.py``, which is imported only where a source is needed."""
     from jitgen.families.reduction.render import render as function
 

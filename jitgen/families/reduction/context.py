@@ -232,7 +232,10 @@ class _Builder:
         here = [p for p, when in self.when.items() if when == number]
         needed = self._closure([p for p in here if self.instructions[p].op in ("reduce", "store")])
         used_directly = {a for p in here for a in self.instructions[p].args if not self.instructions[a].row}
-        loads, again, lines, repeated = [], [], [], []
+        loads: list[RowOperand] = []
+        again: list[RowOperand] = []
+        lines: list[Value] = []
+        repeated: list[Value] = []
         for position in sorted(needed):
             instruction = self.instructions[position]
             first = self.when[position] == number
@@ -289,5 +292,3 @@ class _Builder:
             value_type=self.dialect.types[source.dtype],
             value_dtype=source.dtype,
         )
-
-

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.codegen.cuda import constant
 from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
-from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import FEW_ELEMENTS, RowSchedule
 from jitgen.ir.body import Instruction
@@ -34,7 +35,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
     inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
-    # A kept float takes twice the room of a 16-bit element: with many elements to a thread, computing it again is better.
+    # A kept float takes twice the room of a 16-bit element: of many elements, computing it again is the better half.
     expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
     plans = [_plan(p, rows, kernel, expensive) for p in rows.passes]
     kept = {name for plan in plans for name in plan.kept}
@@ -121,7 +122,7 @@ class _Plan:
 
 
 def _plan(p: Pass, rows: RowContext, kernel: Kernel, expensive: int | None) -> _Plan:
-    """Keep loads (as they are stored, half a register for 16 bits) and what was expensive; the rest follows from them."""
+    """Keep loads (as they are stored: half a register for 16 bits) and what was expensive; the rest follows."""
     instructions = kernel.bodies[0].instructions
     lines = {line.value: line for other in rows.passes for line in other.lines}
     kept: set[str] = set()
@@ -187,24 +188,6 @@ def _reduction(r: Reduction) -> dict[str, Any]:
 
 
 def _identity(r: Reduction) -> str:
-    """What combining leaves a value as it is: for extrema the farthest value of the type."""
-    from jitgen.codegen.cuda import constant
-
-    kind = {"argmax": "max", "argmin": "min"}.get(r.kind, r.kind)
-    if kind in ("sum", "prod"):
-        return constant(0 if kind == "sum" else 1, r.value_dtype)
-    if kind in ("any", "all"):
-        return "false" if kind == "any" else "true"
-    low, high = _range(r.value_dtype)
-    value = constant(low if kind == "max" else high, r.value_dtype)
+    value = constant(identity(r.kind, r.value_dtype), r.value_dtype)
     # Any index beyond the row's: of equal values the one in the row wins.
     return f"{{{value}, 0x7fffffffffffffffLL}}" if r.kind.startswith("arg") else value
-
-
-def _range(dtype: str) -> tuple[Any, Any]:
-    if dtype.startswith("float"):
-        return float("-inf"), float("inf")
-    if dtype == "bool":
-        return False, True
-    bits = int(dtype.removeprefix("u").removeprefix("int"))
-    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)

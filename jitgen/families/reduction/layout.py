@@ -84,13 +84,11 @@ def resolve(
     views = []
     for operand in body.operands:
         view = locate(operand.movements, base_of(operand, environment, buffers), environment)
-        strides = (
-            tuple(0 if size == 1 else s for size, s in zip(kept, view.strides, strict=True))
-            if operand.row
-            else view.strides
-        )
-        views.append((strides, view.offset))
-    every = [strides for strides, _ in views]
+        walked = view.strides
+        if operand.row:
+            walked = tuple(0 if size == 1 else s for size, s in zip(kept, walked, strict=True))
+        views.append((walked, view.offset))
+    every = [walked for walked, _ in views]
     leader = next(
         (i for i, (o, s) in enumerate(zip(body.operands, every, strict=True)) if not o.row and any(s[split:])), 0
     )

@@ -96,7 +96,7 @@ def schedule(
     kernel: Kernel, layouts: tuple[RowLayout, ...], geometries: tuple[RowGeometry, ...], target: Target, backend: str
 ) -> RowSchedule:
     """The schedule of ``kernel`` on ``target``, made by ``backend``."""
-    (layout,), (geometry,), (body,) = layouts, geometries, kernel.bodies
+    (layout,), (geometry,) = layouts, geometries
     if target.kind == "cpu":
         beside = layout.columns or geometry.length < CPU_SHORT
         return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, False, True)
