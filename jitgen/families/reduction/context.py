@@ -12,8 +12,9 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.environment import user_mark
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.residency import elements_under, first_needed
 from jitgen.families.reduction.schedule import passes
-from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
@@ -145,7 +146,7 @@ class _Builder:
         self.operand_values: dict[int, str] = {}
         self._name()
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
-        self.when = self._when(self.body, None if resident else passes(kernel) - 1)
+        self.when = first_needed(self.body, None if resident else passes(kernel) - 1)
 
     def _name(self) -> None:
         dtypes = {position: instruction.dtype for position, instruction in enumerate(self.instructions)}
@@ -163,26 +164,6 @@ class _Builder:
                 mark = user_mark(instruction.location)
                 value = Value(text, mark, self.names[position], type_name, instruction.dtype, expression, position)
                 self.values[position] = value
-
-    @staticmethod
-    def _when(body: Body, storing: int | None) -> dict[int, int]:
-        """The pass each element instruction is first needed in: as late as its earliest user allows.
-
-        ``storing``: the pass of every store; None for each in the first pass that knows its value.
-        """
-        when: dict[int, int] = {}
-        for position in reversed(range(len(body.instructions))):
-            instruction = body.instructions[position]
-            if instruction.row and instruction.op != "reduce":
-                continue
-            here = instruction.stage - 1 if instruction.op == "reduce" else when.get(position, instruction.stage)
-            if instruction.op == "store" and storing is not None:
-                here = storing
-            when[position] = here
-            for argument in instruction.args:
-                if not body.instructions[argument].row:
-                    when[argument] = min(when.get(argument, here), here)
-        return when
 
     def _operand(self, index: int) -> RowOperand:
         operand, kind = self.body.operands[index], self.layout.operands[index]
@@ -230,7 +211,8 @@ class _Builder:
 
     def _pass(self, number: int) -> Pass:
         here = [p for p, when in self.when.items() if when == number]
-        needed = self._closure([p for p in here if self.instructions[p].op in ("reduce", "store")])
+        roots = [p for p in here if self.instructions[p].op in ("reduce", "store")]
+        needed = elements_under(self.body, roots)
         used_directly = {a for p in here for a in self.instructions[p].args if not self.instructions[a].row}
         loads: list[RowOperand] = []
         again: list[RowOperand] = []
@@ -259,18 +241,6 @@ class _Builder:
                 self.operands[self.instructions[p].attr] for p in sorted(here) if self.instructions[p].op == "store"
             ),
         )
-
-    def _closure(self, roots: Sequence[int]) -> set[int]:
-        """Element instructions under ``roots``."""
-        found: set[int] = set()
-        stack = list(roots)
-        while stack:
-            position = stack.pop()
-            for argument in self.instructions[position].args:
-                if not self.instructions[argument].row and argument not in found:
-                    found.add(argument)
-                    stack.append(argument)
-        return found
 
     def _is_used_after(self, position: int, number: int) -> bool:
         if self.instructions[position].op == "reduce":

@@ -10,16 +10,12 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, residency
 from jitgen.families.reduction.schedule import FEW_ELEMENTS, RowSchedule
-from jitgen.ir.body import Instruction
-from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
-
-EXPENSIVE_FLOPS = 8
-"""From here on a value is kept from pass to pass rather than computed again."""
 
 
 Built = tuple[dict[str, Any], dict[str, Any]]
@@ -35,9 +31,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
     inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
-    # A kept float takes twice the room of a 16-bit element: of many elements, computing it again is the better half.
-    expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
-    plans = [_plan(p, rows, kernel, expensive) for p in rows.passes]
+    plans = _plans(rows, kernel, schedule) if schedule.resident else [_Plan(frozenset(), ())] * len(rows.passes)
     kept = {name for plan in plans for name in plan.kept}
     every = [line for p in rows.passes for line in p.lines]
     kept_values = [line for line in every if line.value in kept] if schedule.resident else []
@@ -121,27 +115,15 @@ class _Plan:
     rebuilt: tuple[Value, ...]
 
 
-def _plan(p: Pass, rows: RowContext, kernel: Kernel, expensive: int | None) -> _Plan:
-    """Keep loads (as they are stored: half a register for 16 bits) and what was expensive; the rest follows."""
-    instructions = kernel.bodies[0].instructions
-    lines = {line.value: line for other in rows.passes for line in other.lines}
-    kept: set[str] = set()
-    rebuilt: dict[str, Value] = {}
-    waiting = list(p.kept)
-    while waiting:
-        name = waiting.pop()
-        line = lines.get(name)
-        if line is None or _is_expensive(instructions[line.position], expensive):
-            kept.add(name)
-        elif name not in rebuilt:
-            rebuilt[name] = line
-            arguments = instructions[line.position].args
-            waiting += [f"v{argument}" for argument in arguments if not instructions[argument].row]
-    return _Plan(frozenset(kept), tuple(sorted(rebuilt.values(), key=lambda line: line.position)))
-
-
-def _is_expensive(instruction: Instruction, flops: int | None) -> bool:
-    return flops is not None and instruction.op in OPS and OPS[instruction.op].flops >= flops
+def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Plan]:
+    # A kept float takes twice the room of a 16-bit element: of many elements, computing it again is the better half.
+    expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
+    resident = residency(kernel.bodies[0], expensive)
+    lines = {line.position: line for p in rows.passes for line in p.lines}
+    return [
+        _Plan(frozenset(f"v{position}" for position in kept), tuple(lines[position] for position in rebuilt))
+        for kept, rebuilt in zip(resident.kept, resident.rebuilt, strict=True)
+    ]
 
 
 def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowSchedule) -> dict[str, Any]:

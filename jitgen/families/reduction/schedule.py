@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.residency import residency
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -114,7 +115,7 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes)))
-    element = held_bytes(kernel)
+    element = residency(body, None).bytes
     if passes(kernel) == 1:
         element = sum(sizes)
     threads = 4
@@ -152,23 +153,6 @@ def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSche
         threads *= 2
     unroll = max(1, min(8, geometry.length // threads))
     return RowSchedule(threads, WARP, 1, 1, unroll, False, False, layout.wide)
-
-
-def held_bytes(kernel: Kernel) -> int:
-    """Bytes of storage that one element of a resident row keeps: of the operands its reductions read."""
-    (body,) = kernel.bodies
-    found: set[int] = set()
-    stack = [position for position, instruction in enumerate(body.instructions) if instruction.op == "reduce"]
-    seen = set(stack)
-    while stack:
-        instruction = body.instructions[stack.pop()]
-        if instruction.op == "load" and not instruction.row:
-            found.add(instruction.attr)
-        for argument in instruction.args:
-            if argument not in seen and not body.instructions[argument].row:
-                seen.add(argument)
-                stack.append(argument)
-    return max(1, sum(item_size(body.operands[operand].dtype) for operand in found))
 
 
 def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:

@@ -230,6 +230,7 @@ template <class Kind>
 struct Blocks {
   using Partial = typename Kind::partial;
   Pairwise<Kind> pairwise;
+  Partial only = Kind::identity();  // the short way of rows of one block
   Partial* shared;
   int64_t count;
 
@@ -240,15 +241,15 @@ struct Blocks {
   JITGEN_MEMBER void put(int64_t block, Partial partial) {
     if (shared != nullptr) {
       shared[block] = partial;
+    } else if (count == 1) {
+      only = partial;
     } else {
       pairwise.add(partial);
     }
   }
   JITGEN_MEMBER auto result() {
-    if (shared != nullptr) {
-      for (int64_t block = 0; block < count; ++block) pairwise.add(shared[block]);
-    }
-    return settled(pairwise.result());
+    for (int64_t block = 0; shared != nullptr && block < count; ++block) pairwise.add(shared[block]);
+    return settled(count > 1 ? pairwise.result() : only);
   }
 };
 
