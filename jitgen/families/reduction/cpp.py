@@ -134,6 +134,7 @@ class _Builder:
         values = {reduction.value for reduction in walk.reductions} | {operand.value for operand in walk.stores}
         return {
             "number": walk.number,
+            "cheap": self._is_cheap(walk),
             "before": self._row_lines(walk.before),
             "inputs": self._row_inputs(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
@@ -198,6 +199,12 @@ class _Builder:
     def _is_streamed(self, operand: RowOperand) -> bool:
         return self.tiled or operand.kind == "contiguous"
 
+    def _is_cheap(self, walk: Pass) -> bool:
+        """Whether it only reduces, by few operations: then the accumulators' loads and stores are what it costs."""
+        operations = sum(self._operations(line.position) for line in (*walk.lines, *walk.repeated))
+        indexed = any(reduction.kind.startswith("arg") for reduction in walk.reductions)
+        return not walk.stores and not indexed and operations < COSTLY
+
     def _is_below(self, position: int) -> bool:
         """Whether it is the exponential of an element less the row's maximum, which is not above 0."""
         instruction = self.instructions[position]
@@ -237,16 +244,21 @@ class _Builder:
             place += item_size(dtype)
         return rows
 
+    def _operations(self, position: int) -> int:
+        operation = OPS.get(self.instructions[position].op)
+        return operation.flops if operation else 1
+
     def _cost(self, position: int, kept: Container[str]) -> int:
         """Operations to compute the element at ``position`` again, from memory and from what is ``kept``."""
         total, stack, seen = 0, [position], {position}
         while stack:
-            instruction = self.instructions[stack.pop()]
+            position = stack.pop()
+            instruction = self.instructions[position]
             if instruction.op == "load":
                 operand = self.rows.operands[instruction.attr]
                 total += GATHER_COST if operand.kind == "strided" else LOAD_COSTS.get(operand.dtype, 1)
             else:
-                total += OPS[instruction.op].flops if instruction.op in OPS else 1
+                total += self._operations(position)
             for argument in instruction.args:
                 if not self.instructions[argument].row and argument not in seen and f"v{argument}" not in kept:
                     seen.add(argument)
