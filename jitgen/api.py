@@ -13,6 +13,7 @@ import torch
 from jitgen import pipeline, settings
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
+from jitgen.function import NUMBERS
 from jitgen.function import JitFunction as _JitFunction
 from jitgen.pipeline import Route
 from jitgen.spec import SYMBOL_HINT, Target, TensorSpec, host_target
@@ -79,7 +80,7 @@ class JitFunction(_JitFunction):
         for spec in specs:
             if isinstance(spec, torch.Tensor):
                 self._check([spec])
-        numbers = [leaf for leaf in tensors if type(leaf) in (int, float)]
+        numbers = [leaf for leaf in tensors if type(leaf) in NUMBERS]
         device = torch.device("cuda:0" if route.target.kind in ("cuda", "hip") else "cpu")
         found, captured, environment = self._specialize(tensors, tree, real, numbers, device, route)
         memory = []

@@ -29,14 +29,14 @@ from jitgen.plan import LaunchPlan
 from jitgen.runtime.guards import layout_check
 from jitgen.spec import Target, dtype_name, host_target, runs_here
 from jitgen.specialization import Specialization, memory_of
-from jitgen.trace.guards import Guards
-from jitgen.trace.numbers import SymbolicNumber, wrap
-from jitgen.trace.tracer import TensorProxy, trace
+from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.host_scalars import HOST_SCALARS, SymbolicScalar, base, common_device, exchanged, is_host_scalar
+from jitgen.trace.numbers import wrap
+from jitgen.trace.tracer import trace
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
-NUMBERS = (int, float)
+NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-TRACED = (TensorProxy, SymbolicNumber)
 MAX_LAUNCHES = 4096
 """Launches kept per function and argument types; beyond it the table starts anew."""
 
@@ -157,9 +157,9 @@ class JitFunction:
         return tuple(leaves), tree, out
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, tree, out = self._leaves(args, kwargs)
-        if any(isinstance(leaf, TRACED) for leaf in leaves):  # called by a function being traced: part of its kernel
+        if tracing.get() is not None:  # called by a function being traced: part of its kernel
             return self.function(*args, **kwargs)
+        leaves, tree, out = self._leaves(args, kwargs)
         if out is not None:
             return LaunchPlan(self, leaves, tree)(*leaves, out=out)
         dispatcher = self._dispatcher(leaves, tree)
@@ -170,7 +170,7 @@ class JitFunction:
         key = kinds if tree is None else (tree, kinds)
         dispatcher = self._dispatchers.get(key)
         if dispatcher is None:
-            self._check(leaves)
+            self._check(leaves, host_scalars=True)
             dispatcher = self._dispatchers[key] = make_dispatcher(self, kinds, tree)
         return dispatcher
 
@@ -198,8 +198,11 @@ class JitFunction:
         launch = specialization.bind(lowered, kernels, environment, device, len(numbers), given)
         return Entry(launch, specialization, lowered, captured), list(captured)
 
-    def _check(self, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-        """The tensors and numbers among ``leaves``, after everything about them that can be wrong."""
+    def _check(self, leaves: Sequence[Any], host_scalars: bool = False) -> tuple[list[torch.Tensor], list[Any]]:
+        """The tensors and numbers among ``leaves``, after everything about them that can be wrong.
+
+        ``host_scalars``: whether 0-d CPU tensors may be among CUDA tensors.
+        """
         tensors: list[torch.Tensor] = []
         numbers: list[Any] = []
         for leaf in leaves:
@@ -208,20 +211,21 @@ class JitFunction:
             elif isinstance(leaf, torch.Tensor):
                 raise UnsupportedError(f"{self.name}: tensors of type {type(leaf).__name__} are not supported")
             elif type(leaf) in NUMBERS:
-                numbers.append(leaf)
+                numbers.append(base(type(leaf))(leaf))
             elif not isinstance(leaf, STATIC):
                 raise UnsupportedError(
                     f"{self.name}: an argument of type {type(leaf).__name__}; jitgen takes tensors, numbers, bools, "
                     "strings, dtypes and None, in lists, tuples and dicts too. Close over any other object"
                 )
+        device = common_device(tensors) if tensors else None
         for tensor in tensors:
             if tensor.layout != torch.strided:
                 raise UnsupportedError(
                     f"{self.name}: a tensor of layout {tensor.layout}; only strided ones are supported"
                 )
-            if tensor.device != tensors[0].device:
+            if tensor.device != device and not (host_scalars and device and is_host_scalar(tensor, device)):
                 raise UnsupportedError(
-                    f"{self.name}: arguments on {tensors[0].device} and {tensor.device}; move them to one device"
+                    f"{self.name}: arguments on {device} and {tensor.device}; move them to one device, with .to(device)"
                 )
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
@@ -229,8 +233,8 @@ class JitFunction:
                     "call it under torch.no_grad(), or detach the argument"
                 )
             dtype_name(tensor.dtype)
-        if tensors and tensors[0].device.type not in ("cpu", "cuda"):
-            raise UnsupportedError(f"{self.name}: tensors on {tensors[0].device}; jitgen runs on cpu and cuda")
+        if device is not None and device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{self.name}: tensors on {device}; jitgen runs on cpu and cuda")
         return tensors, numbers
 
     def route(self, device: torch.device) -> Route:
@@ -284,10 +288,7 @@ class JitFunction:
                     return found, captured, full
         guards = Guards(environment)
         count = iter(range(len(numbers)))
-        wrapped = [
-            wrap(symbols.argument_symbol(next(count), type(leaf).__name__), guards) if type(leaf) in NUMBERS else leaf
-            for leaf in leaves
-        ]
+        wrapped = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
         traced = trace(self.function, self.name, wrapped, structure, guards, device)
         specialization = Specialization(self.name, traced, route, traced.graph.guards)
@@ -312,6 +313,13 @@ class JitFunction:
         if type(leaf) in NUMBERS:
             return type(leaf)
         return type(leaf), leaf
+
+
+def _symbolic(number: Any, index: int, guards: Guards) -> Any:
+    """Numeric argument ``index`` as the trace meets it."""
+    kind = type(number)
+    expr = symbols.argument_symbol(index, base(kind).__name__)
+    return wrap(expr, guards) if kind is base(kind) else SymbolicScalar(expr, kind.dtype)
 
 
 def _same_kind(spec: Any, tensor: Any) -> bool:
@@ -360,7 +368,11 @@ def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -
     text = "\n".join(
         [
             f"def dispatch({arguments}):",
-            *(f"    p{i} = a{i}.data_ptr()" for i in tensors),
+            # A trace in progress refuses to read an address: then this call is part of its kernel.
+            "    try:",
+            *(f"        p{i} = a{i}.data_ptr()" for i in tensors),
+            "    except UnsupportedError:",
+            f"        return state.inline({arguments})",
             f"    {hot} = state.hot",
             f"    if {' and '.join(tests)}:",
             f"        return launch({given})",
@@ -369,11 +381,17 @@ def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -
         ]
     )
     state = _Dispatch(function, tree, tensors, len(exact) + len(places))
-    names: dict[str, Any] = {"state": state, "exact": float.hex}
+    names: dict[str, Any] = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
     path = f"<jitgen dispatch {function.name} {id(state):x}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)
     return names["dispatch"]
+
+
+def _inline(function: JitFunction, leaves: Sequence[Any], tree: Any) -> Any:
+    """The call as part of the trace in progress."""
+    args, kwargs = (leaves, {}) if tree is None else pytree.tree_unflatten(list(leaves), tree)
+    return function.function(*args, **kwargs)
 
 
 def _tuple(parts: Sequence[str]) -> str:
@@ -400,6 +418,9 @@ class _Dispatch:
         self.hot: tuple[Any, ...] = (_never, None, *(None,) * facts)
         self.table: dict[Any, Entry] = {}
 
+    def inline(self, *leaves: Any) -> Any:
+        return _inline(self.function, leaves, self.tree)
+
     def cold(
         self, layout: tuple[Any, ...], exact: tuple[Any, ...], leaves: tuple[Any, ...], given: tuple[Any, ...]
     ) -> Any:
@@ -407,10 +428,12 @@ class _Dispatch:
         tensors = [leaves[i] for i in self.tensors]
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         if needs_grad and torch.is_grad_enabled():
-            self.function._check(leaves)
+            self.function._check(leaves, host_scalars=True)
         key = (layout, exact)
         entry = self.table.get(key)
         captured = entry.captured_tensors() if entry is not None else None
+        if entry is None and (scalars := exchanged(leaves)) is not None:
+            return self.function._dispatcher(scalars, self.tree)(*scalars)
         if entry is None or captured is None:
             entry, captured = self.function._resolve(leaves, self.tree)
             if len(self.table) >= MAX_LAUNCHES:
@@ -427,6 +450,8 @@ def _slow_dispatcher(function: JitFunction, tree: Any) -> Callable[..., Any]:
     """Resolves every call anew: for functions without tensor arguments."""
 
     def dispatch(*leaves: Any) -> Any:
+        if tracing.get() is not None:
+            return _inline(function, leaves, tree)
         entry, captured = function._resolve(leaves, tree)
         tensors = [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *captured]
         numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from jitgen.function import JitFunction
 
 
+_MISSING = object()
+"""Stands for an argument that a call leaves out."""
+
+
 class LaunchPlan:
     """The launch plan of one signature: ``plan(*args, out=None)``, made by ``JitFunction.bind``.
 
@@ -62,11 +66,22 @@ class LaunchPlan:
 
     def _launch(self, leaves: Sequence[Any], out: Any) -> Any:
         """A call that the generated fast path did not take: everything is checked."""
+        leaves = [leaf for leaf in leaves if leaf is not _MISSING]
         if len(leaves) != len(self._leaves):
             raise TypeError(f"the plan of {self._function.name} takes {len(self._leaves)} arguments, got {len(leaves)}")
         tensors = [leaves[index] for index in self._places]
         for place, tensor, bound in zip(self._places, tensors, self._tensors, strict=True):
             self._refuse_other(place, tensor, bound)
+        for place, (leaf, bound) in enumerate(zip(leaves, self._leaves, strict=True)):
+            if type(bound) in (int, float):
+                alike = type(leaf) is type(bound)
+            else:
+                alike = isinstance(bound, torch.Tensor) or (type(leaf) is type(bound) and leaf == bound)
+            if not alike:
+                raise ValueError(
+                    f"argument {place} of the plan of {self._function.name} is {leaf!r}, and the plan was bound with "
+                    f"{bound!r}; bind again, or call the function itself"
+                )
         self._function._check(leaves)
         changed = [i for i in self._numbers if leaves[i] != self._leaves[i]]
         if changed and self._function._static_numbers:
@@ -201,19 +216,26 @@ def _callable_class(name: str, leaves: Sequence[Any]) -> type[LaunchPlan]:
     ends, alike = [f"e{i}" for i in tensors], [f"s{i}" for i in tensors]
     apart = [f"(o >= p{i} + e{i} or o + eo <= p{i} or s{i} and o == p{i})" for i in tensors]
     out_aligned = ["o & 15 == ro"] if outlying else []
+    fixed = {index: leaf for index, leaf in enumerate(leaves) if index not in tensors and index not in numbers}
+    alike_values = [*(f"type(a{i}) is k{i}" for i in numbers), *(f"a{i} is v{i}" for i in fixed)]
+    ready = " and ".join(["hot is not None", "not more", *alike_values])
     text = "\n".join(
         [
-            f"def __call__({', '.join(['self', *arguments])}, *more, out=None):",
-            *(f"    p{i} = a{i}.data_ptr()" for i in tensors),
+            f"def __call__({', '.join(['self', *(f'{a}=missing' for a in arguments)])}, *more, out=None):",
+            "    try:",
+            *(f"        p{i} = a{i}.data_ptr()" for i in tensors),
+            "        pass",
+            "    except AttributeError:",
+            f"        return self._launch(({', '.join([*arguments, '*more'])},), out)",
             "    if out is None:",
             "        hot = self._hot",
-            "        if hot is not None and not more:",
+            f"        if {ready}:",
             f"            {', '.join(['check', 'launch', *remain])} = hot",
             f"            if {' and '.join([f'check({checked})', *aligned])}:",
             f"                return launch({given})",
             "    else:",
             "        hot = self._hot_out",
-            "        if hot is not None and not more and type(out) is Tensor:",
+            f"        if {ready} and type(out) is Tensor:",
             f"            {', '.join(['check', 'launch', 'eo', *ends, *alike, *remain, *outlying])} = hot",
             "            o = out.data_ptr()",
             f"            if {' and '.join([f'check({checked}, out)', *aligned, *out_aligned, *apart])}:",
@@ -223,7 +245,8 @@ def _callable_class(name: str, leaves: Sequence[Any]) -> type[LaunchPlan]:
             "",
         ]
     )
-    names: dict[str, Any] = {"Tensor": torch.Tensor}
+    names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": _MISSING}
+    names |= {f"k{index}": type(leaves[index]) for index in numbers} | {f"v{i}": leaf for i, leaf in fixed.items()}
     path = f"<jitgen plan {name} {len(leaves)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)

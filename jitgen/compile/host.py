@@ -59,10 +59,12 @@ _LIBRARIES = ("-lm", "-lc")
 def code_flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
     """Optimisation, floating-point rules, OpenMP and instruction sets, for any C++ that contains a kernel."""
     openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)
+    # A selection is no branch in vector code; threading one into the next multiplies what is computed under masks.
+    selections = ("-fno-thread-jumps",) if compiler == "gcc" else ()
     arch = () if target.arch == "generic" else (f"-march={target.arch}",)
     # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
     width = ("-mprefer-vector-width=512",) if target.arch == "x86-64-v4" else ()
-    return (*_CODE_FLAGS, *openmp, *arch, *width)
+    return (*_CODE_FLAGS, *openmp, *selections, *arch, *width)
 
 
 def flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:

@@ -18,14 +18,14 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
-from jitgen.ir.regions import Region, split
+from jitgen.ir.regions import MAX_READS, Region, split
 from jitgen.ir.rows import group, split_long_rows
 from jitgen.ir.symbols import Expr, Scalar
-from jitgen.ir.views import Decide, Mover, NotViewable, Strided, apply, contiguous_strides
+from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 
 MAX_REGIONS = 16
 MAX_OPERANDS = 128
-"""Keeps kernel parameters within CUDA's 4 KB and a source within reason; more regions become more kernels."""
+"""Keeps a source within reason, and its parameters within CUDA's limit; more regions become more kernels."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class _Cutter:
         self.equal: Mapping[str, Scalar] = _equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
+        self.reads: dict[Node, frozenset[Node]] = {}
 
     def program(self) -> Program:
         moved = self._move(self.graph.results)
@@ -169,8 +170,28 @@ class _Cutter:
                 attrs = tuple(symbols.substitute(part, self.equal) for part in node.attrs)
                 memo[id(node)] = self.mover.move(children[0], attrs, shape)
             else:
-                memo[id(node)] = self.builder.like(node, children, shape)
+                memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
         return [memo[id(root)] for root in roots]
+
+    def _narrow(self, node: Node) -> Node:
+        """``node``, or the same from fewer tensors: with its widest operands in temporaries."""
+        while node.op not in BARRIERS and len(self._reads(node)) > MAX_READS:
+            widest = max(node.inputs, key=lambda child: len(self._reads(child)))
+            temporary = self._materialize(widest)
+            node = self.builder.like(node, [temporary if child is widest else child for child in node.inputs])
+        return node
+
+    def _reads(self, root: Node) -> frozenset[Node]:
+        """The tensors, seen through their views, that one element of ``root`` is computed from."""
+        for node in topological([root]) if root not in self.reads else ():
+            if node not in self.reads:
+                if node.op in ("input", "view"):
+                    self.reads[node] = frozenset([node])
+                elif node.op == "cat":
+                    self.reads[node] = max(map(self._reads, node.inputs), key=len)
+                else:
+                    self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
+        return self.reads[root]
 
     def _materialize(self, node: Node) -> Node:
         """The ``input`` node of a temporary that holds ``node``."""

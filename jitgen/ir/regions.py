@@ -10,7 +10,7 @@ and chains of views over ``input`` and ``iota``. Each is stored through a chain 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,9 @@ FEW_LEAVES, MANY_LEAVES = 4, 24
 
 MAX_STORES = 32
 """Results one region writes; more of a shape become several regions, which read their inputs again."""
+
+MAX_READS = 64
+"""Tensors one region reads. Of a wider expression, ``ir/program.py`` computes parts into temporaries first."""
 
 Movement = tuple[tuple[Any, ...], Shape]
 """A view's attrs and its result shape."""
@@ -57,11 +60,7 @@ def split(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], N
     for index, node in enumerate(results):
         groups.setdefault(node.shape, []).append(Store(index, node))
     regions: list[Region] = []
-    pending = [
-        Region(shape, tuple(stores[first : first + MAX_STORES]))
-        for shape, stores in groups.items()
-        for first in range(0, len(stores), MAX_STORES)
-    ]
+    pending = [Region(shape, part) for shape, stores in groups.items() for part in _parted(stores)]
     while pending:
         region = pending.pop(0)
         parts = _split_once(region, mover, materialize)
@@ -72,15 +71,30 @@ def split(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], N
     return regions
 
 
+def _parted(stores: Sequence[Store]) -> Iterator[tuple[Store, ...]]:
+    """``stores`` in order, in parts that write and read few enough tensors for one region."""
+    part: list[Store] = []
+    reads: set[int] = set()
+    for store in stores:
+        fresh = {id(leaf) for leaf in _leaves([store])}
+        if part and (len(part) == MAX_STORES or len(reads | fresh) > MAX_READS):
+            yield tuple(part)
+            part, reads = [], set()
+        part.append(store)
+        reads |= fresh
+    if part:
+        yield tuple(part)
+
+
 def _merge(regions: list[Region], region: Region, mover: Mover) -> None:
     """Append ``region``, or join it to one that walks an equal space and reads some of the same tensors.
 
     The two halves of a rotary embedding read the same four tensors: joined, each is read once.
     """
-    leaves = _leaves(region)
+    leaves = _leaves(region.stores)
     for place, other in enumerate(regions):
         if len(other.shape) == len(region.shape) and len(other.stores) + len(region.stores) <= MAX_STORES:
-            theirs = _leaves(other)
+            theirs = _leaves(other.stores)
             shared = {id(leaf) for leaf in leaves} & {id(leaf) for leaf in theirs}
             joined = len(leaves) + len(theirs) - len(shared)
             if (shared or joined <= FEW_LEAVES) and joined <= MANY_LEAVES:
@@ -93,17 +107,17 @@ def _merge(regions: list[Region], region: Region, mover: Mover) -> None:
     regions.append(region)
 
 
-def _leaves(region: Region) -> list[Node]:
-    """What ``region`` reads: its inputs, seen through their views."""
-    found: dict[int, Node] = {}
-    stack = [store.value for store in region.stores]
+def _leaves(stores: Sequence[Store]) -> list[Node]:
+    """What ``stores`` read: inputs, seen through their views."""
+    seen: dict[int, Node] = {}
+    stack = [store.value for store in stores]
     while stack:
         node = stack.pop()
-        if node.op in ("input", "view"):
-            found[id(node)] = node
-        else:
-            stack.extend(node.inputs)
-    return list(found.values())
+        if id(node) not in seen:
+            seen[id(node)] = node
+            if node.op not in ("input", "view"):
+                stack.extend(node.inputs)
+    return [node for node in seen.values() if node.op in ("input", "view")]
 
 
 def _split_once(region: Region, mover: Mover, materialize: Callable[[Node], Node]) -> list[Region] | None:

@@ -165,6 +165,8 @@ class Captures:
         self, captured: Captured, function: types.FunctionType
     ) -> Iterator[tuple[Captured, frozenset[str]]]:
         names = code_names(function.__code__)
+        if "get_default_dtype" in names:
+            self.guards.append(default_dtype_guard(torch.get_default_dtype()))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             yield _cell(name, cell), names
         for name in sorted(names):
@@ -180,6 +182,11 @@ class Captures:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield _derived(captured.path, captured, lambda f: f.__wrapped__), names
+
+
+def default_dtype_guard(dtype: torch.dtype) -> Captured:
+    """That torch's default dtype, which decides what a number or an integer tensor becomes, is ``dtype``."""
+    return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
 
 
 @functools.lru_cache(maxsize=4096)

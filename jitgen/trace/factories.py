@@ -10,6 +10,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.guards import default_dtype
 from jitgen.trace.movement import sizes_of
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, device: Any = None) -> Node:
     if device is not None and torch.device(device).type != trace.device.type:
         raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
-    name = dtype_name(dtype or torch.get_default_dtype())
+    name = dtype_name(dtype or default_dtype())
     shape = sizes_of(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
     node = number(trace, value, name)
     return trace.make("view", (node,), name, shape, ("expand",)) if shape else node
@@ -115,7 +116,7 @@ def arange(trace: Trace, *bounds: Any, dtype: Any = None, device: Any = None, **
         if not trace.guards.decide(symbols.compare("ge", length, 0)):
             raise ValueError("arange: the end lies before the start")
     index = trace.make("iota", (), "int64", (length,), (0,))
-    default = torch.get_default_dtype() if floating else torch.int64
+    default = default_dtype() if floating else torch.int64
     name = dtype_name(dtype or default)
     value = index
     if unwrap(step) != 1 or floating:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
+
+import torch
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Guard
@@ -15,10 +18,12 @@ class Guards:
 
     Attributes:
         hints: a value for every symbol, from the call being traced.
+        default_dtype: torch's default dtype, where the trace asked for it; None where it plays no part.
     """
 
     def __init__(self, hints: Mapping[str, Any]):
         self.hints = dict(hints)
+        self.default_dtype: torch.dtype | None = None
         self._guards: dict[Guard, None] = {}
 
     def value(self, expr: Any) -> Any:
@@ -39,3 +44,15 @@ class Guards:
 
     def __iter__(self):
         return iter(self._guards)
+
+
+tracing: ContextVar[Guards | None] = ContextVar("tracing", default=None)
+"""The guards of the trace in progress in this thread."""
+
+
+def default_dtype() -> torch.dtype:
+    """torch's default dtype; the trace in progress holds only while it is that."""
+    dtype, guards = torch.get_default_dtype(), tracing.get()
+    if guards is not None:
+        guards.default_dtype = dtype
+    return dtype

@@ -21,11 +21,12 @@ from torch.utils import _pytree as pytree
 
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
-from jitgen.trace.captures import Captured, Captures
-from jitgen.trace.guards import Guards
+from jitgen.trace.captures import Captured, Captures, default_dtype_guard
+from jitgen.trace.guards import Guards, tracing
+from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import SymbolicNumber, wrap
 from jitgen.trace.typing import expand, rounded
@@ -143,7 +144,7 @@ class Traced:
         graph: the function.
         leaves, tree: how to rebuild its return value from the graph's outputs.
         captured: the captured tensors, in the order of the graph's inputs after the arguments.
-        guards: captured values that must stay what they were.
+        guards: captured values, and torch's default dtype where it mattered, that must stay what they were.
         locations: nothing here: a node knows its own.
     """
 
@@ -178,6 +179,7 @@ class Trace:
         self.mutated: dict[int, Node] = {}
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
+        self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
         self.captures = Captures(function)
 
@@ -187,6 +189,11 @@ class Trace:
         """A proxy for the next argument."""
         index = len(self.inputs)
         return TensorProxy(self._input_node(tensor), self, input=index)
+
+    def host_scalar(self, scalar: SymbolicScalar) -> TensorProxy:
+        """A proxy for a 0-d CPU tensor among CUDA arguments."""
+        self.host_scalars.append(TensorProxy(self.builder.scalar(scalar.expr, scalar.dtype), self))
+        return self.host_scalars[-1]
 
     def _input_node(self, tensor: torch.Tensor) -> Node:
         index = len(self.inputs)
@@ -310,6 +317,11 @@ class Trace:
             raise UnsupportedError(
                 f"{self.name}: {name} updates a captured tensor{quote(user_location())}\n  pass it as an argument"
             )
+        if any(proxy is scalar for scalar in self.host_scalars):
+            raise UnsupportedError(
+                f"{self.name}: {name} updates a 0-d CPU tensor in a kernel on {self.device}{quote(user_location())}\n"
+                "  move it there first, with .to(device)"
+            )
         if sum(member() is not None for member in proxy.family) > 1:
             raise UnsupportedError(
                 f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
@@ -335,6 +347,11 @@ class Trace:
 
     def returned(self, proxy: TensorProxy) -> Node:
         """The node of an output: a tensor of its own, even where another output has the same value."""
+        if self.host_scalars and not any(node.op == "input" for node in topological([proxy.value])):
+            raise UnsupportedError(
+                f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
+                f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"
+            )
         if proxy.input is not None or _memory(proxy.value).op == "input":
             return proxy.value
         for earlier, node in self._returned:
@@ -384,8 +401,8 @@ def trace(
     """Trace ``function``.
 
     Args:
-        leaves: of its flattened ``(args, kwargs)``: tensors become proxies, ``SymbolicNumber`` and everything else
-            are passed as they are.
+        leaves: of its flattened ``(args, kwargs)``: tensors and ``SymbolicScalar`` become proxies, ``SymbolicNumber``
+            and everything else are passed as they are.
         tree: their structure.
         guards: hints for every symbol; collects what the trace decides.
         device: where the tensors are.
@@ -395,10 +412,22 @@ def trace(
     """
     state = Trace(function, name, guards, device)
     arguments, keywords = pytree.tree_unflatten(
-        [state.input(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree
+        [
+            state.input(leaf)
+            if isinstance(leaf, torch.Tensor)
+            else state.host_scalar(leaf)
+            if isinstance(leaf, SymbolicScalar)
+            else leaf
+            for leaf in leaves
+        ],
+        tree,
     )
-    with _CatchAll(state):
-        result = function(*arguments, **keywords)
+    token = tracing.set(guards)
+    try:
+        with _CatchAll(state):
+            result = function(*arguments, **keywords)
+    finally:
+        tracing.reset(token)
     flat, result_tree = pytree.tree_flatten(result)
     outputs: list[Node] = []
     described: list[Output] = []
@@ -411,4 +440,7 @@ def trace(
         else:
             described.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
     graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
-    return Traced(graph, tuple(described), result_tree, tuple(state.captured), tuple(state.captures.guards))
+    kept = list(state.captures.guards)
+    if guards.default_dtype is not None:
+        kept.append(default_dtype_guard(guards.default_dtype))
+    return Traced(graph, tuple(described), result_tree, tuple(state.captured), tuple(kept))

@@ -14,6 +14,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.guards import default_dtype
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 
 if TYPE_CHECKING:
@@ -54,14 +55,17 @@ def result_dtype(*values: Any) -> str:
             rank, dtype = 2, _wrapped(value)
         previous = classes[rank]
         classes[rank] = dtype if previous is None else torch.promote_types(previous, dtype)
-    result = _combine(_combine(classes[0], classes[1]), classes[2])
+    tensors = _combine(classes[0], classes[1])
+    result = _combine(tensors, classes[2])
     assert result is not None
+    if classes[2] is not None and classes[2].is_floating_point and not (tensors and tensors.is_floating_point):
+        result = default_dtype()
     return dtype_name(result)
 
 
 def float_dtype(dtype: str) -> str:
     """``dtype`` where it is floating, else torch's default dtype."""
-    return dtype if DTYPES[dtype].is_floating_point else dtype_name(torch.get_default_dtype())
+    return dtype if DTYPES[dtype].is_floating_point else dtype_name(default_dtype())
 
 
 def broadcast_shapes(trace: Trace, *shapes: Shape) -> Shape:

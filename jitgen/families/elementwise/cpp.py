@@ -19,11 +19,17 @@ def build(
     # What may differ between two calls of one shape comes first, so that the rest is packed once.
     parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
     parameters += ["int32_t threads", *(f"int64_t {name}" for name in names), "int32_t streaming"]
-    return {
-        "block": schedule.vectors[0],
-        "parameters": parameters,
-        "regions": [_region(region) for region in regions],
-    }, {}
+    contexts = [_region(region) for region in regions]
+    for position, region in enumerate(contexts):
+        # Regions that differ only in where they lie, as the parts of a concatenation do, share one loop.
+        region["run"] = next(other["index"] for other in contexts[: position + 1] if _loop(other) == _loop(region))
+    return {"block": schedule.vectors[0], "parameters": parameters, "regions": contexts}, {}
+
+
+def _loop(region: dict[str, Any]) -> list[Any]:
+    """What the function that runs over neighbours is made of."""
+    lines = [(line.text, line.mark) for line in region["lines"]]
+    return [lines, *(region[name] for name in ("run_parameters", "loads", "stores"))]
 
 
 def _region(region: RegionContext) -> dict[str, Any]:
@@ -57,6 +63,7 @@ def _region(region: RegionContext) -> dict[str, Any]:
     inner = region.inner_size
     work = " * ".join([*region.outer_sizes, f"(({inner} + block - 1) / block)"])
     return {
+        **_pairs(region),
         "index": region.index,
         "title": region.title,
         "rank": region.rank,
@@ -74,11 +81,27 @@ def _region(region: RegionContext) -> dict[str, Any]:
                 "local": operand.local,
                 "storage": operand.storage,
                 "value": operand.value,
+                "result": f"y{operand.index}",
                 "index": f"i * step{operand.index}" if operand.kind == "strided" else "i",
             }
             for operand in region.stores
         ],
     }
+
+
+def _pairs(region: RegionContext) -> dict[str, Any]:
+    """How a run of bfloat16 neighbours is computed two at a time: an element's function, and its calls for both."""
+    moving = [operand for operand in region.operands if not operand.constant_in_row]
+    if not all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving):
+        return {"pairs": False}
+    parameters = [f"{operand.type} {operand.value}" for operand in region.loads]
+    parameters += [f"{kind} {name}" for name, kind in region.scalars]
+    scalars = [name for name, _ in region.scalars]
+    calls = {
+        half: [o.value if o.constant_in_row else f"{o.value}.{half}" for o in region.loads] + scalars
+        for half in ("low", "high")
+    }
+    return {"pairs": True, "element_parameters": parameters, **calls}
 
 
 def _start(operand: OperandContext, rank: int) -> str:

@@ -15,6 +15,8 @@ GPU_THREAD_BYTES = 32
 """Bytes of its widest operand one thread moves per vector step, in 16-byte accesses."""
 GPU_IN_FLIGHT = 64
 """Bytes of loads a thread should have in flight; more steps per thread than this asks for only cost registers."""
+GPU_MOST_IN_FLIGHT = 512
+"""Bytes of one vector step over all operands: half of a thread's registers."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def schedule(
     for body, layout in zip(kernel.bodies, layouts, strict=True):
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
         vector = max(1, min(layout.unit, GPU_THREAD_BYTES // max(sizes), 16 // min(sizes)))
+        while vector > 1 and vector * sum(sizes) > GPU_MOST_IN_FLIGHT:
+            vector //= 2
         loaded = sum(
             vector * item_size(operand.dtype)
             for operand, kind in zip(body.operands, layout.operands, strict=True)

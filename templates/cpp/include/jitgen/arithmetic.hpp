@@ -87,9 +87,17 @@ JITGEN_INLINE double fma(double a, double b, double c) { return __builtin_fma(a,
 
 // --------------------------------------------------------------------------------------------------- minimum, maximum
 
+// A comparison that is also true for unordered operands is one instruction, and a constant b is known to be no NaN:
+// then minimum and maximum are a comparison and a selection.
 #define JITGEN_EXTREMA(T)                                                       \
-  JITGEN_INLINE T minimum(T a, T b) { return (a < b || a != a) ? a : b; }       \
-  JITGEN_INLINE T maximum(T a, T b) { return (a > b || a != a) ? a : b; }       \
+  JITGEN_INLINE T minimum(T a, T b) {                                           \
+    const T lower = (__builtin_isunordered(a, b) || a < b) ? a : b;             \
+    return b != b ? b : lower;                                                  \
+  }                                                                             \
+  JITGEN_INLINE T maximum(T a, T b) {                                           \
+    const T higher = (__builtin_isunordered(a, b) || a > b) ? a : b;            \
+    return b != b ? b : higher;                                                 \
+  }                                                                             \
   JITGEN_INLINE T fmin(T a, T b) { return (a < b || b != b) ? a : b; }          \
   JITGEN_INLINE T fmax(T a, T b) { return (a > b || b != b) ? a : b; }          \
   JITGEN_INLINE T sign(T x) { return T(x > T(0)) - T(x < T(0)); }               \

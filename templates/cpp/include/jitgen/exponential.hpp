@@ -48,10 +48,26 @@ constexpr double double_rounder = 0x1.8p52;
 
 JITGEN_INLINE float power_of_two(int32_t k) { return float_of(uint32_t(k + 127) << 23); }
 
-// p * 2^k for -252 <= k <= 254: two steps, so that neither factor overflows and a denormal result is rounded once.
-JITGEN_INLINE float scale(float p, int32_t k) {
-  const int32_t half = k >> 1;
-  return p * power_of_two(half) * power_of_two(k - half);
+// Adding this instead leaves k + 254 in the low bits, which is the sum of the exponent fields of two factors of 2^k.
+constexpr float pair_rounder = rounder + 254.0f;
+
+// p * 2^k for -252 <= k <= 128, k + 254 in the low bits of `shifted`. Two factors, so that neither overflows and a
+// denormal result is rounded once. The bits of pair_rounder itself leave the words to the left.
+JITGEN_INLINE float scale(float p, uint32_t shifted) {
+  const uint32_t half = shifted >> 1;
+  return p * float_of(half << 23) * float_of((shifted - half) << 23);
+}
+
+// k held to at most 128. NaN goes through the remainder.
+JITGEN_INLINE uint32_t at_most_128(float shifted) {
+  constexpr uint32_t highest = 0x4b4000feu + 128u;  // the bits of pair_rounder, and 128
+  const uint32_t bits = bits_of(shifted);
+  return bits < highest ? bits : highest;
+}
+
+JITGEN_INLINE float remainder_of_ln2(float n, float x) {
+  // ln 2 in two parts; the first has 9 bits, so that its product with n is exact without a fused operation too.
+  return mul_add(n, 2.12194440e-4f, mul_add(n, -0.693359375f, x));
 }
 
 // x = k ln 2 + r with |r| <= ln 2 / 2.
@@ -61,9 +77,7 @@ struct Reduced {
 };
 JITGEN_INLINE Reduced reduce(float x) {
   const float shifted = mul_add(x, 1.44269504f, rounder);
-  const float n = shifted - rounder;
-  // ln 2 in two parts; the first has 9 bits, so that its product with n is exact without a fused operation too.
-  const float r = mul_add(n, 2.12194440e-4f, mul_add(n, -0.693359375f, x));
+  const float r = remainder_of_ln2(shifted - rounder, x);
   return {r, int32_t(bits_of(shifted) - bits_of(rounder))};
 }
 
@@ -77,6 +91,15 @@ JITGEN_INLINE float small_expm1(float r) {
 JITGEN_INLINE float moderate_exp(float x) {
   const Reduced a = reduce(x);
   return (1.0f + small_expm1(a.r)) * power_of_two(a.k);
+}
+
+// e^x for x <= 0, where 2^k cannot overflow: 64 is added to k in the sum's low bits, beside the exponent's bias.
+JITGEN_INLINE float exp_of_negative(float x) {
+  constexpr float biased_rounder = rounder + float(127 + 64);
+  const float bounded = x < -104.0f ? -104.0f : x;
+  const float shifted = mul_add(bounded, 1.44269504f, biased_rounder);
+  const float r = remainder_of_ln2(shifted - biased_rounder, bounded);
+  return (1.0f + small_expm1(r)) * float_of(bits_of(shifted) << 23) * 0x1p-64f;
 }
 
 // e^x - 1 for -40 < x < 128 ln 2. 2^k is taken by halves, so that k = 128 does not overflow before the result does.
@@ -162,16 +185,20 @@ JITGEN_INLINE float with_log_specials(float x, float value) {
 
 // ------------------------------------------------------------------------------------------------------ exponentials
 
+// Beyond 128 ln 2 the remainder grows in place of k, and the polynomial, all of whose coefficients are positive, with it:
+// the product is infinite there without a bound on x. Below -104 it would not be zero, so there x is bounded.
 JITGEN_INLINE float exp(float x) {
-  const detail::Reduced a = detail::reduce(detail::clamp(x, -104.0f, 89.0f));
-  return detail::scale(1.0f + detail::small_expm1(a.r), a.k);
+  const float bounded = x < -104.0f ? -104.0f : x;
+  const uint32_t shifted = detail::at_most_128(detail::mul_add(bounded, 1.44269504f, detail::pair_rounder));
+  const float r = detail::remainder_of_ln2(float_of(shifted) - detail::pair_rounder, bounded);
+  return detail::scale(1.0f + detail::small_expm1(r), shifted);
 }
 
 JITGEN_INLINE float exp2(float x) {
-  const float bounded = detail::clamp(x, -151.0f, 129.0f);
-  const float shifted = bounded + detail::rounder;
-  const float r = (bounded - (shifted - detail::rounder)) * detail::ln2;
-  return detail::scale(1.0f + detail::small_expm1(r), int32_t(bits_of(shifted) - bits_of(detail::rounder)));
+  const float bounded = x < -151.0f ? -151.0f : x;
+  const uint32_t shifted = detail::at_most_128(bounded + detail::pair_rounder);
+  const float r = (bounded - (float_of(shifted) - detail::pair_rounder)) * detail::ln2;
+  return detail::scale(1.0f + detail::small_expm1(r), shifted);
 }
 
 JITGEN_INLINE float expm1(float x) {
@@ -180,7 +207,7 @@ JITGEN_INLINE float expm1(float x) {
 }
 
 JITGEN_INLINE float sigmoid(float x) {
-  const float e = exp(-__builtin_fabsf(x));
+  const float e = detail::exp_of_negative(-__builtin_fabsf(x));
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
