@@ -79,8 +79,15 @@ def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) 
             store = Store(position, moved, (*store.movements, (("unsqueeze", dim), shape)))
     if store.value.shape not in (full, kept):
         return None, None
+    if store.value.shape == full and not _is_run(rows.dims):
+        return None, None  # a row of the result would be no run of even strides
     value = _fit(store.value, rows, mover, materialize)
     return (None, None) if value is None else (rows, Store(position, value, store.movements))
+
+
+def _is_run(dims: Sequence[int]) -> bool:
+    """Whether ``dims`` follow one another, so that they are one in a dense tensor."""
+    return tuple(dims) == tuple(range(dims[0], dims[0] + len(dims)))
 
 
 def _outermost(node: Node) -> Iterator[Node]:
@@ -225,7 +232,7 @@ def _joins(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
         return None
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)
-        if node.shape == rows.shape and any(id(part) in leaves for part in read):
+        if node.shape == rows.shape and _is_run(rows.dims) and any(id(part) in leaves for part in read):
             return rows
     return None
 

@@ -64,6 +64,12 @@ def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def properties() -> dict[str, Callable[..., Any]]:
+    """The tensor properties, by name."""
+    _load()
+    return PROPERTIES
+
+
 def find(target: Any) -> tuple[Row | None, str]:
     """The row of a torch function, operator, tensor method or method name, and its name for messages."""
     if isinstance(target, str):

@@ -18,7 +18,6 @@ SHORT = (1, 2, 3, 7, 8, 15)
 LONG = (16, 17, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 20000)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 FLOATS = tuple(TOLERANCE)
-UNEVEN = pytest.mark.xfail(raises=AssertionError, strict=False, reason="rows whose dimensions do not merge")
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
@@ -123,7 +122,7 @@ def test_dimensions(shape: tuple[int, ...], dims: Any) -> None:
     check(lambda x: (x.sum(dims), x.amax(dims, keepdim=True)), torch.randn(shape))
 
 
-@pytest.mark.parametrize("dims", [(1, 2), 1, (0, 1), 0, pytest.param((0, 2), marks=UNEVEN)])
+@pytest.mark.parametrize("dims", [(1, 2), 1, (0, 1), 0, (0, 2)])
 def test_elements_less_their_mean(dims: Any) -> None:
     check(lambda x: x - x.mean(dims, keepdim=True), torch.randn(4, 5, 6))
 
@@ -152,7 +151,7 @@ def test_nothing_to_reduce(shape: tuple[int, ...]) -> None:
     check(lambda x: F.softmax(x, -1), x)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), pytest.param((5, 0), marks=UNEVEN), (0,)])
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,)])
 def test_the_mean_of_nothing(shape: tuple[int, ...]) -> None:
     check(lambda x: (x.mean(), x.sum()), torch.empty(shape))
 

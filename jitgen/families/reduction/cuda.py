@@ -139,9 +139,9 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
         needed = [*p.loads, *p.again]
         fetched, restored, saved = [o for o in needed if o.pointer], [], []
         lines = tuple(sorted((*p.repeated, *p.lines), key=lambda line: line.position))
-    # What only a later pass needs, weights above all, is in the second-level cache: it is loaded where it is used,
-    # because holding it for the whole row would take the registers the row itself needs.
-    late = [o for o in fetched if schedule.resident and p.number > 0 and o.value not in kept]
+    # What is not kept (weights of the last pass, the terms of a sum that is) is loaded where it is used: holding it for
+    # the whole row first would take the registers that the row itself needs.
+    late = [o for o in fetched if schedule.resident and o.value not in kept]
     fetched = [o for o in fetched if o not in late]
     arrays = [_array(o) for o in fetched if not (schedule.resident and o.value in kept)]
     return fields(p) | {

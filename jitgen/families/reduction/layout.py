@@ -94,6 +94,8 @@ def resolve(
     )
     outer_sizes, outer = collapse(sizes[:split], [s[:split] for s in every], leader)
     row_sizes, row = collapse(sizes[split:], [s[split:] for s in every], leader)
+    if 0 in row_sizes:  # nothing is walked, whatever the strides say
+        row_sizes, row = (0,), tuple((int(not operand.row),) for operand in body.operands)
     if len(row_sizes) != 1:
         raise AssertionError("a row of uneven strides reached the layout; a pass should have made a copy")
     length = 1
