@@ -24,12 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitgen import debug, events, settings
+from jitgen import debug, events, families, settings
 from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError, UnsupportedError
-from jitgen.families import elementwise
-from jitgen.families.elementwise import LaunchArguments, Schedule
-from jitgen.families.layout import Geometry, Layout, Memory, locate, output_strides, resolve
+from jitgen.families.layout import LaunchArguments, Memory, locate, output_strides
 from jitgen.ir import graph as graphs
 from jitgen.ir import program as programs
 from jitgen.ir import symbols
@@ -77,9 +75,9 @@ class Lowered:
     graph: Graph
     program: Program
     route: Route
-    layouts: tuple[tuple[Layout, ...], ...]
-    schedules: tuple[Schedule, ...]
-    geometries: tuple[tuple[Geometry, ...], ...]
+    layouts: tuple[tuple[Any, ...], ...]
+    schedules: tuple[Any, ...]
+    geometries: tuple[tuple[Any, ...], ...]
     memories: tuple[Memory, ...]
     aliases: tuple[Strided | None, ...]
 
@@ -99,7 +97,7 @@ class Lowered:
         )
 
     def arguments(self, kernel: int) -> LaunchArguments:
-        return elementwise.launch_arguments(
+        return families.of(self.program.kernels[kernel]).launch_arguments(
             self.program.kernels[kernel],
             self.layouts[kernel],
             self.geometries[kernel],
@@ -108,9 +106,7 @@ class Lowered:
         )
 
     def render(self, kernel: int) -> tuple[KernelSource, Rendered]:
-        from jitgen.families.elementwise.render import render
-
-        return render(
+        return families.of(self.program.kernels[kernel]).source(
             self.program.kernels[kernel],
             self.layouts[kernel],
             self.schedules[kernel],
@@ -153,8 +149,8 @@ def lower(
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     memories, layouts, geometries, aliases = laid_out
     schedules = tuple(
-        elementwise.schedule(kernel, layout, route.target)
-        for kernel, layout in zip(program.kernels, layouts, strict=True)
+        families.of(kernel).schedule(kernel, layout, geometry, route.target, route.backend)
+        for kernel, layout, geometry in zip(program.kernels, layouts, geometries, strict=True)
     )
     graph = replace(graph, guards=tuple(guards))
     return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases)
@@ -168,8 +164,8 @@ def _lay_out(
     accesses: bool,
 ) -> tuple[
     tuple[Memory, ...],
-    tuple[tuple[Layout, ...], ...],
-    tuple[tuple[Geometry, ...], ...],
+    tuple[tuple[Any, ...], ...],
+    tuple[tuple[Any, ...], ...],
     tuple[Strided | None, ...],
 ]:
     inputs = [m.view for m in memory]
@@ -189,9 +185,9 @@ def _lay_out(
                     "share memory (an expanded tensor); clone it first"
                 )
         memories.append(given or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
-    resolved = [resolve(kernel, environment, memories, accesses) for kernel in program.kernels]
+    resolved = [families.of(kernel).resolve(kernel, environment, memories, accesses) for kernel in program.kernels]
     aliases = tuple(
-        None if isinstance(output, int) else locate(None, output.movements, memories[output.input].view, environment)
+        None if isinstance(output, int) else locate(output.movements, memories[output.input].view, environment)
         for output in program.outputs
     )
     return (

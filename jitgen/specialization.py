@@ -221,7 +221,7 @@ class Specialization:
             parameters,
             values,
             (arguments.blocks, 1, 1),
-            (schedule.threads, 1, 1),
+            (schedule.block_threads, 1, 1),
             meta.get("shared_bytes", 0),
         )
         return Step("cuda", launch, arguments.pointers, scalars)
@@ -252,7 +252,7 @@ class Specialization:
                 written=written,
                 leading=whole,
             )
-        threads = lowered.schedules[number].threads
+        threads = lowered.schedules[number].block_threads
         return Step(
             "operator",
             operator,

@@ -20,7 +20,7 @@ def tables(content: Mapping[str, Any]) -> str:
     known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
-    work = [row for row in rows if row["group"] in ("streaming", "intensity")]
+    work = [row for row in rows if row["group"] in ("streaming", "rows", "intensity")]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
     parts = [", ".join(facts) + ".", _table(header, map(_work, work))]
     parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))

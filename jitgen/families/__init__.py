@@ -1,1 +1,17 @@
-"""Kernel families: for each, when it applies, how it is laid out, its template's context, and its launch."""
+"""Kernel families: for each, when it applies, how it is laid out, its template's context, and its launch.
+
+A family is a package with ``resolve`` (layout and geometry of a call), ``schedule`` (numbers chosen from them),
+``launch_arguments`` and ``source``; ``of`` finds the one a kernel belongs to. Adding one touches no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from jitgen.ir.program import Kernel
+
+
+def of(kernel: Kernel) -> ModuleType:
+    """The family of ``kernel``."""
+    return importlib.import_module(f"jitgen.families.{kernel.family}")

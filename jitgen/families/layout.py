@@ -82,6 +82,27 @@ class Geometry:
         return count
 
 
+@dataclass(frozen=True)
+class LaunchArguments:
+    """What a launch is given, and what it costs.
+
+    Attributes:
+        pointers: (buffer, byte offset) of each pointer parameter.
+        integers: values of the integer parameters.
+        blocks: of the grid (GPU).
+        elements: computed in all; a launch of none is skipped.
+        written: bytes written.
+        moved: bytes read and written, each operand once.
+    """
+
+    pointers: tuple[tuple[int, int], ...]
+    integers: tuple[int, ...]
+    blocks: int
+    elements: int
+    written: int
+    moved: int
+
+
 def resolve(
     kernel: Kernel, environment: Mapping[str, Any], buffers: Sequence[Memory], accesses: bool = True
 ) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
@@ -94,7 +115,7 @@ def resolve(
     return tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
 
 
-def locate(operand_shape: Any, movements: Any, base: Strided, environment: Mapping[str, Any]) -> Strided:
+def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Strided:
     """``base`` seen through ``movements``."""
     view = base
     for attrs, shape in movements:
@@ -103,7 +124,8 @@ def locate(operand_shape: Any, movements: Any, base: Strided, environment: Mappi
     return view
 
 
-def _base(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[Memory]) -> Strided:
+def base_of(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[Memory]) -> Strided:
+    """The whole tensor an operand sees through its movements; an iota's is its index space."""
     if operand.buffer is not None:
         return buffers[operand.buffer].view
     sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
@@ -115,10 +137,9 @@ def _resolve_body(
 ) -> tuple[Layout, Geometry]:
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
     views = [
-        locate(operand.shape, operand.movements, _base(operand, environment, buffers), environment)
-        for operand in body.operands
+        locate(operand.movements, base_of(operand, environment, buffers), environment) for operand in body.operands
     ]
-    collapsed, strides = _collapse(sizes, [view.strides for view in views], body.stores[0])
+    collapsed, strides = collapse(sizes, [view.strides for view in views], body.stores[0])
     geometry = Geometry(collapsed, strides, tuple(view.offset for view in views))
     kinds = tuple(_kind(operand, stride) for operand, stride in zip(body.operands, strides, strict=True))
     reach = [sum((size - 1) * abs(step) for size, step in zip(collapsed, stride, strict=True)) for stride in strides]
@@ -127,9 +148,10 @@ def _resolve_body(
     return Layout(len(collapsed), kinds, unit, wide), geometry
 
 
-def _collapse(
+def collapse(
     sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]], store: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Sizes and strides with dimensions of 1 dropped and neighbours merged, ordered by operand ``store``'s strides."""
     dims = [dim for dim, size in enumerate(sizes) if size != 1]
     dims.sort(key=lambda dim: -abs(strides[store][dim]))
     merged_sizes: list[int] = []

@@ -9,12 +9,13 @@ Between operations nothing is rounded, so a fused chain is at least as exact as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Movement, Region
+from jitgen.ir.rows import varies
 from jitgen.ir.symbols import Expr, Scalar
 
 _WIDENED = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
@@ -42,6 +43,9 @@ class Instruction:
         args: positions of earlier instructions.
         dtype: the result's compute dtype; for a store, that of the value stored.
         location: the user's line, for error messages only.
+        row: in a body with rows: one value for a row rather than one for each element.
+        stage: in a body with rows: the pass over the row in which an element's value is computed, or before which a
+            row's value is known. A ``reduce`` (its kind in ``attr``) of stage-0 elements is of stage 1.
     """
 
     op: str
@@ -49,6 +53,8 @@ class Instruction:
     dtype: str
     attr: Any = None
     location: str | None = None
+    row: bool = False
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Operand:
         shape: of the whole buffer (of the index space, for an iota).
         movements: from the whole buffer to the region's iteration space, outermost first.
         dim: the dimension an iota counts along.
+        row: in a body with rows: one element for a row.
     """
 
     kind: str
@@ -70,6 +77,7 @@ class Operand:
     shape: Shape
     movements: tuple[Movement, ...] = ()
     dim: int | None = None
+    row: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class Body:
     shape: Shape
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
+    row_rank: int = 0
 
     @property
     def stores(self) -> tuple[int, ...]:
@@ -94,23 +103,41 @@ class BodyBuilder:
         self.instructions: list[Instruction] = []
         self.operands: list[Operand] = []
         self._positions: dict[Any, int] = {}
+        self._row_dims: tuple[int, ...] = ()
 
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
+        rank = len(region.shape)
+        self._row_dims = tuple(range(rank - region.row_rank, rank))
         values = [self._value(store.value) for store in region.stores]
         for store, value in zip(region.stores, values, strict=True):
             buffer = result_buffer[store.result]
-            operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements)
+            row = bool(self._row_dims) and store.value.shape != region.shape
+            operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row)
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)
             self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
-        return Body(region.shape, tuple(self.operands), tuple(self.instructions))
+        return Body(region.shape, tuple(self.operands), tuple(self.instructions), region.row_rank)
 
     def _emit(self, instruction: Instruction) -> int:
+        if self._row_dims:
+            instruction = self._placed(instruction)
         key = (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
         if key not in self._positions:
             self._positions[key] = len(self.instructions)
             self.instructions.append(instruction)
         return self._positions[key]
+
+    def _placed(self, instruction: Instruction) -> Instruction:
+        """``instruction`` with its row and stage, from those of its arguments."""
+        arguments = [self.instructions[position] for position in instruction.args]
+        stage = max((argument.stage for argument in arguments), default=0)
+        if instruction.op == "reduce":
+            return replace(instruction, row=True, stage=stage + 1)
+        if instruction.op in ("load", "iota"):
+            return replace(instruction, row=self.operands[instruction.attr].row)
+        if instruction.op == "store":
+            return replace(instruction, row=self.operands[instruction.attr].row, stage=stage)
+        return replace(instruction, row=all(argument.row for argument in arguments), stage=stage)
 
     def _value(self, node: Node) -> int:
         """The position of ``node``'s value, with its whole subtree emitted first (iteratively: chains can be long)."""
@@ -120,7 +147,11 @@ class BodyBuilder:
             if id(top) in self._positions:
                 stack.pop()
                 continue
-            waiting = [] if _is_leaf(top) else [n for n in top.inputs if id(n) not in self._positions]
+            waiting = (
+                []
+                if _is_leaf(top) and not _is_row_value(top)
+                else [n for n in top.inputs if id(n) not in self._positions]
+            )
             if waiting:
                 stack.extend(reversed(waiting))
             else:
@@ -134,9 +165,13 @@ class BodyBuilder:
             return self._emit(Instruction("const", (), dtype, node.attrs[0]))
         if node.op == "scalar":
             return self._scalar(node.attrs[0], dtype)
+        if _is_row_value(node):
+            return self._positions[id(node.inputs[0])]
         if _is_leaf(node):
             return self._leaf(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
+        if node.op == "reduce":
+            return self._emit(Instruction("reduce", arguments, dtype, node.attrs[0], node.location))
         if node.op == "cast":
             return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
         if node.op not in OPS:
@@ -150,10 +185,11 @@ class BodyBuilder:
             movements.append((base.attrs, base.shape))
             base = base.inputs[0]
         movements.reverse()
+        row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.op == "input":
-            operand = Operand("load", base.attrs[0], node.dtype, base.shape, tuple(movements))
+            operand = Operand("load", base.attrs[0], node.dtype, base.shape, tuple(movements), None, row)
         elif base.op == "iota":
-            operand = Operand("iota", None, node.dtype, base.shape, tuple(movements), base.attrs[0])
+            operand = Operand("iota", None, node.dtype, base.shape, tuple(movements), base.attrs[0], row)
         elif base.op in ("const", "scalar"):
             return self._value(base)
         else:
@@ -177,6 +213,11 @@ class BodyBuilder:
         if to in _WIDENED and source not in _EXACT_IN[to]:
             value = self._emit(Instruction("round_to", (value,), compute_dtype(to), to, location))
         return value
+
+
+def _is_row_value(node: Node) -> bool:
+    """A reduction's result spread over its row again."""
+    return node.op == "view" and node.inputs[0].op == "reduce"
 
 
 def _is_leaf(node: Node) -> bool:

@@ -9,6 +9,7 @@ Node operations:
 ``iota``       attrs ``(dim,)``: the index along ``dim``, int64
 ``view``       attrs ``(kind, *parameters)``: movement without arithmetic, see ``ir/views.py``
 ``cat``        attrs ``(dim,)``: concatenation
+``reduce``     attrs ``(kind, dims)``: over ``dims``, which stay as sizes of 1; kinds in ``ir/rows.py``
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
                asks for row-major memory where the value is returned
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one dtype among themselves

@@ -10,15 +10,17 @@ Buffers are numbered inputs first, then temporaries, then results (the outputs a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, BodyBuilder
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, topological
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
 from jitgen.ir.regions import MAX_READS, Region, split
-from jitgen.ir.symbols import Expr
+from jitgen.ir.rows import group, split_long_rows
+from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 
 MAX_REGIONS = 16
@@ -28,11 +30,16 @@ MAX_OPERANDS = 128
 
 @dataclass(frozen=True)
 class Kernel:
-    """One pointwise kernel: its regions run side by side and share the run-time scalars."""
+    """One kernel: pointwise regions that run side by side and share the run-time scalars, or one region of rows."""
 
     name: str
     bodies: tuple[Body, ...]
     scalars: tuple[tuple[Expr, str], ...]
+
+    @property
+    def family(self) -> str:
+        """The kernel family that makes it."""
+        return "reduction" if self.bodies[0].row_rank else "elementwise"
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class _Cutter:
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
+        self.equal: Mapping[str, Scalar] = _equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}
@@ -122,7 +130,7 @@ class _Cutter:
             results.append(node if in_place else self._materialize(node))
             late += [] if in_place else [node]
         early = len(results) - len(late)
-        regions = self._viewable(split(results[:early], self.mover, self._materialize))
+        regions = self._regions(results[:early])
         copies = self._viewable(split(results[early:], self.mover, self._materialize))
         stages = self._stages()
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
@@ -157,10 +165,12 @@ class _Cutter:
         memo: dict[int, Node] = {}
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
+            shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
             if node.op == "view":
-                memo[id(node)] = self.mover.move(children[0], node.attrs, node.shape)
+                attrs = tuple(symbols.substitute(part, self.equal) for part in node.attrs)
+                memo[id(node)] = self.mover.move(children[0], attrs, shape)
             else:
-                memo[id(node)] = self._narrow(self.builder.like(node, children))
+                memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
         return [memo[id(root)] for root in roots]
 
     def _narrow(self, node: Node) -> Node:
@@ -194,12 +204,24 @@ class _Cutter:
         self.temporaries.append(temporary)
         return temporary
 
+    def _regions(self, results: Sequence[Node]) -> list[Region]:
+        """The regions that compute ``results``: row regions where there are reductions, pointwise ones for the rest."""
+        results = [split_long_rows(node, self.mover, self._materialize) for node in results]
+        rows, rest = group(results, self.mover, self._materialize)
+        places = [position for position, node in enumerate(rest) if node is not None]
+        pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)
+        renumbered = [
+            replace(region, stores=tuple(replace(store, result=places[store.result]) for store in region.stores))
+            for region in pointwise
+        ]
+        return self._viewable([*rows, *renumbered])
+
     def _stages(self) -> list[tuple[int, list[Region]]]:
         """(position, regions) of every temporary, each after the ones it reads."""
         waiting: dict[int, list[Region]] = {}
         while len(waiting) < len(self.values):
             position = len(waiting)
-            waiting[position] = self._viewable(split([self.values[position]], self.mover, self._materialize))
+            waiting[position] = self._regions([self.values[position]])
         ordered: list[tuple[int, list[Region]]] = []
         while waiting:
             ready = next(p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys())
@@ -214,11 +236,10 @@ class _Cutter:
     def _viewable(self, regions: list[Region]) -> list[Region]:
         """``regions`` with every view that strides cannot express reading a contiguous temporary instead."""
         return [
-            Region(r.shape, tuple(type(s)(s.result, self._readable(s.value), s.movements) for s in r.stores))
-            for r in regions
+            replace(r, stores=tuple(replace(s, value=self._readable(s.value, r)) for s in r.stores)) for r in regions
         ]
 
-    def _readable(self, root: Node) -> Node:
+    def _readable(self, root: Node, region: Region) -> Node:
         memo: dict[int, Node] = {}
         for node in topological([root]):
             children = [memo[id(child)] for child in node.inputs]
@@ -228,7 +249,29 @@ class _Cutter:
             if node.op == "view" and node.attrs[0] == "reshape" and self._concrete(rebuilt) is None:
                 rebuilt = self.builder.like(node, [self._materialize(children[0])])
             memo[id(node)] = rebuilt
+        result = memo[id(root)]
+        return self._with_even_rows(result, region) if region.row_rank else result
+
+    def _with_even_rows(self, root: Node, region: Region) -> Node:
+        """``root`` reading a copy wherever a row, which may be several dimensions, is not one run of even strides."""
+        memo: dict[int, Node] = {}
+        for node in topological([root]):
+            leaf = node.op == "input" or (node.op == "view" and _base(node).op == "input")
+            if leaf and node.shape == region.shape and not self._is_even(node, region.row_rank):
+                memo[id(node)] = self._materialize(node)
+            elif node.op == "view" and leaf:
+                memo[id(node)] = node
+            else:
+                children = [memo[id(child)] for child in node.inputs]
+                memo[id(node)] = self.builder.like(node, children) if children else node
         return memo[id(root)]
+
+    def _is_even(self, node: Node, row_rank: int) -> bool:
+        memory = self._concrete(node)
+        if memory is None:
+            return False
+        row = [pair for pair in zip(memory.sizes[-row_rank:], memory.strides[-row_rank:], strict=True) if pair[0] != 1]
+        return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(row))
 
     def _concrete(self, node: Node) -> Strided | None:
         """The memory ``node`` (an input, or views of one) is, or None where strides cannot say."""
@@ -256,7 +299,8 @@ class _Cutter:
             bodies, scalars = groups[-1]
             body = BodyBuilder(shapes, scalars).lower(region, numbers)
             operands = sum(len(other.operands) for other in bodies) + len(body.operands)
-            if bodies and (len(bodies) == MAX_REGIONS or operands > MAX_OPERANDS):
+            alone = bool(region.row_rank) or any(other.row_rank for other in bodies)
+            if bodies and (alone or len(bodies) == MAX_REGIONS or operands > MAX_OPERANDS):
                 bodies, scalars = [], []
                 groups.append((bodies, scalars))
                 body = BodyBuilder(shapes, scalars).lower(region, numbers)
@@ -268,6 +312,25 @@ class _Cutter:
                 name = self.graph.name if number == 0 else f"{self.graph.name}_{number}"
                 kernels.append(Kernel(name, tuple(bodies), tuple(scalars)))
         return kernels
+
+
+def _equal_sizes(guards: Sequence[Guard]) -> dict[str, Expr]:
+    """Sizes that a guard holds equal to an earlier one, with that one: in one form, equal shapes are seen to be."""
+    equal: dict[str, Expr] = {}
+    for guard in guards:
+        if guard.expr.op == "eq" and guard.value is True:
+            left, right = (symbols.substitute(part, equal) for part in guard.expr.args)
+            if isinstance(left, Expr) and isinstance(right, Expr) and left.op == right.op == "symbol" and left != right:
+                first, second = sorted((left, right), key=lambda size: size.args[0])
+                equal = {name: first if size == second else size for name, size in equal.items()}
+                equal[second.args[0]] = first
+    return equal
+
+
+def _base(node: Node) -> Node:
+    while node.op == "view":
+        node = node.inputs[0]
+    return node
 
 
 def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:

@@ -43,10 +43,11 @@ class Store:
 
 @dataclass(frozen=True)
 class Region:
-    """Pointwise values over one iteration space."""
+    """Values over one iteration space: pointwise, or (``ir/rows.py``) reducing its last ``row_rank`` dimensions."""
 
     shape: Shape
     stores: tuple[Store, ...]
+    row_rank: int = 0
 
 
 def split(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:

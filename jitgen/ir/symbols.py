@@ -259,6 +259,39 @@ def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
     return _EVALUATE[value.op](evaluate(left, environment), evaluate(right, environment))
 
 
+def substitute(value: Scalar, replacements: Mapping[str, Scalar]) -> Scalar:
+    """``value`` with symbols replaced, in normal form again."""
+    if not isinstance(value, Expr):
+        return value
+    if value.op == "symbol":
+        return replacements.get(value.args[0], value)
+    if value.op == "sum":
+        result: Scalar = value.args[0]
+        for coefficient, atom in value.args[1:]:
+            result = add(result, mul(coefficient, substitute(atom, replacements)))
+        return result
+    if value.op == "product":
+        return product(substitute(atom, replacements) for atom in value.args)
+    left, right = (substitute(part, replacements) for part in value.args)
+    rebuild = _REBUILD.get(value.op)
+    if rebuild is not None:
+        return rebuild(left, right)
+    return compare(value.op, left, right) if value.kind == "bool" else _call(value.op, left, right, value.kind)
+
+
+_REBUILD: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
+    "add": add,
+    "sub": sub,
+    "mul": mul,
+    "floordiv": floordiv,
+    "mod": mod,
+    "truediv": truediv,
+    "pow": power,
+    "min": minimum,
+    "max": maximum,
+}
+
+
 def symbols_of(value: Scalar) -> Iterator[str]:
     """The names of the symbols in ``value``."""
     if isinstance(value, Expr):

@@ -50,7 +50,7 @@ class Mover:
 
     def move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``node`` under the movement ``attrs``, with result ``shape``."""
-        if shape == node.shape and attrs[0] in ("reshape", "expand"):
+        if shape == node.shape and (attrs[0] in ("reshape", "expand") or (attrs[0] == "slice" and attrs[2:] == (0, 1))):
             return node
         # Through a chain of pointwise nodes from its inputs on: it may be longer than Python's stack is deep.
         stack = [node]
@@ -80,13 +80,50 @@ class Mover:
             moved = self._move_cat(node, attrs, shape)
             if moved is not None:
                 return moved
+        elif node.op == "reduce":
+            moved = self._move_reduce(node, attrs, shape)
+            if moved is not None:
+                return moved
         elif node.op == "view":
+            if attrs[0] == "unsqueeze" and node.attrs == ("squeeze", attrs[1]):
+                return node.inputs[0]
+            if node.attrs[0] == "expand" and node.inputs[0].op == "reduce" and attrs[0] in ("permute", "unsqueeze"):
+                return self._move_spread(node.inputs[0], attrs, shape)
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
         elif node.inputs and node.op not in BARRIERS:
             children = [c if c.op in ("const", "scalar") else self.move(c, attrs, shape) for c in node.inputs]
             return self.builder.like(node, children, shape)
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
+
+    def _move_reduce(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+        """The movement applied to what ``node`` reduces; None where it touches a reduced dimension."""
+        kind, dims, operand = attrs[0], node.attrs[1], node.inputs[0]
+        if kind == "permute":
+            moved = tuple(sorted(attrs[1].index(dim) for dim in dims))
+            whole = tuple(operand.shape[dim] for dim in attrs[1])
+        elif kind == "unsqueeze":
+            moved = tuple(dim + (attrs[1] <= dim) for dim in dims)
+            whole = (*operand.shape[: attrs[1]], 1, *operand.shape[attrs[1] :])
+        elif kind == "squeeze" and attrs[1] not in dims:
+            moved = tuple(dim - (attrs[1] < dim) for dim in dims)
+            whole = (*operand.shape[: attrs[1]], *operand.shape[attrs[1] + 1 :])
+        elif kind == "slice" and attrs[1] not in dims:
+            moved = dims
+            whole = (*operand.shape[: attrs[1]], shape[attrs[1]], *operand.shape[attrs[1] + 1 :])
+        else:
+            return None
+        value = self.move(operand, attrs, whole)
+        return self.builder.make("reduce", (value,), node.dtype, shape, (node.attrs[0], moved), node.location)
+
+    def _move_spread(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
+        """A reduction spread over its row, moved: the reduction is moved, and spread again."""
+        sizes = reduction.shape
+        if attrs[0] == "permute":
+            moved = tuple(sizes[dim] for dim in attrs[1])
+        else:
+            moved = (*sizes[: attrs[1]], 1, *sizes[attrs[1] :])
+        return self.move(self.move(reduction, attrs, moved), ("expand",), shape)
 
     def _move_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
         """The movement applied to each part of ``cat``, or None where the parts would not stay contiguous runs."""
@@ -149,8 +186,8 @@ class Mover:
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
 
 
-BARRIERS = frozenset({"input", "iota", "cat", "view"})
-"""Operations that a movement does not simply commute with. A family adds its own (a reduction, a matmul)."""
+BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce"})
+"""Operations that a movement does not simply commute with."""
 
 
 def _leading_dim(before: Shape, dim: int, after: Shape) -> tuple[int, Size] | None:

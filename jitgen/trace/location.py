@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
-_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_REAL_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
 
 def user_location() -> str | None:
@@ -17,7 +18,7 @@ def user_location() -> str | None:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_OURS, _TORCH)) and not name.startswith("<frozen"):
+        if not name.startswith((_OURS, _TORCH, _REAL_TORCH)) and not name.startswith("<frozen"):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return None

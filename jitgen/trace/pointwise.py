@@ -560,20 +560,6 @@ def clamp_max(trace: Trace, input: Node, max: Value) -> Node:
     return clamp(trace, input, max=max)
 
 
-@row("max")
-def max_(trace: Trace, input: Node, other: Value = None, **keywords: Any) -> Node:
-    if not isinstance(other, Node) or keywords:
-        raise UnsupportedError("max over a dimension is a reduction, which this version does not have")
-    return pointwise(trace, "maximum", input, other)
-
-
-@row("min")
-def min_(trace: Trace, input: Node, other: Value = None, **keywords: Any) -> Node:
-    if not isinstance(other, Node) or keywords:
-        raise UnsupportedError("min over a dimension is a reduction, which this version does not have")
-    return pointwise(trace, "minimum", input, other)
-
-
 @row("heaviside")
 def heaviside(trace: Trace, input: Node, values: Node) -> Node:
     positive = trace.cast(pointwise(trace, "gt", input, 0, result="bool"), input.dtype)

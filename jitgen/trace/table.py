@@ -64,6 +64,12 @@ def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def properties() -> dict[str, Callable[..., Any]]:
+    """The tensor properties, by name."""
+    _load()
+    return PROPERTIES
+
+
 def find(target: Any) -> tuple[Row | None, str]:
     """The row of a torch function, operator, tensor method or method name, and its name for messages."""
     if isinstance(target, str):
@@ -102,6 +108,7 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
         (torch.nn.functional, "F"),
         (torch.special, "torch.special"),
         (torch._C._nn, "F"),
+        (getattr(torch._C, "_linalg", None), "torch.linalg"),
         (torch._C._TensorBase, "Tensor"),
     )
 
@@ -139,4 +146,4 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _load() -> None:
     """Import the modules that hold the rows."""
-    from jitgen.trace import activations, factories, movement, pointwise  # noqa: F401
+    from jitgen.trace import activations, factories, movement, pointwise, reductions  # noqa: F401

@@ -9,8 +9,11 @@ same way: its nodes are calls too.
 
 from __future__ import annotations
 
+import builtins
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +48,6 @@ class TensorProxy(fx.Proxy):
         self.family: Family = [] if family is None else family
         """Every proxy that would share memory with this one: updating one in place would have to update all."""
         self.family.append(weakref.ref(self))
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """What ``isinstance`` asks: the user's code must take the branch it takes for a tensor."""
-        return torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -104,6 +102,36 @@ def _install_inplace_operators() -> None:
 
 
 _install_inplace_operators()
+
+
+_SAMPLE = torch.empty(0)
+_isinstance = builtins.isinstance
+_tracing = 0
+_tracing_lock = threading.Lock()
+
+
+def _isinstance_of_proxies(value: Any, kinds: Any) -> bool:
+    return _isinstance(value, kinds) or (type(value) is TensorProxy and _isinstance(_SAMPLE, kinds))
+
+
+@contextmanager
+def _proxies_are_tensors() -> Iterator[None]:
+    """Within this ``isinstance`` says that a proxy is a ``torch.Tensor``: user code must take the branch of a tensor.
+
+    torch.fx too replaces builtins while it traces. A ``__class__`` property would answer as well, but torch's C++ code
+    asks it too, and then reads a proxy's memory as a tensor's.
+    """
+    global _tracing
+    with _tracing_lock:
+        _tracing += 1
+        builtins.isinstance = _isinstance_of_proxies
+    try:
+        yield
+    finally:
+        with _tracing_lock:
+            _tracing -= 1
+            if not _tracing:
+                builtins.isinstance = _isinstance
 
 
 class _Tracer(fx.Tracer):
@@ -264,7 +292,7 @@ class Trace:
 
     def attribute(self, proxy: TensorProxy, name: str) -> Any:
         """``proxy.name``: a property's value, or a method to call."""
-        found = table.PROPERTIES.get(name)
+        found = table.properties().get(name)
         if found is not None:
             with torch._C.DisableTorchFunction():
                 return self._leave(found(self, proxy.value), proxy)
@@ -295,7 +323,7 @@ class Trace:
         Only a result that is returned costs anything; within a kernel a copy is nothing.
         """
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._fresh, value))
+            return type(value)([self._fresh(part) for part in value])
         if isinstance(value, Node) and _memory(value).op == "input":
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
@@ -308,7 +336,7 @@ class Trace:
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)(self._leave(part, source) for part in value)
+            return type(value)([self._leave(part, source) for part in value])
         return value
 
     def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:
@@ -424,7 +452,7 @@ def trace(
     )
     token = tracing.set(guards)
     try:
-        with _CatchAll(state):
+        with _proxies_are_tensors(), _CatchAll(state):
             result = function(*arguments, **keywords)
     finally:
         tracing.reset(token)

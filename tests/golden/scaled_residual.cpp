@@ -12,7 +12,7 @@ extern "C" int omp_get_thread_num(void);
 namespace {
 
 constexpr int64_t block = 1024;  // elements of a run: its results fit the first-level cache
-// (s1_0, s1_1) as 2 dimensions: load float32 contiguous, load float32 strided, store float32 contiguous
+// (s0_1, s0_0) as 2 dimensions: load float32 contiguous, load float32 strided, store float32 contiguous
 inline void run_0(const float* x0, const float* x1, int64_t step1, float* x2, float a0, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -52,3 +52,54 @@ void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, f
 }  // namespace
 
 JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
+
+
+// jitgen 0.1.0: scaled_residual_1, template cpp/elementwise.cpp.j2
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True)
+#include <jitgen/storage.hpp>
+#include <jitgen/math.hpp>
+#include <jitgen/parallel.hpp>
+#include <jitgen/entry.hpp>
+#include <jitgen/walk.hpp>
+
+extern "C" int omp_get_thread_num(void);
+
+namespace {
+
+constexpr int64_t block = 1024;  // elements of a run: its results fit the first-level cache
+// (s0_1, s0_0) as 1 dimension: load float32 contiguous, store float32 contiguous
+inline void run_0(const float* x0, float* x1, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float v0 = jitgen::load(x0[i]);
+    x1[i] = jitgen::store<float>(v0);
+  }
+}
+void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, int64_t n0_0, int32_t streaming) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    {
+      alignas(jitgen::cache_line) float buffer1[block];
+      const int64_t sizes[] = {(n0_0 + block - 1) / block};
+      const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, threads);
+      auto at = jitgen::Walk<1>::from(sizes, mine.begin);
+      for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+        const int64_t start = at.index[0] * block;
+        const int64_t count = n0_0 - start < block ? n0_0 - start : block;
+        const float* const x0 = p0_0 + start;
+        float* const x1 = p0_1 + start;
+        float* const target1 = streaming ? buffer1 : x1;
+        run_0(x0, target1, count);
+        if (streaming) {
+          jitgen::stream(x1, buffer1, count * sizeof(float));
+        }
+      }
+    }
+    if (streaming) jitgen::stream_fence();
+  }
+}
+
+}  // namespace
+
+JITGEN_PACKED_ENTRY(jitgen_scaled_residual_1)

@@ -9,7 +9,24 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory 
 stores), the integers ``integer_names`` lists, and the run-time scalars.
 """
 
-from jitgen.families.elementwise.launch import LaunchArguments, launch_arguments
-from jitgen.families.elementwise.schedule import Schedule, schedule
+from __future__ import annotations
 
-__all__ = ["LaunchArguments", "Schedule", "launch_arguments", "schedule"]
+from typing import TYPE_CHECKING, Any
+
+from jitgen.families.elementwise.launch import launch_arguments
+from jitgen.families.elementwise.schedule import Schedule, schedule
+from jitgen.families.layout import resolve
+
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+    from jitgen.spec import KernelSource
+
+
+def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
+    """See ``elementwise/render.py``, which is imported only where a source is needed."""
+    from jitgen.families.elementwise.render import render as function
+
+    return function(*arguments)
+
+
+__all__ = ["Schedule", "launch_arguments", "resolve", "schedule", "source"]

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import Geometry, Layout, item_size
+from jitgen.families.layout import Geometry, LaunchArguments, Layout, item_size
 from jitgen.ir.program import Kernel
-
-
-@dataclass(frozen=True)
-class LaunchArguments:
-    """Attributes:
-    pointers: (buffer, byte offset) of each pointer parameter.
-    integers: values of the integer parameters.
-    blocks: of the grid (GPU).
-    elements: computed in all; a launch of none is skipped.
-    written: bytes written.
-    moved: bytes read and written, each operand once.
-    """
-
-    pointers: tuple[tuple[int, int], ...]
-    integers: tuple[int, ...]
-    blocks: int
-    elements: int
-    written: int
-    moved: int
 
 
 def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Iterator[tuple[int, str, int, int]]:

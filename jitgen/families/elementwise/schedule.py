@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.layout import Layout, item_size
+from jitgen.families.layout import Geometry, Layout, item_size
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -33,13 +33,22 @@ class Schedule:
     unrolls: tuple[int, ...]
     wide: bool
 
+    @property
+    def block_threads(self) -> int:
+        return self.threads
+
     def tile(self, region: int) -> int:
         """Elements one block computes in ``region``."""
         return self.threads * self.vectors[region] * self.unrolls[region]
 
 
-def schedule(kernel: Kernel, layouts: tuple[Layout, ...], target: Target) -> Schedule:
-    """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight."""
+def schedule(
+    kernel: Kernel, layouts: tuple[Layout, ...], geometries: tuple[Geometry, ...], target: Target, backend: str
+) -> Schedule:
+    """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight.
+
+    The same for every ``backend`` of a GPU.
+    """
     wide = any(layout.wide for layout in layouts)
     if target.kind == "cpu":
         return Schedule(1, (CPU_BLOCK,) * len(layouts), (1,) * len(layouts), True)

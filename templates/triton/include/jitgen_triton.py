@@ -122,6 +122,50 @@ def unsigned_right_shift(a, b):
     return tl.where(b < width, a >> tl.where(b < width, b, 0), 0)
 
 
+# What reductions combine by. Of the extrema NaN wins, and of equal values the one met first, as in torch.
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def larger(a, b):
+    if a.dtype.is_floating():
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.maximum(a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    if a.dtype.is_floating():
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.minimum(a, b)
+
+
+@triton.jit
+def chosen_of(a, at_a, b, at_b, better, same):
+    """Of two values and their indices, b's where it is ``better``, or the ``same`` and met before a."""
+    if a.dtype.is_floating():
+        better = (a == a) & (better | (b != b))
+        same = same | ((a != a) & (b != b))
+    take = better | (same & (at_b < at_a))
+    return tl.where(take, b, a), tl.where(take, at_b, at_a)
+
+
+@triton.jit
+def larger_at(a, at_a, b, at_b):
+    return chosen_of(a, at_a, b, at_b, b > a, a == b)
+
+
+@triton.jit
+def smaller_at(a, at_a, b, at_b):
+    return chosen_of(a, at_a, b, at_b, b < a, a == b)
+
+
 # float8 values travel as their bytes: Triton's own conversions saturate e5m2 where torch overflows, and exist on some
 # targets only. Encoding is F. Giesen's float-to-half scheme (round to nearest even by integer carry; subnormals by
 # adding the number whose last bit is the format's smallest subnormal), as in PyTorch's c10/util/Float8_*.h.

@@ -1,0 +1,264 @@
+"""What the reduction templates read: a row kernel as passes, each with the lines that belong to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.environment import user_mark
+from jitgen.families.reduction.launch import integer_names
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.residency import elements_under, first_needed
+from jitgen.families.reduction.schedule import passes
+from jitgen.ir.body import Instruction, compute_dtype
+from jitgen.ir.program import Kernel
+from jitgen.spec import DTYPES
+
+
+@dataclass(frozen=True)
+class Value:
+    """A printed instruction: ``value`` of ``type`` (compute dtype ``dtype``) is ``expression``; ``text`` defines it."""
+
+    text: str
+    mark: str
+    value: str
+    type: str
+    dtype: str
+    expression: str
+    position: int
+
+
+@dataclass(frozen=True)
+class RowOperand:
+    """One operand. ``kind`` is the layout's (contiguous, broadcast, strided, row); ``role`` is load, iota or store.
+
+    ``strides`` are expressions of the outer strides, ``inner`` of the row's; ``pointer`` is the parameter (None for an
+    iota), ``offset`` an iota's first value, ``value`` the element's or row's value, of compute ``type``.
+    """
+
+    index: int
+    role: str
+    kind: str
+    dtype: str
+    storage: str
+    type: str
+    value: str
+    strides: tuple[str, ...]
+    inner: str
+    pointer: str | None
+    offset: str
+
+    def base(self, outer: Sequence[str]) -> str:
+        """Its offset, in elements, at outer indices: where its row begins; "0" where nothing moves it."""
+        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
+        return " + ".join(term for term in terms if term) or "0"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """``result`` of ``type`` combines ``value`` (of ``value_type``) of every element of the row by ``kind``."""
+
+    result: str
+    kind: str
+    type: str
+    value: str
+    value_type: str
+    value_dtype: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the row.
+
+    Attributes:
+        number: from 0.
+        before: lines of row values that are known now, to compute before the walk.
+        loads: element operands this pass is the first to need; ``again`` those an earlier pass has needed too.
+        lines: element values this pass is the first to need, in order.
+        repeated: element values of earlier passes this one needs, in order, ``again`` included as their inputs.
+        kept: values of earlier passes it uses directly: loads and element values to be kept where a row is resident.
+        keeps: values it computes or loads that a later pass uses directly.
+        reductions: at its end.
+        stores: elements it stores.
+    """
+
+    number: int
+    before: tuple[Value, ...]
+    loads: tuple[RowOperand, ...]
+    again: tuple[RowOperand, ...]
+    lines: tuple[Value, ...]
+    repeated: tuple[Value, ...]
+    kept: tuple[str, ...]
+    keeps: tuple[str, ...]
+    reductions: tuple[Reduction, ...]
+    stores: tuple[RowOperand, ...]
+
+
+@dataclass(frozen=True)
+class RowContext:
+    """The whole kernel: ``row_loads`` come first, ``after`` and ``row_stores`` last."""
+
+    title: str
+    outer: int
+    sizes: tuple[str, ...]
+    operands: tuple[RowOperand, ...]
+    row_loads: tuple[RowOperand, ...]
+    passes: tuple[Pass, ...]
+    after: tuple[Value, ...]
+    row_stores: tuple[RowOperand, ...]
+    integers: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]
+
+
+def identity(kind: str, dtype: str) -> bool | int | float:
+    """What combining by ``kind`` leaves every value of compute ``dtype`` as it is; of the arg kinds, the value's."""
+    if kind in ("sum", "prod", "any", "all"):
+        return kind in ("prod", "all")
+    low = kind.endswith("max")
+    if dtype == "bool":
+        return not low
+    if dtype.startswith("float"):
+        return -math.inf if low else math.inf
+    limits = torch.iinfo(DTYPES[dtype])
+    return limits.min if low else limits.max
+
+
+def context(kernel: Kernel, layout: RowLayout, dialect: Dialect, resident: bool = False) -> RowContext:
+    """The context of ``kernel`` in ``dialect``.
+
+    ``resident``: each operand is read once, so that elements may be stored as soon as they are known. Otherwise they
+    are stored in the last pass: a result may lie where an operand does, which earlier passes still read.
+    """
+    return _Builder(kernel, layout, dialect, resident).build()
+
+
+class _Builder:
+    def __init__(self, kernel: Kernel, layout: RowLayout, dialect: Dialect, resident: bool):
+        (self.body,) = kernel.bodies
+        self.kernel, self.layout, self.dialect = kernel, layout, dialect
+        self.instructions = self.body.instructions
+        self.names: dict[int, str] = {}
+        self.values: dict[int, Value] = {}
+        self.operand_values: dict[int, str] = {}
+        self._name()
+        self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
+        self.when = first_needed(self.body, None if resident else passes(kernel) - 1)
+
+    def _name(self) -> None:
+        dtypes = {position: instruction.dtype for position, instruction in enumerate(self.instructions)}
+        for position, instruction in enumerate(self.instructions):
+            if instruction.op == "store":
+                self.operand_values[instruction.attr] = self.names[instruction.args[0]]
+                continue
+            self.names[position] = f"a{instruction.attr}" if instruction.op == "scalar" else f"v{position}"
+            if instruction.op in ("load", "iota"):
+                self.operand_values[instruction.attr] = self.names[position]
+            elif instruction.op not in ("scalar", "reduce"):
+                type_name = self.dialect.types[instruction.dtype]
+                expression = self.dialect.expression(instruction, self.names, dtypes)
+                text = self.dialect.assign(type_name, self.names[position], expression)
+                mark = user_mark(instruction.location)
+                value = Value(text, mark, self.names[position], type_name, instruction.dtype, expression, position)
+                self.values[position] = value
+
+    def _operand(self, index: int) -> RowOperand:
+        operand, kind = self.body.operands[index], self.layout.operands[index]
+        inner = {"contiguous": "1", "broadcast": "0", "row": "0"}.get(kind, f"r{index}")
+        return RowOperand(
+            index=index,
+            role=operand.kind,
+            kind=kind,
+            dtype=operand.dtype,
+            storage=self.dialect.storage_types[operand.dtype],
+            type=self.dialect.types[compute_dtype(operand.dtype)],
+            value=self.operand_values[index],
+            strides=tuple(f"s{index}_{dim}" for dim in range(self.layout.outer)),
+            inner=inner,
+            pointer=f"p{index}" if operand.buffer is not None else None,
+            offset=f"o{index}" if operand.kind == "iota" else "",
+        )
+
+    def build(self) -> RowContext:
+        last = max(self.when.values())
+        passes = tuple(self._pass(number) for number in range(last + 1))
+        kinds = ", ".join(f"{o.role} {o.dtype} {o.kind}" for o in self.operands)
+        shape = ", ".join(map(str, self.body.shape))
+        rank = self.body.row_rank
+        return RowContext(
+            title=f"({shape}), rows of the last {f'{rank} dimensions' if rank > 1 else 'dimension'}: {kinds}",
+            outer=self.layout.outer,
+            sizes=tuple(f"n{dim}" for dim in range(self.layout.outer)),
+            operands=self.operands,
+            row_loads=tuple(o for o in self.operands if o.role != "store" and o.kind == "row"),
+            passes=passes,
+            after=self._row_values(last + 1, 10**9),
+            row_stores=tuple(o for o in self.operands if o.role == "store" and o.kind == "row"),
+            integers=tuple(name for name, *_ in integer_names(self.kernel, self.layout)),
+            scalars=tuple((f"a{i}", self.dialect.types[dtype]) for i, (_, dtype) in enumerate(self.kernel.scalars)),
+        )
+
+    def _row_values(self, first: int, last: int) -> tuple[Value, ...]:
+        """Lines of row values (constants included) whose stage lies in [first, last]."""
+        return tuple(
+            value
+            for position, value in self.values.items()
+            if self.instructions[position].row and first <= self.instructions[position].stage <= last
+        )
+
+    def _pass(self, number: int) -> Pass:
+        here = [p for p, when in self.when.items() if when == number]
+        roots = [p for p in here if self.instructions[p].op in ("reduce", "store")]
+        needed = elements_under(self.body, roots)
+        used_directly = {a for p in here for a in self.instructions[p].args if not self.instructions[a].row}
+        loads: list[RowOperand] = []
+        again: list[RowOperand] = []
+        lines: list[Value] = []
+        repeated: list[Value] = []
+        for position in sorted(needed):
+            instruction = self.instructions[position]
+            first = self.when[position] == number
+            if instruction.op in ("load", "iota"):
+                (loads if first else again).append(self.operands[instruction.attr])
+            elif position in self.values:
+                (lines if first else repeated).append(self.values[position])
+        kept = [self.names[p] for p in sorted(used_directly) if self.when[p] < number]
+        keeps = [self.names[p] for p in sorted(here) if p in self.names and self._is_used_after(p, number)]
+        return Pass(
+            number=number,
+            before=self._row_values(number, number),
+            loads=tuple(loads),
+            again=tuple(again),
+            lines=tuple(lines),
+            repeated=tuple(repeated),
+            kept=tuple(kept),
+            keeps=tuple(keeps),
+            reductions=tuple(self._reduction(p) for p in sorted(here) if self.instructions[p].op == "reduce"),
+            stores=tuple(
+                self.operands[self.instructions[p].attr] for p in sorted(here) if self.instructions[p].op == "store"
+            ),
+        )
+
+    def _is_used_after(self, position: int, number: int) -> bool:
+        if self.instructions[position].op == "reduce":
+            return False
+        return any(
+            position in instruction.args and self.when.get(user, -1) > number
+            for user, instruction in enumerate(self.instructions)
+        )
+
+    def _reduction(self, position: int) -> Reduction:
+        instruction = self.instructions[position]
+        argument = instruction.args[0]
+        source: Instruction = self.instructions[argument]
+        return Reduction(
+            result=self.names[position],
+            kind=instruction.attr,
+            type=self.dialect.types[instruction.dtype],
+            value=self.names[argument],
+            value_type=self.dialect.types[source.dtype],
+            value_dtype=source.dtype,
+        )

@@ -1,0 +1,294 @@
+"""The context of ``templates/cpp/reduction.cpp.j2``.
+
+Rows are walked one by one, or, where neighbouring elements belong to neighbouring rows or rows are very short
+(``schedule.rows`` above 1), in tiles of neighbours, with one accumulator for each row of a tile.
+
+A value that costs much and that a later pass needs again is kept in a scratch row where the row is short enough for the
+second-level cache, and computed again where it is not; a cheap one is always computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import Built
+from jitgen.families.layout import item_size
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.schedule import RowSchedule
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+
+BLOCK = 4096
+"""Elements of a row that are walked at once: with its results and its scratch it fits the first-level cache."""
+KEPT_BYTES = 2**20
+"""Of one thread's scratch rows together. Beyond the second-level cache too, reading an exponential costs less than
+computing it; rows much longer would drive others out of the last-level cache."""
+COSTLY = 8
+"""Operations from which on a value is kept rather than computed again: a function, not a few additions."""
+LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
+"""Operations to widen an element, where they are many: GCC has no vector conversion for these."""
+GATHER_COST = 8
+
+_KINDS = {
+    "sum": "Sum",
+    "prod": "Prod",
+    "max": "Max",
+    "min": "Min",
+    "argmax": "ArgMax",
+    "argmin": "ArgMin",
+    "any": "Any",
+    "all": "All",
+}
+
+
+def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
+    """Template context and source options; see ``reduction/render.py``."""
+    return _Builder(kernel, schedule, rows).context(), {}
+
+
+class _Builder:
+    def __init__(self, kernel: Kernel, schedule: RowSchedule, rows: RowContext):
+        (body,) = kernel.bodies
+        self.instructions, self.rows = body.instructions, rows
+        self.width, self.tiled = schedule.rows, schedule.rows > 1
+        self.row_loads = [o for o in rows.operands if o.role != "store" and o.kind in ("row", "broadcast")]
+        self.kept: dict[str, tuple[str, str]] = {} if self.tiled else self._kept()
+        slots = itertools.count()
+        self.reductions = [[_reduction(r, next(slots)) for r in walk.reductions] for walk in rows.passes]
+        self.row_values = [(o.type, o.value) for o in self.row_loads]
+        for walk, reductions in zip(rows.passes, self.reductions, strict=True):
+            self.row_values += [(line.type, line.value) for line in walk.before if not self._is_constant(line)]
+            self.row_values += [(reduction["type"], reduction["result"]) for reduction in reductions]
+        self.row_values += [(line.type, line.value) for line in rows.after if not self._is_constant(line)]
+
+    def context(self) -> dict[str, Any]:
+        rows = self.rows
+        return {
+            "tiled": self.tiled,
+            "width": self.width,
+            "block": BLOCK,
+            "parameters": self._parameters(),
+            "outer": list(rows.sizes),
+            "walk_parameters": list(self._walk_parameters()),
+            "walk_arguments": list(self._walk_arguments()),
+            "steps": [(f"t{o.index}", f"step{o.index}", _dense_step(o)) for o in rows.operands],
+            "dense": " && ".join(f"{o.strides[-1]} == {_dense_step(o)}" for o in rows.operands),
+            "constants": [line for walk in rows.passes for line in walk.before if self._is_constant(line)],
+            "row_values": self.row_values,
+            "row_loads": [self._load(operand, False) for operand in self.row_loads],
+            "passes": [self._pass(walk, of) for walk, of in zip(rows.passes, self.reductions, strict=True)],
+            "reductions": [reduction for of_pass in self.reductions for reduction in of_pass],
+            "after": self._row_lines(rows.after),
+            "row_stores": [self._store(operand) for operand in rows.row_stores],
+            "row_results": self._row_inputs((), {operand.value for operand in rows.row_stores}),
+            "streamed": [self._store(o) for walk in rows.passes for o in walk.stores if self._is_streamed(o)],
+            "kept": self._scratches(),
+            "kept_bytes": self._kept_bytes(),
+            "kept_elements": KEPT_BYTES // (self._kept_bytes() or 1),
+        }
+
+    # ------------------------------------------------------------------------------------------------- parameters
+
+    def _parameters(self) -> list[str]:
+        """Of the entry, as the launcher passes them: what differs between calls of one shape comes first."""
+        pointers = [f"{_pointer(o)} {o.pointer}" for o in self.rows.operands if o.pointer]
+        scalars = [f"{kind} {name}" for name, kind in self.rows.scalars]
+        integers = [f"int64_t {name}" for name in self.rows.integers]
+        return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
+
+    def _walk_parameters(self) -> Iterator[str]:
+        for operand in self.rows.operands:
+            yield f"{_pointer(operand) if operand.pointer else 'int64_t'} {_local(operand)}"
+            if operand.kind == "strided":
+                yield f"int64_t {operand.inner}"
+            if self.tiled:
+                yield f"int64_t step{operand.index}"
+        for name, kind in self.rows.scalars:
+            yield f"{kind} {name}"
+
+    def _walk_arguments(self) -> Iterator[str]:
+        indices = [f"at.index[{dim}]" for dim in range(self.rows.outer)]
+        if self.tiled:
+            indices[-1] = "first"
+        for operand in self.rows.operands:
+            yield f"{operand.pointer} + {operand.base(indices)}" if operand.pointer else operand.base(indices)
+            if operand.kind == "strided":
+                yield operand.inner
+            if self.tiled:
+                yield operand.strides[-1]
+        for name, _ in self.rows.scalars:
+            yield name
+
+    # ----------------------------------------------------------------------------------------------------- passes
+
+    def _pass(self, walk: Pass, reductions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        again = {operand.value for operand in walk.again} | {line.value for line in walk.repeated}
+        lines = sorted((*walk.lines, *walk.repeated), key=lambda line: line.position)
+        loads = [o for o in (*walk.loads, *walk.again) if o.kind not in ("row", "broadcast")]
+        used = [line.position for line in lines]
+        values = {reduction.value for reduction in walk.reductions} | {operand.value for operand in walk.stores}
+        return {
+            "number": walk.number,
+            "cheap": self._is_cheap(walk),
+            "before": self._row_lines(walk.before),
+            "inputs": self._row_inputs(used, values),
+            "loads": [self._load(operand, operand.value in again) for operand in loads],
+            "lines": [self._line(line, line.value in again) for line in lines],
+            "keeps": [{"value": name, "scratch": _scratch(name)} for name in walk.keeps if name in self.kept],
+            "reductions": reductions,
+            "stores": [self._store(operand) for operand in walk.stores],
+            "streamed": [self._store(operand) for operand in walk.stores if self._is_streamed(operand)],
+        }
+
+    def _row_lines(self, values: Sequence[Value]) -> dict[str, Any]:
+        """Lines of row values, and the row values they read."""
+        lines = [line for line in values if not self._is_constant(line)]
+        own = {line.value for line in lines}
+        inputs = [pair for pair in self._row_inputs([line.position for line in lines], ()) if pair[1] not in own]
+        return {"lines": lines, "inputs": inputs}
+
+    def _row_inputs(self, positions: Iterable[int], values: Iterable[str]) -> list[tuple[str, str]]:
+        """(type, name) of the row values that instructions at ``positions`` read, or that are among ``values``."""
+        read = {f"v{argument}" for position in positions for argument in self.instructions[position].args}
+        return [pair for pair in self.row_values if pair[1] in read | set(values)]
+
+    def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
+        place = self._place(operand)
+        expression = f"{_local(operand)} + {place}"
+        if operand.pointer:
+            expression = f"jitgen::load({_local(operand)}[{place}])"
+        return {
+            "type": operand.type,
+            "value": operand.value,
+            "expression": self._or_kept(operand.value, expression, again),
+        }
+
+    def _line(self, line: Value, again: bool) -> dict[str, str]:
+        expression = line.expression
+        if self._is_below(line.position):
+            expression = expression.replace("jitgen::exp(", "jitgen::exp_below(")
+        expression = self._or_kept(line.value, expression, again)
+        return {"type": line.type, "value": line.value, "expression": expression, "mark": line.mark}
+
+    def _or_kept(self, name: str, expression: str, again: bool) -> str:
+        return f"held ? {_scratch(name)}[start + i] : {expression}" if again and name in self.kept else expression
+
+    def _store(self, operand: RowOperand) -> dict[str, Any]:
+        return {
+            "index": operand.index,
+            "local": _local(operand),
+            "storage": operand.storage,
+            "value": operand.value,
+            "place": self._place(operand),
+            "inner": operand.inner,
+        }
+
+    def _place(self, operand: RowOperand) -> str:
+        """Offset of an element from where its row begins (its tile, where rows are walked in tiles)."""
+        element = "e" if self.tiled else "(start + i)"
+        terms = [] if operand.inner == "0" else [element if operand.inner == "1" else f"{element} * {operand.inner}"]
+        if self.tiled:
+            terms.append(f"j * t{operand.index}")
+        return " + ".join(terms) or "0"
+
+    def _is_streamed(self, operand: RowOperand) -> bool:
+        return self.tiled or operand.kind == "contiguous"
+
+    def _is_cheap(self, walk: Pass) -> bool:
+        """Whether it only reduces, by few operations: then the accumulators' loads and stores are what it costs."""
+        operations = sum(self._operations(line.position) for line in (*walk.lines, *walk.repeated))
+        indexed = any(reduction.kind.startswith("arg") for reduction in walk.reductions)
+        return not walk.stores and not indexed and operations < COSTLY
+
+    def _is_below(self, position: int) -> bool:
+        """Whether it is the exponential of an element less the row's maximum, which is not above 0."""
+        instruction = self.instructions[position]
+        if instruction.op != "exp":
+            return False
+        argument = self.instructions[instruction.args[0]]
+        if argument.op != "sub":
+            return False
+        element, top = argument.args
+        top_instruction = self.instructions[top]
+        return (top_instruction.op, top_instruction.attr, top_instruction.args) == ("reduce", "max", (element,))
+
+    def _is_constant(self, line: Value) -> bool:
+        return self.instructions[line.position].op == "const"
+
+    # ------------------------------------------------------------------------------------------------------ keeping
+
+    def _kept(self) -> dict[str, tuple[str, str]]:
+        """Values worth a scratch row (used by a later pass, and costly from what is kept so far): type and dtype."""
+        kept: dict[str, tuple[str, str]] = {}
+        for walk in self.rows.passes:
+            types = {o.value: (o.type, compute_dtype(o.dtype)) for o in walk.loads}
+            types |= {line.value: (line.type, line.dtype) for line in walk.lines}
+            for name in walk.keeps:
+                if self._cost(int(name[1:]), kept) >= COSTLY:
+                    kept[name] = types[name]
+        return kept
+
+    def _kept_bytes(self) -> int:
+        return sum(item_size(dtype) for _, dtype in self.kept.values())
+
+    def _scratches(self) -> list[dict[str, Any]]:
+        """The scratch rows one after another, the widest first, so that each is aligned; ``place`` in bytes a row."""
+        place, rows = 0, []
+        for name, (kind, dtype) in sorted(self.kept.items(), key=lambda item: -item_size(item[1][1])):
+            rows.append({"name": _scratch(name), "type": kind, "place": place})
+            place += item_size(dtype)
+        return rows
+
+    def _operations(self, position: int) -> int:
+        operation = OPS.get(self.instructions[position].op)
+        return operation.flops if operation else 1
+
+    def _cost(self, position: int, kept: Container[str]) -> int:
+        """Operations to compute the element at ``position`` again, from memory and from what is ``kept``."""
+        total, stack, seen = 0, [position], {position}
+        while stack:
+            position = stack.pop()
+            instruction = self.instructions[position]
+            if instruction.op == "load":
+                operand = self.rows.operands[instruction.attr]
+                total += GATHER_COST if operand.kind == "strided" else LOAD_COSTS.get(operand.dtype, 1)
+            else:
+                total += self._operations(position)
+            for argument in instruction.args:
+                if not self.instructions[argument].row and argument not in seen and f"v{argument}" not in kept:
+                    seen.add(argument)
+                    stack.append(argument)
+        return total
+
+
+def _reduction(reduction: Reduction, slot: int) -> dict[str, Any]:
+    return {
+        "result": reduction.result,
+        "type": reduction.type,
+        "value": reduction.value,
+        "kind": f"jitgen::{_KINDS[reduction.kind]}<{reduction.value_type}>",
+        "slot": slot,
+    }
+
+
+def _scratch(name: str) -> str:
+    return f"kept_{name}"
+
+
+def _pointer(operand: RowOperand) -> str:
+    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
+
+
+def _local(operand: RowOperand) -> str:
+    """Its pointer (an iota's first value) where the row or the tile begins."""
+    return f"x{operand.index}"
+
+
+def _dense_step(operand: RowOperand) -> int:
+    """Its stride from a row to the next in a tile that is walked as it lies: 0 for what varies along rows only."""
+    return 0 if operand.role != "store" and operand.kind == "contiguous" else 1

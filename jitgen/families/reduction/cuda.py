@@ -1,0 +1,175 @@
+"""The context of ``templates/cuda/reduction.cu.j2``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.codegen.cuda import constant
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import fields
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, residency
+from jitgen.families.reduction.schedule import FEW_ELEMENTS, RowSchedule
+from jitgen.ir.program import Kernel
+
+_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
+_OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
+
+
+Built = tuple[dict[str, Any], dict[str, Any]]
+
+
+def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
+    """Template context and source options; see ``reduction/render.py``."""
+    memory = [operand for operand in rows.operands if operand.pointer]
+    parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
+    parameters += [f"Index {name}" for name in rows.integers]
+    parameters += [f"{kind} {name}" for name, kind in rows.scalars]
+    outer = [f"i{dim}" for dim in range(rows.outer)]
+    bits = 64 if schedule.wide else 32
+    width_divides = layout.unit >= schedule.vector
+    inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
+    plans = _plans(rows, kernel, schedule) if schedule.resident else [_Plan(frozenset(), ())] * len(rows.passes)
+    kept = {name for plan in plans for name in plan.kept}
+    every = [line for p in rows.passes for line in p.lines]
+    kept_values = [line for line in every if line.value in kept] if schedule.resident else []
+    kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.resident else []
+    passes = [_pass(p, plan, kept, rows, schedule) for p, plan in zip(rows.passes, plans, strict=True)]
+    return {
+        "parameters": parameters,
+        "index": f"int{bits}_t",
+        "unsigned": f"uint{bits}_t",
+        "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",
+        "index_lines": _index_lines(rows),
+        "bases": [_base(operand, outer) for operand in rows.operands],
+        "row_load": {o.index: _row_value(o) for o in rows.row_loads},
+        "inside": inside,
+        "blocks": schedule.blocks,
+        "columns": layout.columns,
+        "combine": "combine_beside" if layout.columns else "combine_row",
+        "scratch": "jitgen::BesideScratch<{state}, threads>" if layout.columns else "jitgen::Scratch<{state}, warps>",
+        "reductions": [r for p in passes for r in p["reductions"]],
+        "kept_operands": [_array(operand) for operand in kept_loads],
+        "kept_values": kept_values,
+        "passes": passes,
+    }, {}
+
+
+def _index_lines(rows: RowContext) -> list[str]:
+    """The outer indices of a row's number; unsigned division is the cheaper one, and nothing is negative."""
+    lines, rest = [], "Unsigned(row)"
+    for dim in reversed(range(1, rows.outer)):
+        lines.append(f"const Index i{dim} = Index({rest} % Unsigned({rows.sizes[dim]}));")
+        lines.append(f"const Unsigned q{dim} = {rest} / Unsigned({rows.sizes[dim]});")
+        rest = f"q{dim}"
+    lines.append(f"const Index i0 = Index({rest});")
+    return lines
+
+
+def _base(operand: RowOperand, outer: list[str]) -> dict[str, str]:
+    start = operand.base(outer)
+    if operand.pointer is None:
+        return {"declaration": f"const Index from{operand.index}", "start": start}
+    if operand.role == "store":
+        return {"declaration": f"{operand.storage}* const to{operand.index}", "start": f"{operand.pointer} + {start}"}
+    declaration = f"const {operand.storage}* const from{operand.index}"
+    return {"declaration": declaration, "start": f"{operand.pointer} + {start}"}
+
+
+def _row_value(operand: RowOperand) -> str:
+    return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
+
+
+def _array(operand: RowOperand) -> dict[str, Any]:
+    """Registers for one operand's elements, and how they are filled."""
+    name, place = f"x{operand.index}", f"from{operand.index}"
+    if operand.kind == "contiguous":
+        kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
+        fetch = f"{{to}} = jitgen::load_vector<width>({place} + column);"
+    else:
+        kind, length = operand.storage, "[width]"
+        step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
+        fetch = f"for (int j = 0; j < width; ++j) {{to}}[j] = {place}[{step}];"
+    return {
+        "array": f"{kind} {name}[unroll]{length}",
+        "fetch": fetch.format(to=f"{name}[u]"),
+        "local": f"{kind} {name}{length}",
+        "fetch_local": fetch.format(to=name),
+        "index": operand.index,
+    }
+
+
+def _element(operand: RowOperand, late: bool) -> str:
+    if operand.pointer is None:
+        return f"from{operand.index} + (column + j) * {operand.inner}"
+    return f"jitgen::load(x{operand.index}{'' if late else '[u]'}[j])"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a pass over a resident row takes from earlier passes: values kept for it, and cheap ones computed anew."""
+
+    kept: frozenset[str]
+    rebuilt: tuple[Value, ...]
+
+
+def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Plan]:
+    # A kept float takes twice the room of a 16-bit element: of many elements, computing it again is the better half.
+    expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
+    resident = residency(kernel.bodies[0], expensive)
+    lines = {line.position: line for p in rows.passes for line in p.lines}
+    return [
+        _Plan(frozenset(f"v{position}" for position in kept), tuple(lines[position] for position in rebuilt))
+        for kept, rebuilt in zip(resident.kept, resident.rebuilt, strict=True)
+    ]
+
+
+def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowSchedule) -> dict[str, Any]:
+    if schedule.resident:
+        again = [o for o in rows.operands if o.role != "store" and o.value in plan.kept]
+        again += [o for o in p.again if o.pointer is None]
+        fetched, needed = [o for o in p.loads if o.pointer], [*p.loads, *again]
+        types = {line.value: line.type for other in rows.passes for line in other.lines}
+        restored = [(name, types[name]) for name in sorted(plan.kept) if name in types]
+        lines = (*plan.rebuilt, *p.lines)
+        saved = [line.value for line in p.lines if line.value in kept]
+    else:
+        needed = [*p.loads, *p.again]
+        fetched, restored, saved = [o for o in needed if o.pointer], [], []
+        lines = tuple(sorted((*p.repeated, *p.lines), key=lambda line: line.position))
+    # What is not kept (weights of the last pass, the terms of a sum that is) is loaded where it is used: holding it for
+    # the whole row first would take the registers that the row itself needs.
+    late = [o for o in fetched if schedule.resident and o.value not in kept]
+    fetched = [o for o in fetched if o not in late]
+    arrays = [_array(o) for o in fetched if not (schedule.resident and o.value in kept)]
+    return fields(p) | {
+        "arrays": arrays,
+        "fetched": [_array(o) for o in fetched],
+        "late": [_array(o) for o in late],
+        "element_loads": [fields(o) | {"element": _element(o, o in late)} for o in needed],
+        "restored": restored,
+        "saved": saved,
+        "lines": lines,
+        "reductions": [_reduction(r) for r in p.reductions],
+        "vector_stores": [o for o in p.stores if o.kind == "contiguous"],
+        "element_stores": [o for o in p.stores if o.kind != "contiguous"],
+    }
+
+
+def _reduction(r: Reduction) -> dict[str, Any]:
+    indexed = r.kind in ("argmax", "argmin")
+    return fields(r) | {
+        "op": _OPS[r.kind],
+        "state": f"jitgen::Indexed<{r.value_type}>" if indexed else r.type,
+        "identity": _identity(r),
+        "element": f"jitgen::Indexed<{r.value_type}>{{{r.value}, column + j}}" if indexed else r.value,
+        "member": ".index" if indexed else "",
+    }
+
+
+def _identity(r: Reduction) -> str:
+    value = constant(identity(r.kind, r.value_dtype), r.value_dtype)
+    # Any index beyond the row's: of equal values the one in the row wins.
+    return f"{{{value}, 0x7fffffffffffffffLL}}" if r.kind.startswith("arg") else value

@@ -1,0 +1,106 @@
+"""What a resident row keeps from pass to pass: pure functions of a body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.families.layout import item_size
+from jitgen.ir.body import Body
+from jitgen.ir.ops import OPS
+
+EXPENSIVE_FLOPS = 8
+"""From here on a value is kept rather than computed again, where there is room for it."""
+REGISTER_BYTES = 4
+
+
+def first_needed(body: Body, storing: int | None = None) -> dict[int, int]:
+    """The pass each element instruction is first needed in: as late as its earliest user allows.
+
+    ``storing``: the pass of every store; None for each in the first pass that knows its value.
+    """
+    when: dict[int, int] = {}
+    for position in reversed(range(len(body.instructions))):
+        instruction = body.instructions[position]
+        if instruction.row and instruction.op != "reduce":
+            continue
+        here = instruction.stage - 1 if instruction.op == "reduce" else when.get(position, instruction.stage)
+        if instruction.op == "store" and storing is not None:
+            here = storing
+        when[position] = here
+        for argument in instruction.args:
+            if not body.instructions[argument].row:
+                when[argument] = min(when.get(argument, here), here)
+    return when
+
+
+def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
+    """Element instructions that ``roots`` are computed from."""
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        for argument in body.instructions[stack.pop()].args:
+            if not body.instructions[argument].row and argument not in found:
+                found.add(argument)
+                stack.append(argument)
+    return found
+
+
+@dataclass(frozen=True)
+class Residency:
+    """For each pass, by position: values ``kept`` for it from earlier passes, and cheap ones ``rebuilt`` from those.
+
+    ``bytes`` is what one element of the row takes in registers between passes.
+    """
+
+    kept: tuple[frozenset[int], ...]
+    rebuilt: tuple[tuple[int, ...], ...]
+    bytes: int
+
+
+def residency(body: Body, expensive: int | None) -> Residency:
+    """Keep loads as they are stored (half a register for 16 bits) and what is cheaper kept; the rest follows from them.
+
+    A value is kept instead of what it is computed from when that takes more room (a sum of two float32 operands), or
+    when it costs ``expensive`` operations or more (None: whatever it costs).
+    """
+    when = first_needed(body)
+    passes = range(max(when.values()) + 1)
+    kept: list[set[int]] = [set() for _ in passes]
+    rebuilt: list[set[int]] = [set() for _ in passes]
+    for number in passes:
+        here = [position for position, first in when.items() if first == number]
+        used = {argument for p in here for argument in body.instructions[p].args}
+        waiting = [a for a in used if not body.instructions[a].row and when[a] < number]
+        while waiting:
+            position = waiting.pop()
+            if _is_kept(body, position, expensive):
+                kept[number].add(position)
+            elif position not in rebuilt[number]:
+                rebuilt[number].add(position)
+                waiting += [a for a in body.instructions[position].args if not body.instructions[a].row]
+    union = set().union(*kept)
+    return Residency(
+        tuple(map(frozenset, kept)),
+        tuple(tuple(sorted(part)) for part in rebuilt),
+        max(1, sum(_size(body, position) for position in union)),
+    )
+
+
+def _is_kept(body: Body, position: int, expensive: int | None) -> bool:
+    instruction = body.instructions[position]
+    if instruction.op in ("load", "iota"):
+        return True
+    if expensive is not None and instruction.op in OPS and OPS[instruction.op].flops >= expensive:
+        return True
+    sources = [p for p in elements_under(body, [position]) if body.instructions[p].op == "load"]
+    return sum(_size(body, source) for source in sources) > _size(body, position)
+
+
+def _size(body: Body, position: int) -> int:
+    instruction = body.instructions[position]
+    if instruction.op == "iota":
+        return 0  # computed from the column wherever it is needed
+    if instruction.op == "load":
+        return item_size(body.operands[instruction.attr].dtype)
+    return max(REGISTER_BYTES, item_size(instruction.dtype))

@@ -1,0 +1,189 @@
+"""How a row kernel walks its rows: pure functions from layout, row length and target to numbers.
+
+On a GPU a row belongs to ``threads`` threads of a block (a block may hold several rows), or to a cluster of blocks when
+it is long. A thread keeps ``unroll`` vectors of ``vector`` elements in registers from pass to pass (QuACK's row kernels
+do so, with clusters for the longest). A kernel of one pass keeps nothing, and a row too long for a cluster's registers
+is read again by each pass: both *loop* over the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.residency import residency
+from jitgen.ir.program import Kernel
+from jitgen.spec import Target
+
+BLOCK_THREADS = 512
+SHORT_BLOCK_THREADS = 128
+THREAD_BYTES = 64
+"""Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
+HELD_BYTES = 128
+"""Bytes of its row a thread holds before a block of more threads is better."""
+MOST_THREADS = 1024
+MOST_HELD_BYTES = 160
+"""Bytes a thread of the largest block can hold beside what it computes with; measured on an H200."""
+WARP = 32
+FEW_ELEMENTS = 32
+RESIDENT_THREADS = 1024
+"""Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
+MOST_THREADS = 1024
+"""Threads of a Triton block for a row that fills their registers: one block of a multiprocessor, but read once."""
+HELD_IN_BLOCK = 32
+"""Elements of a Triton block a thread holds: Triton keeps more beside them than a kernel with its own loops does. Half
+as many where they take two registers, or each takes an access, hence an address, of its own."""
+MAX_CLUSTER = 8
+STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+MIN_BESIDE, MAX_BESIDE = 16, 32
+"""Neighbouring rows of a block whose elements are neighbours in memory: a sector of 32 bytes or more of each."""
+
+CPU_BESIDE = 1024
+"""Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
+CPU_SHORT = 16
+"""Rows shorter than this are walked together too: one alone does not fill a vector."""
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """How rows are walked.
+
+    Attributes:
+        threads: of one row in one block (GPU), a power of two; 1 on the CPU.
+        rows: rows of one block.
+        cluster: blocks of one row.
+        vector: elements of one access.
+        unroll: vectors of one thread (resident), or started before the first is used (looping).
+        resident: whether the row is kept on chip between passes.
+        full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked (in
+            Triton, looping: a multiple of them).
+        wide: 64-bit indices.
+        blocks: that must fit a multiprocessor's registers together.
+    """
+
+    threads: int
+    rows: int
+    cluster: int
+    vector: int
+    unroll: int
+    resident: bool
+    full: bool
+    wide: bool
+    blocks: int = 1
+
+    @property
+    def block_threads(self) -> int:
+        return self.threads * self.rows
+
+    @property
+    def tile(self) -> int:
+        """Elements of a row that one block holds at once."""
+        return self.threads * self.vector * self.unroll
+
+
+def passes(kernel: Kernel) -> int:
+    """Passes over the row: one for each stage in which elements are reduced or stored."""
+    (body,) = kernel.bodies
+    stages = [
+        instruction.stage - (instruction.op == "reduce")
+        for instruction in body.instructions
+        if instruction.op == "reduce" or (instruction.op == "store" and not instruction.row)
+    ]
+    return max(stages) + 1
+
+
+def schedule(
+    kernel: Kernel, layouts: tuple[RowLayout, ...], geometries: tuple[RowGeometry, ...], target: Target, backend: str
+) -> RowSchedule:
+    """The schedule of ``kernel`` on ``target``, made by ``backend``."""
+    (layout,), (geometry,) = layouts, geometries
+    if target.kind == "cpu":
+        beside = layout.columns or geometry.length < CPU_SHORT
+        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, False, True)
+    if backend == "triton":
+        return _blocked(kernel, layout, geometry, target)
+    if layout.columns:
+        return _beside(kernel, layout, geometry)
+    return _threaded(kernel, layout, geometry, target)
+
+
+def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
+    then more threads, then more blocks."""
+    (body,) = kernel.bodies
+    length = max(geometry.length, 1)
+    sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
+    vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes)))
+    element = residency(body, None).bytes
+    if passes(kernel) == 1:
+        element = sum(sizes)
+    threads = 4
+    while threads < BLOCK_THREADS and threads * THREAD_BYTES < length * element:
+        threads *= 2
+    rows = max(1, SHORT_BLOCK_THREADS // threads)
+    if passes(kernel) == 1:
+        unroll = max(1, min(4, -(-length // (threads * vector))))
+        return RowSchedule(threads, rows, 1, vector, unroll, False, False, layout.wide)
+    if length * element > threads * HELD_BYTES:
+        threads = MOST_THREADS
+    if 2 * threads * MOST_HELD_BYTES < length * element <= BLOCK_THREADS * MAX_CLUSTER * MOST_HELD_BYTES:
+        # More and smaller blocks rather than a cluster of four large ones: their loads overlap its barriers better.
+        threads = BLOCK_THREADS
+    cluster = 1
+    while cluster < MAX_CLUSTER and length * element > threads * cluster * MOST_HELD_BYTES:
+        cluster *= 2
+    if target.capability < 90:
+        cluster = 1
+    needed = -(-length // (threads * cluster * vector))
+    unroll = next((step for step in STEPS if step >= needed), needed)
+    if unroll * vector * element > MOST_HELD_BYTES + vector * element:
+        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, False, layout.wide)
+    full = threads * cluster * vector * unroll == length
+    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, full, layout.wide)
+    # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
+    roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
+    return replace(schedule, blocks=max(1, RESIDENT_THREADS // schedule.block_threads) if roomy else 1)
+
+
+def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
+    """Neighbouring elements of neighbouring rows: a warp's lanes take a row each, and several warps share the rows."""
+    threads = 4
+    while threads < MOST_THREADS // WARP and threads * 4 < geometry.length:
+        threads *= 2
+    unroll = max(1, min(8, geometry.length // threads))
+    return RowSchedule(threads, WARP, 1, 1, unroll, False, False, layout.wide)
+
+
+def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """The schedule of a Triton program: a block of ``rows`` by ``tile`` elements, both powers of two, in registers.
+
+    Triton itself spreads the block over the threads, so ``threads`` only says how many there are for a row. AMD's
+    warps are twice as wide, and so are its blocks.
+    """
+    (body,) = kernel.bodies
+    length = max(geometry.length, 1)
+    sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
+    double = any(i.dtype in ("float64", "int64") and not i.row for i in body.instructions)
+    unit = layout.beside_unit if layout.columns else layout.unit
+    single = unit * max(sizes) < ACCESS_BYTES or ("strided" in layout.operands and not layout.columns)
+    held = HELD_IN_BLOCK // 2 if double or single else HELD_IN_BLOCK
+    aim = min(held, THREAD_BYTES // max(sizes))
+    padded = 1 << (length - 1).bit_length()
+    if layout.columns:
+        beside = min(MAX_BESIDE, max(MIN_BESIDE, THREAD_BYTES // max(sizes)))
+        rows = min(SHORT_BLOCK_THREADS, max(beside, aim * SHORT_BLOCK_THREADS // padded))
+        threads = SHORT_BLOCK_THREADS // rows
+    else:
+        rows, threads = SHORT_BLOCK_THREADS, 1
+    while threads * rows < BLOCK_THREADS and threads * aim < padded:
+        threads *= 2
+        if not layout.columns:
+            rows = max(1, SHORT_BLOCK_THREADS // threads)
+    if padded == MOST_THREADS * held and rows == 1 and target.kind != "hip":
+        threads = MOST_THREADS
+    resident = padded <= threads * held
+    tile = padded if resident else threads * aim
+    vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
+    full = geometry.length > 0 and length % tile == 0
+    return RowSchedule(threads, rows, 1, vector, max(1, tile // (threads * vector)), resident, full, layout.wide)

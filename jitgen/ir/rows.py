@@ -1,0 +1,289 @@
+"""Row reductions: which results one kernel can compute, row by row.
+
+A *row region* iterates over ``(outer..., row...)``: for every index of the outer dimensions it walks one row, as often
+as its reductions depend on one another, and combines elements of the row with values of the whole row. Softmax is one:
+the maximum, then the sum of exponentials, then the quotients. So is any pointwise work before, between and after
+reductions over the same dimensions, with several results, of which some may have one element per row.
+
+``group`` finds the results that such a region can hold. What does not fit is materialized: computed by a kernel of its
+own into a temporary, which always gives the right answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.regions import Region, Store
+from jitgen.ir.symbols import Size
+from jitgen.ir.views import Mover
+
+KINDS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
+"""What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
+
+Materialize = Callable[[Node], Node]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a reduction: its operand's shape and the dimensions it reduces."""
+
+    shape: Shape
+    dims: tuple[int, ...]
+
+
+def has_reduce(node: Node) -> bool:
+    return any(part.op == "reduce" for part in topological([node]))
+
+
+def group(results: Sequence[Node], mover: Mover, materialize: Materialize) -> tuple[list[Region], list[Node | None]]:
+    """Row regions for what they can hold of ``results``, and the other results with their reductions materialized.
+
+    Returns:
+        the regions, whose stores name results by position, and a list as long as ``results``: None where a region
+        computes the result, else the node a pointwise kernel shall compute.
+    """
+    gathered: dict[_Rows, list[Store]] = {}
+    rest: list[Node | None] = list(results)
+    for position, node in enumerate(results):
+        if not has_reduce(node):
+            continue
+        rows, store = _as_rows(position, node, mover, materialize)
+        if rows is None or store is None:
+            rest[position] = _without_reductions(node, mover, materialize)
+        else:
+            gathered.setdefault(rows, []).append(store)
+            rest[position] = None
+    for position, node in enumerate(results):
+        if rest[position] is not None and not has_reduce(node) and node.op != "cat":
+            joined = _joins(node, gathered)
+            if joined is not None:
+                gathered[joined].append(Store(position, node))
+                rest[position] = None
+    return [_rows_last(rows, stores, mover) for rows, stores in gathered.items()], rest
+
+
+def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
+    """The rows over which ``node`` can be computed, and its store in their iteration space."""
+    outermost = next(_outermost(node))
+    rows = _Rows(outermost.inputs[0].shape, outermost.attrs[1])
+    store = Store(position, node)
+    full, kept = rows.shape, tuple(1 if d in rows.dims else size for d, size in enumerate(rows.shape))
+    for dim, size in enumerate(kept):
+        shape = store.value.shape
+        if size == 1 and len(shape) < len(kept) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
+            shape = (*shape[:dim], 1, *shape[dim:])
+            moved = mover.move(store.value, ("unsqueeze", dim), shape)
+            store = Store(position, moved, (*store.movements, (("unsqueeze", dim), shape)))
+    if store.value.shape not in (full, kept):
+        return None, None
+    if store.value.shape == full and not _is_run(rows.dims):
+        return None, None  # a row of the result would be no run of even strides
+    value = _fit(store.value, rows, mover, materialize)
+    return (None, None) if value is None else (rows, Store(position, value, store.movements))
+
+
+def _is_run(dims: Sequence[int]) -> bool:
+    """Whether ``dims`` follow one another, so that they are one in a dense tensor."""
+    return tuple(dims) == tuple(range(dims[0], dims[0] + len(dims)))
+
+
+def _outermost(node: Node) -> Iterator[Node]:
+    """Reductions reached from ``node`` without passing another, first the first met."""
+    stack, seen = [node], set()
+    while stack:
+        part = stack.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if part.op == "reduce":
+            yield part
+        else:
+            stack.extend(reversed(part.inputs))
+
+
+def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:
+    """``root`` with what a row region cannot compute materialized; None where nothing is reduced over ``rows``."""
+    kept = tuple(1 if d in rows.dims else size for d, size in enumerate(rows.shape))
+
+    def whole(node: Node, rebuilt: Node) -> Node:
+        # What is reduced may itself come from reductions over other rows: it is computed first, as one.
+        if _is_over(node, rows) and any(_is_foreign(part, rows) for part in topological(node.inputs)):
+            return mover.builder.like(node, [materialize(node.inputs[0])])
+        return rebuilt
+
+    def part(node: Node, rebuilt: Node) -> Node:
+        if node.op == "cat" or _is_foreign(node, rows):
+            return materialize(rebuilt)
+        if node.op == "view" and has_reduce(rebuilt):
+            source = rebuilt.inputs[0]
+            if not (node.attrs[0] == "expand" and source.shape == kept and node.shape == rows.shape):
+                return mover.builder.like(rebuilt, [materialize(source)])
+        return rebuilt
+
+    result = _rewrite(_rewrite(root, mover, whole), mover, part)
+    return result if has_reduce(result) else None
+
+
+def _is_over(node: Node, rows: _Rows) -> bool:
+    return node.op == "reduce" and (node.inputs[0].shape, node.attrs[1]) == (rows.shape, rows.dims)
+
+
+def _is_foreign(node: Node, rows: _Rows) -> bool:
+    return node.op == "reduce" and not _is_over(node, rows)
+
+
+def _rewrite(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:
+    """``root`` with every node replaced by ``change(node, node over the replaced inputs)``."""
+    memo: dict[int, Node] = {}
+    for node in topological([root]):
+        children = [memo[id(child)] for child in node.inputs]
+        same = all(a is b for a, b in zip(children, node.inputs, strict=True))
+        memo[id(node)] = change(node, node if same else mover.builder.like(node, children))
+    return memo[id(root)]
+
+
+def _without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
+    """``root`` with every reduction read from a temporary."""
+
+    def read(node: Node, rebuilt: Node) -> Node:
+        if node.op == "reduce":
+            return materialize(node)
+        return mover.move(rebuilt.inputs[0], node.attrs, node.shape) if node.op == "view" else rebuilt
+
+    return _rewrite(root, mover, read)
+
+
+# ------------------------------------------------------------------------------------------------- few, long rows
+
+PARTS = 512
+LONG_ROW = 2**18
+FEW_ROWS = 64
+"""Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep
+one block or one thread busy, and a sum of so many terms in one sequence would lose digits."""
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
+
+
+def split_long_rows(root: Node, mover: Mover, materialize: Materialize) -> Node:
+    """``root`` with each reduction of few long rows made of a reduction of their parts, and of what is left over.
+
+    The number of parts is fixed, so the order of a sum depends on the row's length alone. argmax and argmin stay whole.
+    """
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        if node.op != "reduce" or node.attrs[0] not in _COMBINE:
+            return rebuilt
+        dims = node.attrs[1]
+        outer = [dim for dim in range(len(node.shape)) if dim not in dims]
+        length = symbols.product(node.inputs[0].shape[dim] for dim in dims)
+        count = symbols.product(node.inputs[0].shape[dim] for dim in outer)
+        long = mover.decide(symbols.compare("ge", length, LONG_ROW))
+        if not long or not mover.decide(symbols.compare("le", count, FEW_ROWS)):
+            return rebuilt
+        return _in_parts(rebuilt, outer, length, mover, materialize)
+
+    return _rewrite(root, mover, change) if has_reduce(root) else root
+
+
+def _in_parts(node: Node, outer: list[int], length: Size, mover: Mover, materialize: Materialize) -> Node:
+    kind, dims = node.attrs
+    value = node.inputs[0]
+    accumulator = "float32" if node.dtype in ("float16", "bfloat16") else node.dtype
+    order = (*outer, *dims)
+    if order != tuple(range(len(order))):
+        value = mover.move(value, ("permute", order), tuple(value.shape[dim] for dim in order))
+    if value.dtype != accumulator:
+        value = mover.builder.make("cast", (value,), accumulator, value.shape, (), node.location)
+    rank = len(outer)
+    lead = value.shape[:rank]
+    flat = mover.move(value, ("reshape",), (*lead, length))
+
+    def combine(operand: Node) -> Node:
+        shape = (*operand.shape[:-1], 1)
+        attrs = (kind, (len(shape) - 1,))
+        return mover.builder.make("reduce", (operand,), accumulator, shape, attrs, node.location)
+
+    each = symbols.floordiv(length, PARTS)
+    even = symbols.mul(each, PARTS)
+    body = mover.slice(flat, rank, 0, even)  # type: ignore[arg-type]
+    parts = combine(mover.move(body, ("reshape",), (*lead, PARTS, each)))  # type: ignore[arg-type]
+    total = combine(materialize(mover.move(parts, ("squeeze", rank + 1), (*lead, PARTS))))
+    if not mover.decide(symbols.compare("eq", even, length)):
+        rest = mover.slice(flat, rank, even, symbols.sub(length, even))  # type: ignore[arg-type]
+        left = materialize(combine(rest))
+        total = mover.builder.make(_COMBINE[kind], (total, left), accumulator, total.shape, (), node.location)
+    if total.dtype != node.dtype:
+        total = mover.builder.make("cast", (total,), node.dtype, total.shape, (), node.location)
+    for _ in range(len(dims) - 1):
+        total = mover.move(total, ("unsqueeze", rank), (*total.shape[:rank], 1, *total.shape[rank:]))
+    back = tuple(order.index(dim) for dim in range(len(order)))
+    if back != tuple(range(len(back))):
+        total = mover.move(total, ("permute", back), node.shape)
+    return total
+
+
+def _joins(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
+    """The rows among which a pointwise result costs nothing extra to read: same space, and a tensor in common."""
+    leaves = {id(part) for part in topological([node]) if part.op in ("input", "view")}
+    if any(part.op == "cat" for part in topological([node])):
+        return None
+    for rows, stores in gathered.items():
+        read = topological(store.value for store in stores)
+        if node.shape == rows.shape and _is_run(rows.dims) and any(id(part) in leaves for part in read):
+            return rows
+    return None
+
+
+def _rows_last(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
+    """The region, with its dimensions permuted so that the row's come last."""
+    outer = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
+    order = (*outer, *rows.dims)
+    shape = tuple(rows.shape[dim] for dim in order)
+    if order != tuple(range(len(order))):
+        stores = [
+            Store(
+                store.result,
+                mover.move(store.value, ("permute", order), tuple(store.value.shape[dim] for dim in order)),
+                (*store.movements, (("permute", order), tuple(store.value.shape[dim] for dim in order))),
+            )
+            for store in stores
+        ]
+    return Region(shape, tuple(stores), len(rows.dims))
+
+
+def varies(node: Node, dims: Sequence[int]) -> bool:
+    """Whether ``node`` may differ along any of ``dims``: False only where it evidently does not."""
+    if node.op in ("const", "scalar"):
+        return False
+    if all(node.shape[dim] == 1 for dim in dims):
+        return False
+    if node.op == "view":
+        if node.attrs[0] == "reshape":
+            return True
+        sources = [_source_dim(node, dim) for dim in dims]
+        return varies(node.inputs[0], [dim for dim in sources if dim is not None])
+    if node.op == "iota":
+        return node.attrs[0] in dims
+    if node.op in ("input", "cat"):
+        return any(node.shape[dim] != 1 for dim in dims)
+    if node.op == "reduce":
+        return any(dim not in node.attrs[1] for dim in dims)
+    return any(varies(child, dims) for child in node.inputs)
+
+
+def _source_dim(view: Node, dim: int) -> int | None:
+    """The dimension of the view's source that ``dim`` walks; None where it walks none."""
+    kind = view.attrs[0]
+    source = view.inputs[0]
+    if kind == "permute":
+        return view.attrs[1][dim]
+    if kind == "unsqueeze":
+        return None if dim == view.attrs[1] else dim - (dim > view.attrs[1])
+    if kind == "squeeze":
+        return dim + (dim >= view.attrs[1])
+    if kind == "expand" and (source.op in ("const", "scalar") or (source.shape[dim] == 1 and view.shape[dim] != 1)):
+        return None
+    return dim

@@ -1,0 +1,454 @@
+"""Rows of torch's reductions: sums, products, extrema, and what is composed of them.
+
+Everything is written with ``reduce`` nodes, which keep their dimensions as sizes of 1, and pointwise ones; which share
+a kernel is decided later (``ir/rows.py``). Formulas are the careful ones: variance from deviations, exponentials
+after subtracting the maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node
+from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.movement import dimension, flatten, unsqueeze, view
+from jitgen.trace.numbers import unwrap
+from jitgen.trace.pointwise import truth, where
+from jitgen.trace.table import row
+from jitgen.trace.typing import expand, float_dtype, operand, pointwise
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+Dims = Any  # None, an int, or a sequence of ints
+
+
+def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
+    """The dimensions torch means by ``dim``: all of them for None or ()."""
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return tuple(range(len(input.shape)))
+    chosen = [dimension(input, d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"dim {tuple(chosen)} names a dimension twice")
+    return tuple(sorted(chosen)) if input.shape else ()
+
+
+def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str | None = None) -> Node:
+    """``kind`` over ``dims``, which stay as sizes of 1."""
+    dtype = dtype or input.dtype
+    if not dims:
+        if kind in ("argmax", "argmin"):
+            return expand(trace, operand(trace, 0, "int64"), input.shape)
+        return trace.cast(input, dtype)
+    shape = tuple(1 if dim in dims else size for dim, size in enumerate(input.shape))
+    return trace.make("reduce", (input,), dtype, shape, (kind, tuple(dims)))
+
+
+def kept(trace: Trace, node: Node, dims: Sequence[int], keepdim: bool) -> Node:
+    """``node``, a reduction over ``dims``, with or without these dimensions."""
+    for dim in () if keepdim else reversed(dims):
+        node = view(trace, node, ("squeeze", dim), (*node.shape[:dim], *node.shape[dim + 1 :]))
+    return node
+
+
+def like(trace: Trace, node: Node, input: Node) -> Node:
+    """A reduction spread over ``input``'s shape again."""
+    return expand(trace, node, input.shape)
+
+
+def count(input: Node, dims: Sequence[int]) -> Any:
+    """How many elements a reduction over ``dims`` combines."""
+    return symbols.product(input.shape[dim] for dim in dims)
+
+
+def _as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Node:
+    name = dtype_name(dtype) if dtype is not None else input.dtype
+    if dtype is None and not DTYPES[name].is_floating_point:
+        raise TypeError(f"expected a floating tensor or dtype=, got {input.dtype}; as in torch")
+    return trace.cast(input, name)
+
+
+def _nonempty(trace: Trace, input: Node, dims: Sequence[int], name: str) -> None:
+    if any(trace.guards.hint(input.shape[dim]) == 0 for dim in dims):
+        raise IndexError(f"{name}: expected the reduced dimensions to have a size other than 0")
+
+
+# ---------------------------------------------------------------------------------------------------- plain reductions
+
+
+@row("sum")
+def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
+    dims = dims_of(input, kw.get("axis", dim))
+    name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
+    return kept(trace, reduce(trace, "sum", trace.cast(input, name), dims), dims, keepdim)
+
+
+@row("mean")
+def mean(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
+    input, dims = _as_float(trace, input, dtype), dims_of(input, kw.get("axis", dim))
+    return kept(trace, _mean(trace, input, dims), dims, keepdim)
+
+
+def _mean(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
+    return pointwise(trace, "div", reduce(trace, "sum", input, dims), _number(count(input, dims)))
+
+
+def _number(value: Any) -> Any:
+    return symbols.mul(value, 1.0)
+
+
+@row("prod")
+def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    dims = dims_of(input, dim)
+    name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
+    return kept(trace, reduce(trace, "prod", trace.cast(input, name), dims), dims, keepdim)
+
+
+@row("amax")
+def amax(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
+    dims = dims_of(input, dim)
+    _nonempty(trace, input, dims, "amax")
+    return kept(trace, reduce(trace, "max", input, dims), dims, keepdim)
+
+
+@row("amin")
+def amin(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
+    dims = dims_of(input, dim)
+    _nonempty(trace, input, dims, "amin")
+    return kept(trace, reduce(trace, "min", input, dims), dims, keepdim)
+
+
+@row("aminmax")
+def aminmax(trace: Trace, input: Node, *, dim: Any = None, keepdim: bool = False) -> Any:
+    return torch.return_types.aminmax((amin(trace, input, dim, keepdim), amax(trace, input, dim, keepdim)))
+
+
+@row("max")
+def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+    other = kw.get("other", dim)
+    if isinstance(other, Node):
+        return pointwise(trace, "maximum", input, other)
+    if dim is None:
+        return amax(trace, input)
+    return torch.return_types.max((amax(trace, input, dim, keepdim), argmax(trace, input, dim, keepdim)))
+
+
+@row("min")
+def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
+    other = kw.get("other", dim)
+    if isinstance(other, Node):
+        return pointwise(trace, "minimum", input, other)
+    if dim is None:
+        return amin(trace, input)
+    return torch.return_types.min((amin(trace, input, dim, keepdim), argmin(trace, input, dim, keepdim)))
+
+
+def _arg(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Node:
+    if dim is None:
+        flat = flatten(trace, input)
+        index = kept(trace, reduce(trace, kind, flat, (0,), "int64"), (0,), False)
+        for place in range(len(input.shape) if keepdim else 0):
+            index = unsqueeze(trace, index, place)
+        return index
+    dims = dims_of(input, int(dim))
+    _nonempty(trace, input, dims, kind)
+    return kept(trace, reduce(trace, kind, input, dims, "int64"), dims, keepdim)
+
+
+@row("argmax")
+def argmax(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) -> Node:
+    return _arg(trace, "argmax", input, dim, keepdim)
+
+
+@row("argmin")
+def argmin(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) -> Node:
+    return _arg(trace, "argmin", input, dim, keepdim)
+
+
+@row("any")
+def any_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
+    dims = dims_of(input, dim)
+    return kept(trace, _as_torch(trace, reduce(trace, "any", truth(trace, input), dims), input), dims, keepdim)
+
+
+@row("all")
+def all_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
+    dims = dims_of(input, dim)
+    return kept(trace, _as_torch(trace, reduce(trace, "all", truth(trace, input), dims), input), dims, keepdim)
+
+
+def _as_torch(trace: Trace, result: Node, input: Node) -> Node:
+    """any and all give bool, but uint8 for uint8."""
+    return trace.cast(result, "uint8") if input.dtype == "uint8" else result
+
+
+@row("count_nonzero")
+def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
+    return sum_(trace, trace.cast(truth(trace, input), "int64"), dim)
+
+
+# ------------------------------------------------------------------------------------------------- variance and norms
+
+
+def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -> tuple[Node, Node]:
+    """(variance, mean), from the deviations; the sizes of ``dims`` stay as 1."""
+    middle = _mean(trace, input, dims)
+    apart = pointwise(trace, "sub", input, like(trace, middle, input))
+    total = reduce(trace, "sum", pointwise(trace, "mul", apart, apart), dims)
+    divisor = symbols.sub(_number(count(input, dims)), float(correction))
+    if not isinstance(divisor, symbols.Expr):
+        divisor = max(divisor, 0.0)
+    return pointwise(trace, "div", total, divisor), middle
+
+
+def _correction(unbiased: Any, correction: Any) -> Any:
+    if correction is not None:
+        return correction
+    return 1 if unbiased is None or unbiased else 0
+
+
+def _dim_and_unbiased(dim: Any, unbiased: Any) -> tuple[Any, Any]:
+    """torch.var(x, True) means unbiased; torch.var(x, 1) a dimension."""
+    return (None, dim) if isinstance(dim, bool) else (dim, unbiased)
+
+
+@row("var")
+def var(
+    trace: Trace, input: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+) -> Node:
+    dim, unbiased = _dim_and_unbiased(dim, unbiased)
+    dims = dims_of(input, dim)
+    return kept(trace, _variance(trace, input, dims, _correction(unbiased, correction))[0], dims, keepdim)
+
+
+@row("std")
+def std(
+    trace: Trace, input: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+) -> Node:
+    return pointwise(trace, "sqrt", var(trace, input, dim, unbiased, keepdim, correction=correction))
+
+
+@row("var_mean")
+def var_mean(
+    trace: Trace, input: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+) -> tuple[Node, Node]:
+    dim, unbiased = _dim_and_unbiased(dim, unbiased)
+    dims = dims_of(input, dim)
+    found = _variance(trace, input, dims, _correction(unbiased, correction))
+    return tuple(kept(trace, node, dims, keepdim) for node in found)  # type: ignore[return-value]
+
+
+@row("std_mean")
+def std_mean(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> tuple[Node, Node]:
+    variance, middle = var_mean(trace, input, *arguments, **keywords)
+    return pointwise(trace, "sqrt", variance), middle
+
+
+def _norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
+    """The vector norm, dimensions kept; the 2-norm of halves is summed in float32."""
+    p = 2.0 if p in (None, "fro") else float(p)
+    size = pointwise(trace, "abs", input)
+    if p == math.inf:
+        return reduce(trace, "max", size, dims)
+    if p == -math.inf:
+        return reduce(trace, "min", size, dims)
+    if p == 0:
+        return reduce(trace, "sum", trace.cast(truth(trace, input), input.dtype), dims)
+    if p == 1:
+        return reduce(trace, "sum", size, dims)
+    if p == 2:
+        return pointwise(trace, "sqrt", reduce(trace, "sum", pointwise(trace, "mul", input, input), dims))
+    total = reduce(trace, "sum", pointwise(trace, "pow", size, p), dims)
+    return pointwise(trace, "pow", total, 1.0 / p)
+
+
+@row("norm")
+def norm(
+    trace: Trace,
+    input: Node,
+    p: Any = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: Any = None,
+) -> Node:
+    input, dims = _as_float(trace, input, dtype), dims_of(input, dim)
+    return kept(trace, _norm(trace, input, p, dims), dims, keepdim)
+
+
+@row("linalg_norm")
+def linalg_norm(
+    trace: Trace, A: Node, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Node:
+    of_matrices = len(A.shape) == 2 if dim is None else isinstance(dim, (tuple, list)) and len(dim) == 2
+    if ord is not None and of_matrices:
+        raise UnsupportedError("a matrix norm is not supported; torch.linalg.vector_norm is")
+    return norm(trace, A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
+
+
+@row("linalg_vector_norm", "vector_norm")
+def vector_norm(
+    trace: Trace, x: Node, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Node:
+    return norm(trace, x, ord, dim, keepdim, dtype=dtype)
+
+
+@row("normalize")
+def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Node:
+    dims = dims_of(input, dim)
+    size = pointwise(trace, "maximum", _norm(trace, input, p, dims), eps)
+    return pointwise(trace, "div", input, like(trace, size, input))
+
+
+# --------------------------------------------------------------------------------------------------------- softmax
+
+
+def _shifted(trace: Trace, input: Node, dims: Sequence[int]) -> tuple[Node, Node]:
+    """(input - max, max), the maximum with sizes of 1."""
+    top = reduce(trace, "max", input, dims)
+    return pointwise(trace, "sub", input, like(trace, top, input)), top
+
+
+@row("softmax")
+def softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Node:
+    input = _as_float(trace, input, dtype)
+    dims = dims_of(input, _softmax_dim(input, dim))
+    if not dims:
+        return pointwise(trace, "exp", pointwise(trace, "sub", input, input))
+    powers = pointwise(trace, "exp", _shifted(trace, input, dims)[0])
+    total = pointwise(trace, "reciprocal", reduce(trace, "sum", powers, dims))
+    return pointwise(trace, "mul", powers, like(trace, total, input))
+
+
+@row("log_softmax")
+def log_softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Node:
+    input = _as_float(trace, input, dtype)
+    dims = dims_of(input, _softmax_dim(input, dim))
+    if not dims:
+        return pointwise(trace, "sub", input, input)
+    shifted, _ = _shifted(trace, input, dims)
+    total = pointwise(trace, "log", reduce(trace, "sum", pointwise(trace, "exp", shifted), dims))
+    return pointwise(trace, "sub", shifted, like(trace, total, input))
+
+
+def _softmax_dim(input: Node, dim: Any) -> int:
+    if dim is None:
+        raise TypeError("softmax without dim is ambiguous; give dim=-1")
+    return int(dim)
+
+
+@row("logsumexp")
+def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> Node:
+    """max + log(sum(exp(x - max))); a maximum that is infinite is the result."""
+    input = trace.cast(input, float_dtype(input.dtype))
+    dims = dims_of(input, dim)
+    top = reduce(trace, "max", input, dims)
+    finite = pointwise(trace, "lt", pointwise(trace, "abs", top), math.inf, result="bool")
+    base = where(trace, finite, top, 0.0)
+    powers = pointwise(trace, "exp", pointwise(trace, "sub", input, like(trace, base, input)))
+    total = pointwise(trace, "log", reduce(trace, "sum", powers, dims))
+    return kept(trace, pointwise(trace, "add", total, base), dims, keepdim)
+
+
+# --------------------------------------------------------------------------------------------------- normalisations
+
+
+def _normalized_dims(input: Node, normalized_shape: Any) -> tuple[int, ...]:
+    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    rank = len(input.shape)
+    if len(sizes) > rank or not sizes:
+        raise ValueError(f"normalized_shape {tuple(sizes)} does not fit a tensor of {rank} dimensions")
+    return tuple(range(rank - len(sizes), rank))
+
+
+def _check_normalized(trace: Trace, input: Node, normalized_shape: Any) -> tuple[int, ...]:
+    dims = _normalized_dims(input, normalized_shape)
+    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    for dim, size in zip(dims, sizes, strict=True):
+        if not trace.guards.decide(symbols.compare("eq", input.shape[dim], unwrap(size))):
+            here = tuple(map(trace.guards.hint, input.shape))
+            raise ValueError(f"normalized_shape {tuple(sizes)} does not fit the last dimensions of {here}")
+    return dims
+
+
+@row("rms_norm")
+def rms_norm(
+    trace: Trace, input: Node, normalized_shape: Any, weight: Node | None = None, eps: float | None = None
+) -> Node:
+    dims = _check_normalized(trace, input, normalized_shape)
+    small = torch.finfo(DTYPES[input.dtype]).eps if eps is None else eps
+    square = _mean(trace, pointwise(trace, "mul", input, input), dims)
+    scale = pointwise(trace, "rsqrt", pointwise(trace, "add", square, small))
+    normal = pointwise(trace, "mul", input, like(trace, scale, input))
+    return normal if weight is None else pointwise(trace, "mul", normal, weight)
+
+
+@row("layer_norm", "native_layer_norm")
+def layer_norm(
+    trace: Trace,
+    input: Node,
+    normalized_shape: Any,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Node:
+    dims = _check_normalized(trace, input, normalized_shape)
+    middle = _mean(trace, input, dims)
+    apart = pointwise(trace, "sub", input, like(trace, middle, input))
+    variance = _mean(trace, pointwise(trace, "mul", apart, apart), dims)
+    scale = pointwise(trace, "rsqrt", pointwise(trace, "add", variance, eps))
+    normal = pointwise(trace, "mul", apart, like(trace, scale, input))
+    if weight is not None:
+        normal = pointwise(trace, "mul", normal, weight)
+    return normal if bias is None else pointwise(trace, "add", normal, bias)
+
+
+@row("cross_entropy")
+def cross_entropy(
+    trace: Trace,
+    input: Node,
+    target: Node,
+    weight: Node | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Node:
+    """Class indices over the last of (rows, classes), or (classes,): the chosen logit is a masked sum over the row."""
+    if weight is not None or len(input.shape) > 2 or DTYPES[target.dtype].is_floating_point:
+        raise UnsupportedError("cross_entropy takes (rows, classes) logits and class indices, without weights")
+    from jitgen.trace.reductions import reduce as combine
+
+    dim = len(input.shape) - 1
+    classes = input.shape[dim]
+    column = trace.make("iota", (), "int64", (classes,), (0,))
+    chosen = unsqueeze(trace, trace.cast(target, "int64"), len(target.shape))
+    here = pointwise(trace, "eq", expand(trace, column, input.shape), expand(trace, chosen, input.shape), result="bool")
+    shifted, _ = _shifted(trace, input, (dim,))
+    total = pointwise(trace, "log", combine(trace, "sum", pointwise(trace, "exp", shifted), (dim,)))
+    picked = combine(trace, "sum", where(trace, here, shifted, 0.0), (dim,))
+    loss = pointwise(trace, "sub", total, picked)
+    if label_smoothing:
+        even = pointwise(trace, "sub", total, _mean(trace, shifted, (dim,)))
+        kept_part = pointwise(trace, "mul", loss, 1.0 - label_smoothing)
+        loss = pointwise(trace, "add", kept_part, pointwise(trace, "mul", even, label_smoothing))
+    counted = pointwise(trace, "ne", chosen, ignore_index, result="bool")
+    loss = kept(trace, where(trace, counted, loss, 0.0), (dim,), False)
+    if reduction == "none":
+        return loss
+    dims = tuple(range(len(loss.shape)))
+    total_loss = kept(trace, combine(trace, "sum", loss, dims), dims, False)
+    if reduction == "sum":
+        return total_loss
+    if reduction != "mean":
+        raise ValueError(f"reduction must be 'none', 'sum' or 'mean', not {reduction!r}")
+    weights = trace.cast(kept(trace, counted, (dim,), False), loss.dtype)
+    return pointwise(trace, "div", total_loss, kept(trace, combine(trace, "sum", weights, dims), dims, False))

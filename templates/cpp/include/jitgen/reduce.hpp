@@ -1,0 +1,300 @@
+// Reductions on the host: accumulators the compiler keeps in vector registers, combined in a fixed order.
+//
+// A row is cut into blocks. Within a block, element i goes to lane i % lanes, so that the loop over neighbours is a loop
+// over independent accumulators and vectorises without reordering a sum. A block's lanes are combined as a tree, and
+// blocks pairwise as they come: after lanes and blocks, the error of a sum grows with the logarithm of the length
+// (pairwise summation, Higham 1993; PyTorch's cascade sum is of the same kind). The order depends on the length alone,
+// never on who computes which block, so any number of threads gives the same bits.
+//
+// A `Kind` says what is combined: `value` (of an element), `partial` (of several), `identity()`, `combine(a, b)`.
+#pragma once
+
+#include <stddef.h>
+
+#include "jitgen/arithmetic.hpp"
+#include "jitgen/exponential.hpp"
+#include "jitgen/parallel.hpp"
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
+
+#define JITGEN_MEMBER inline __attribute__((always_inline))
+
+namespace jitgen {
+
+constexpr int64_t lanes = 64;  // four vectors of floats at once hide the latency of one addition
+
+// -------------------------------------------------------------------------------------------------------------- kinds
+
+template <class T>
+constexpr T lowest = is_signed<T> ? static_cast<T>(uint64_t(1) << (8 * sizeof(T) - 1)) : T(0);
+template <class T>
+constexpr T highest = static_cast<T>(~static_cast<uint64_t>(lowest<T>));
+template <>
+constexpr float lowest<float> = -__builtin_inff();
+template <>
+constexpr double lowest<double> = -__builtin_inf();
+template <>
+constexpr float highest<float> = __builtin_inff();
+template <>
+constexpr double highest<double> = __builtin_inf();
+template <>
+constexpr bool highest<bool> = true;
+
+#define JITGEN_KIND(Name, first, a_with_b)                   \
+  template <class T>                                         \
+  struct Name {                                              \
+    using value = T;                                         \
+    using partial = T;                                       \
+    JITGEN_INLINE T identity() { return first; }             \
+    JITGEN_INLINE T combine(T a, T b) { return a_with_b; }   \
+  };
+JITGEN_KIND(Sum, T(0), a + b)
+JITGEN_KIND(Prod, T(1), a * b)
+// `b > a || b != b` and not maximum(a, b): the same result in two comparisons of which none waits for the other.
+JITGEN_KIND(Max, lowest<T>, (b > a) | (b != b) ? b : a)
+JITGEN_KIND(Min, highest<T>, (b < a) | (b != b) ? b : a)
+JITGEN_KIND(Any, T(0), a | b)
+JITGEN_KIND(All, T(1), a & b)
+#undef JITGEN_KIND
+
+// The extreme value and where it first is; `nowhere` stands for "none beyond the identity".
+constexpr int64_t nowhere = int64_t(1) << 62;
+
+template <class T>
+struct Found {
+  T value;
+  int64_t index;
+};
+
+// Whether a NaN or a more extreme value makes b replace a; an equal one does not.
+#define JITGEN_ARG_KIND(Name, first, beyond)                                                        \
+  template <class T>                                                                                \
+  struct Name {                                                                                     \
+    using value = T;                                                                                \
+    using partial = Found<T>;                                                                       \
+    JITGEN_INLINE partial identity() { return {first, nowhere}; }                                   \
+    JITGEN_INLINE bool replaces(T b, T a) { return (b beyond a) | ((b != b) & (a == a)); }          \
+    JITGEN_INLINE partial combine(partial a, partial b) {                                           \
+      const bool same = (a.value == b.value) | ((a.value != a.value) & (b.value != b.value));       \
+      return replaces(b.value, a.value) | (same & (b.index < a.index)) ? b : a;                     \
+    }                                                                                               \
+  };
+JITGEN_ARG_KIND(ArgMax, lowest<T>, >)
+JITGEN_ARG_KIND(ArgMin, highest<T>, <)
+#undef JITGEN_ARG_KIND
+
+// What a partial result means as the reduction's own: an index of nowhere says that every element is the identity, the
+// first of them included.
+template <class T>
+JITGEN_INLINE T settled(T partial) {
+  return partial;
+}
+template <class T>
+JITGEN_INLINE int64_t settled(Found<T> partial) {
+  return partial.index == nowhere ? 0 : partial.index;
+}
+
+// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: two thirds of the operations of exp. The
+// rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to -150; the last
+// factor then rounds a denormal result once.
+JITGEN_INLINE float exp_below(float x) {
+  constexpr float shift = detail::rounder + 64.0f + 127.0f;
+  const float bounded = x < -104.0f ? -104.0f : x;
+  const float shifted = detail::mul_add(bounded, 1.44269504f, shift);
+  const float n = shifted - shift;
+  const float r = detail::mul_add(n, 2.12194440e-4f, detail::mul_add(n, -0.693359375f, bounded));
+  const float p =
+      detail::horner(r, 0.00138144672f, 0.00836878084f, 0.0416683927f, 0.166665196f, 0.49999994f, 1.0f, 1.0f);
+  return p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+}
+JITGEN_INLINE double exp_below(double x) { return exp(x); }
+
+// -------------------------------------------------------------------------------------------------------------- lanes
+
+// `count` accumulators side by side: of one block of a row, or one for each of `count` neighbouring rows.
+template <class Kind, int64_t count = lanes, class Partial = typename Kind::partial>
+struct Lanes {
+  alignas(cache_line) Partial lane[count];
+
+  JITGEN_MEMBER void clear(int64_t used = count) {
+    for (int64_t j = 0; j < used; ++j) lane[j] = Kind::identity();
+  }
+  JITGEN_MEMBER void take(int64_t j, int64_t, typename Kind::value v) {
+    lane[j] = Kind::combine(lane[j], v);
+  }
+  JITGEN_MEMBER Partial at(int64_t j, int64_t) const { return lane[j]; }
+
+  // All lanes as one, as a tree: which lanes meet does not depend on how long the block is.
+  JITGEN_MEMBER Partial fold(int64_t) {
+#pragma GCC unroll 8
+    for (int64_t half = count / 2; half > 0; half /= 2) {
+      for (int64_t j = 0; j < half; ++j) lane[j] = Kind::combine(lane[j], lane[j + half]);
+    }
+    return lane[0];
+  }
+};
+
+// With an index: relative to the block's start, so that it is as wide as most values and both fit the same vectors.
+template <class Kind, int64_t count, class T>
+struct Lanes<Kind, count, Found<T>> {
+  static constexpr int32_t none = 0x7fffffff;
+  alignas(cache_line) T lane[count];
+  alignas(cache_line) int32_t index[count];
+
+  JITGEN_MEMBER void clear(int64_t used = count) {
+    for (int64_t j = 0; j < used; ++j) {
+      lane[j] = Kind::identity().value;
+      index[j] = none;
+    }
+  }
+  JITGEN_MEMBER void take(int64_t j, int64_t i, T v) {
+    const bool better = Kind::replaces(v, lane[j]);
+    lane[j] = better ? v : lane[j];
+    index[j] = better ? static_cast<int32_t>(i) : index[j];
+  }
+  JITGEN_MEMBER Found<T> at(int64_t j, int64_t start) const {
+    return {lane[j], index[j] == none ? nowhere : start + index[j]};
+  }
+  JITGEN_MEMBER Found<T> fold(int64_t start) const {
+    Found<T> best = at(0, start);
+    for (int64_t j = 1; j < count; ++j) best = Kind::combine(best, at(j, start));
+    return best;
+  }
+};
+
+// body(i, lane) for every i of [0, count), neighbours in different lanes.
+template <class Body>
+JITGEN_INLINE void each(int64_t count, const Body& body) {
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+#pragma omp simd
+    for (int64_t j = 0; j < lanes; ++j) body(i + j, j);
+  }
+  const int64_t rest = count - i;
+#pragma omp simd
+  for (int64_t j = 0; j < rest; ++j) body(i + j, j);
+}
+
+// ------------------------------------------------------------------------------------------------- threads and blocks
+
+// The threads that share a row: most often one. `memory` is where they leave what each block came to.
+struct Team {
+  int64_t thread;
+  int64_t threads;
+  char* memory;
+
+  JITGEN_INLINE Team alone() { return {0, 1, nullptr}; }
+  inline Range share(int64_t blocks) const { return jitgen::share(blocks, 1, thread, threads); }
+  // Wait until every thread of the team is here.
+  inline void meet() const {
+    if (threads > 1) {
+#pragma omp barrier
+    }
+  }
+};
+
+constexpr int64_t partial_bytes = 16;  // the largest partial result
+
+// Memory for a call, to be freed with __builtin_free; where there is none, a caller does without.
+JITGEN_INLINE char* room(int64_t bytes) { return static_cast<char*>(aligned_alloc(cache_line, (bytes + 63) & -64)); }
+
+// Partial results of blocks, given in order, combined pairwise: as many of them as the count has bits are open at once.
+template <class Kind>
+struct Pairwise {
+  using Partial = typename Kind::partial;
+  Partial open[48];
+  int64_t count = 0;
+
+  inline void add(Partial partial) {
+    int level = 0;
+    for (int64_t n = count++; n & 1; n >>= 1, ++level) partial = Kind::combine(open[level], partial);
+    open[level] = partial;
+  }
+  inline Partial result() const {
+    Partial all = Kind::identity();
+    bool any = false;
+    for (int level = 0; count >> level != 0; ++level) {
+      if (((count >> level) & 1) == 0) continue;
+      all = any ? Kind::combine(open[level], all) : open[level];
+      any = true;
+    }
+    return all;
+  }
+};
+
+// What the blocks of one row come to. Alone, a thread combines them as it goes; a team leaves them in its memory, and
+// after it has met each thread combines all of them the same way.
+template <class Kind>
+struct Blocks {
+  using Partial = typename Kind::partial;
+  Pairwise<Kind> pairwise;
+  Partial only = Kind::identity();  // the short way of rows of one block
+  Partial* shared;
+  int64_t count;
+
+  // `slot` tells the reductions of one kernel apart; each has room for `count` blocks.
+  JITGEN_MEMBER Blocks(const Team& team, int64_t slot, int64_t count)
+      : shared(team.threads > 1 ? reinterpret_cast<Partial*>(team.memory + slot * count * partial_bytes) : nullptr),
+        count(count) {}
+  JITGEN_MEMBER void put(int64_t block, Partial partial) {
+    if (shared != nullptr) {
+      shared[block] = partial;
+    } else if (count == 1) {
+      only = partial;
+    } else {
+      pairwise.add(partial);
+    }
+  }
+  JITGEN_MEMBER auto result() {
+    for (int64_t block = 0; shared != nullptr && block < count; ++block) pairwise.add(shared[block]);
+    return settled(count > 1 ? pairwise.result() : only);
+  }
+};
+
+// The same for a tile of neighbouring rows walked together: parts of their length, one partial result for each row.
+template <class Kind, int64_t width>
+struct Parts {
+  using Partial = typename Kind::partial;
+  Partial total[width];
+  Partial* shared;
+  int64_t count;
+
+  JITGEN_MEMBER Parts(const Team& team, int64_t slot, int64_t count)
+      : shared(team.threads > 1 ? reinterpret_cast<Partial*>(team.memory + slot * count * width * partial_bytes)
+                                : nullptr),
+        count(count) {
+    for (int64_t j = 0; j < width; ++j) total[j] = Kind::identity();
+  }
+  JITGEN_MEMBER void put(int64_t part, int64_t start, const Lanes<Kind, width>& of, int64_t rows) {
+    if (shared != nullptr) {
+      for (int64_t j = 0; j < rows; ++j) shared[part * width + j] = of.at(j, start);
+    } else {
+      for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], of.at(j, start));
+    }
+  }
+  template <class T>
+  JITGEN_MEMBER void result(T* row, int64_t rows) {
+    for (int64_t part = 0; shared != nullptr && part < count; ++part) {
+      for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], shared[part * width + j]);
+    }
+    for (int64_t j = 0; j < rows; ++j) row[j] = settled(total[j]);
+  }
+};
+
+// Elements of a part: about the square root of the length, so that neither the terms of a part nor the parts are many.
+JITGEN_INLINE int64_t part_of(int64_t length) {
+  int64_t part = 64;
+  while (part * part < length) part *= 2;
+  return part;
+}
+
+// Rows of a tile: as many as `width`, or fewer where that leaves a thread without a tile.
+JITGEN_INLINE int64_t tile_of(int64_t width, int64_t inner, int64_t others, int64_t threads) {
+  const int64_t each = (inner * others + threads - 1) / threads;
+  const int64_t whole = (each + cache_line - 1) / cache_line * cache_line;
+  return whole < width ? (whole > 0 ? whole : cache_line) : width;
+}
+
+}  // namespace jitgen

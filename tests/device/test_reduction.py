@@ -1,0 +1,181 @@
+"""Row reductions on a GPU, in both dialects, against float64 torch on the same (rounded) data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+Function = Callable[..., Any]
+LENGTHS = (1, 2, 3, 7, 8, 31, 32, 33, 100, 129, 1000, 1023, 1024, 1025, 4096, 5000, 8192, 16384, 16385, 20001, 32768)
+LENGTHS += (32769, 65536, 151936, 200000)
+"""Around every change of threads, cluster and residency."""
+
+
+def weight(x: torch.Tensor, start: float) -> torch.Tensor:
+    return torch.linspace(start, start + 1, x.shape[-1], device=x.device).to(x.dtype)
+
+
+FLOATING: dict[str, tuple[Function, float]] = {
+    "sum": (lambda x, w: x.sum(-1), 4),
+    "mean": (lambda x, w: x.mean(-1, keepdim=True), 4),
+    "variance": (lambda x, w: x.var(-1) if x.shape[-1] > 1 else x.sum(-1), 8),
+    "standard deviation": (lambda x, w: x.std(-1, correction=0), 8),
+    "norms": (lambda x, w: (x.norm(dim=-1), x.norm(1, dim=-1), x.norm(math.inf, dim=-1)), 4),
+    "logsumexp": (lambda x, w: x.logsumexp(-1), 8),
+    "softmax": (lambda x, w: F.softmax(x, -1), 16),
+    "log_softmax": (lambda x, w: F.log_softmax(x, -1), 16),
+    "rms_norm": (lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), 8),
+    "layer_norm": (lambda x, w: F.layer_norm(x, w.shape, w, w), 16),
+    "add and normalize": (lambda x, w: (x + w, F.rms_norm(x + w, w.shape, w, 1e-5)), 16),
+    "normalize": (lambda x, w: F.normalize(x, dim=-1), 8),
+    "two norms and a softmax": (lambda x, w: F.softmax(F.layer_norm(x, w.shape) * w, -1), 64),
+    "everything": (lambda x, w: (x.sum(), x.mean()), 16),
+    "columns": (lambda x, w: (x.sum(0), F.softmax(x, 0)), 16),
+}
+EXACT: dict[str, Function] = {
+    "extrema": lambda x, w: (x.amax(-1), x.amin(-1, keepdim=True), x.max(), x.amax(0)),
+    "places": lambda x, w: (x.argmax(-1), x.argmin(-1), x.max(-1)[1]),
+    "truth": lambda x, w: ((x > 2).any(-1), (x > -3).all(-1)),
+}
+
+
+def rows(length: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    count = max(2, min(70, 300_000 // length))
+    return torch.randn(count, length, device="cuda", generator=generator).to(dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, terms: float, length: int, size: float) -> None:
+    """Within the storage format's half unit, and ``terms`` roundings of float32 (growing with the row's logarithm)."""
+    assert got.shape == want.shape
+    half = torch.finfo(dtype).eps / 2 if dtype != torch.float64 else 0.0
+    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    bound = (half + terms * unit * (4 + math.log2(length))) * (want.abs() + size) + 1e-40
+    error = (got.double() - want).abs()
+    fine = (error <= bound) | (got.double() == want) | (got.isnan() & want.isnan())
+    assert fine.all(), f"{int((~fine).sum())} differ, the worst by {error[~fine].max().item()}"
+
+
+def results(value: Any) -> tuple[torch.Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_reductions(backend: str, dtype: torch.dtype, length: int) -> None:
+    x = rows(length, dtype, length)
+    w = weight(x, 0.5)
+    for name, (function, terms) in FLOATING.items():
+        got = results(jitgen.jit(backend=backend)(function)(x, w))
+        want = results(function(x.double(), w.double()))
+        size = max(1.0, x.double().abs().max().item()) * (
+            length**0.5 if name in ("sum", "everything", "columns") else 1
+        )
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours.dtype == dtype, name
+            close(ours, theirs, dtype, terms, max(length, x.shape[0]), size)
+    for name, function in EXACT.items():
+        got = results(jitgen.jit(backend=backend)(function)(x, w))
+        for ours, theirs in zip(got, results(function(x, w)), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [5, 1000, 4096, 40000])
+def test_special_rows(backend: str, dtype: torch.dtype, length: int) -> None:
+    x = rows(length, dtype, 1)[:6].repeat(2, 1)[:6].clone()
+    x[0] = -math.inf
+    x[1, length // 2] = math.nan
+    x[2, 0] = 60000.0  # one huge outlier
+    x[3] = 1e-40  # denormal in float32 and bfloat16, zero in float16
+    x[4, -1] = math.inf
+    w = weight(x, 0.5)
+    names = ("softmax", "log_softmax", "logsumexp", "rms_norm", "layer_norm", "sum", "norms")
+    for name in names:
+        function, terms = FLOATING[name]
+        got = results(jitgen.jit(backend=backend)(function)(x, w))
+        # On the CPU, where torch composes: its fused CUDA norms make a whole row NaN where one element is infinite.
+        wanted = results(function(x.double().cpu(), w.double().cpu()))
+        for ours, theirs in zip(got, (want.cuda() for want in wanted), strict=True):
+            overflow = theirs.abs() > torch.finfo(dtype).max
+            theirs = torch.where(overflow & ~theirs.isnan(), theirs.sign() * math.inf, theirs)
+            close(ours[5:], theirs[5:], dtype, 4 * terms, length, 4 * length**0.5)
+            assert torch.equal(ours.isnan(), theirs.isnan()), name
+    for function in EXACT.values():
+        for ours, theirs in zip(
+            results(jitgen.jit(backend=backend)(function)(x, w)), results(function(x, w)), strict=True
+        ):
+            assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_quantisation_of_rows_is_one_kernel(backend: str) -> None:
+    def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = x.abs().amax(-1, keepdim=True).float() / 127
+        return (x.float() / scale).round().clamp(-127, 127).to(torch.int8), scale[:, 0]
+
+    function = jitgen.jit(backend=backend)(quantize)
+    x = rows(4096, torch.bfloat16, 3)
+    codes, scale = function(x)
+    assert len(function.lower(x).kernels) == 1
+    want_codes, want_scale = (want.cuda() for want in quantize(x.cpu()))  # CUDA eager divides by a number inexactly
+    assert torch.equal(scale, want_scale)
+    assert (codes.int() - want_codes.int()).abs().max() <= 1
+    assert (codes != want_codes).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0), (1, 1)])
+def test_degenerate_shapes(backend: str, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, device="cuda")
+    for function in (lambda x: x.sum(-1), lambda x: x.prod(-1), lambda x: F.softmax(x, -1), lambda x: (x > 0).all(-1)):
+        assert torch.equal(jitgen.jit(backend=backend)(function)(x), function(x))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_the_same_call_gives_the_same_bits(backend: str) -> None:
+    x = rows(151936, torch.float32, 4)
+    for function in (lambda x: F.softmax(x, -1), lambda x: x.sum(), lambda x: x.sum(0)):
+        jitted = jitgen.jit(backend=backend)(function)
+        first = jitted(x)
+        assert all(torch.equal(first, jitted(x)) for _ in range(5))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool])
+def test_integers(backend: str, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2 if dtype == torch.bool else 100, (37, 1003), device="cuda").to(dtype)
+    for function in (
+        lambda x: (x.sum(-1), x.sum(), x.any(-1), x.all(0)),
+        lambda x: (x.amax(-1), x.amin(0), x[:, :7].prod(-1)),
+    ):
+        for ours, theirs in zip(jitgen.jit(backend=backend)(function)(x), function(x), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_strided_and_several_dimensions(backend: str) -> None:
+    x = torch.randn(6, 20, 33, 8, device="cuda")
+    cases: tuple[Function, ...] = (
+        lambda x: x.sum((1, 2)),
+        lambda x: x.mean((0, 2), keepdim=True),
+        lambda x: F.softmax(x.transpose(1, 3), -1),
+        lambda x: F.layer_norm(x[:, ::2, 1:], (32, 8)),
+        lambda x: x.permute(3, 1, 0, 2).amax((1, 3)),
+        lambda x: x.expand(2, *x.shape).sum(0),
+    )
+    for function in cases:
+        ours, theirs = jitgen.jit(backend=backend)(function)(x), function(x.double())
+        close(ours, theirs, torch.float32, 16, 1000, 20)

@@ -1,0 +1,247 @@
+"""Row reductions in C++: against float64 torch, at every length where the generated code changes its way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from jitgen_cases import lowered
+from numeric import reference
+
+import jitgen
+
+SHORT = (1, 2, 3, 7, 8, 15)
+LONG = (16, 17, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 20000)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+FLOATS = tuple(TOLERANCE)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+
+
+def rows(length: int, dtype: torch.dtype, count: int = 7) -> torch.Tensor:
+    """Random rows; of floats: all -inf, with a NaN, with one huge outlier, denormal, positive."""
+    if dtype == torch.bool:
+        return torch.rand(count, length) < 0.9
+    if not dtype.is_floating_point:
+        return torch.randint(0 if dtype == torch.uint8 else -9, 10, (count, length)).to(dtype)
+    x = torch.randn(count, length).to(dtype)
+    x[1] = -math.inf
+    x[2, length // 2] = math.nan
+    x[3, length - 1] = 1e4
+    x[4] = torch.finfo(dtype).tiny / 4
+    x[5] = x[5].abs()
+    return x
+
+
+def check(function: Callable[..., Any], *arguments: torch.Tensor) -> None:
+    """Results of ``function`` have torch's dtypes and shapes, and float64's values."""
+    got, plain, exact = jitgen.jit(function)(*arguments), function(*arguments), reference(function, *arguments)
+    for number, (a, b, c) in enumerate(zip(*map(_leaves, (got, plain, exact)), strict=True)):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), number
+        if a.is_floating_point():
+            spread = TOLERANCE[a.dtype]
+            close = torch.isclose(a.double(), c.to(a.dtype).double(), spread, spread, equal_nan=True)
+        else:
+            close = a == c
+        assert close.all(), f"result {number}: {a[~close][:4]} for {c[~close][:4]}"
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for part in value:
+            yield from _leaves(part)
+
+
+def plain(x: torch.Tensor) -> Any:
+    found = (x != 0).any(-1), (x != 0).all(-1)
+    return (x.sum(-1), x.amax(-1), x.amin(-1, keepdim=True), x.argmax(-1), x.argmin(-1, keepdim=True), *found)
+
+
+def truths(x: torch.Tensor) -> Any:
+    """torch has no argmax of bool."""
+    return x.any(-1), x.all(-1), x.amax(-1), x.amin(-1), x.sum(-1)
+
+
+def statistics(x: torch.Tensor) -> Any:
+    spread = x.std(-1, correction=0), x.var(-1, correction=0)
+    return x.mean(-1), x.prod(-1), spread, x.norm(1, -1), x.norm(dim=-1), x.norm(math.inf, -1), x.logsumexp(-1)
+
+
+def normalisations(x: torch.Tensor) -> Any:
+    soft, size = F.softmax(x, -1), (x.shape[-1],)
+    return soft, F.log_softmax(x, -1), F.rms_norm(x, size, eps=1e-5), F.layer_norm(x, size), F.normalize(x, dim=-1)
+
+
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+def test_plain_reductions_are_exact_or_close(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
+    for length in lengths:
+        check(plain, rows(length, dtype))
+
+
+def test_reductions_of_bool() -> None:
+    for length in (*SHORT, *LONG):
+        check(truths, rows(length, torch.bool))
+
+
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("function", [statistics, normalisations])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_compositions_are_close(dtype: torch.dtype, function: Callable[..., Any], lengths: tuple[int, ...]) -> None:
+    for length in lengths:
+        check(function, rows(length, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_columns(dtype: torch.dtype) -> None:
+    def columns(x: torch.Tensor) -> Any:
+        return x.sum(0), x.amax(0, keepdim=True), x.argmin(0), (x > 0).all(0)
+
+    for shape in ((1, 5), (3, 1), (63, 64), (129, 1000), (5000, 3), (64, 4097)):
+        check(columns, rows(shape[1], dtype, max(shape[0], 7))[: shape[0]])
+
+
+def test_columns_in_several_passes() -> None:
+    def columns(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        return F.softmax(x, 0), ((x - x.mean(0)) * w[:, None] + b, x.var(0, correction=0))
+
+    for shape in ((2, 5), (129, 1000), (3000, 3)):
+        check(columns, torch.randn(shape), torch.randn(shape[0]), torch.randn(shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((4, 5, 6), (1, 2)), ((4, 5, 6), (0, 2)), ((4, 5, 6), 1), ((4, 5, 6), (0, 1)), ((4, 1, 6), 1), ((2, 3, 4, 5), -2)],
+)
+def test_dimensions(shape: tuple[int, ...], dims: Any) -> None:
+    check(lambda x: (x.sum(dims), x.amax(dims, keepdim=True)), torch.randn(shape))
+
+
+@pytest.mark.parametrize("dims", [(1, 2), 1, (0, 1), 0, (0, 2)])
+def test_elements_less_their_mean(dims: Any) -> None:
+    check(lambda x: x - x.mean(dims, keepdim=True), torch.randn(4, 5, 6))
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    x = torch.randn(60, 80)
+    for view in (x.t(), x[::2, ::3], x[:, 5:], x[3:4].expand(9, 80), x.flip(0), x[:, :1].expand(60, 40)):
+        check(lambda x: (F.softmax(x, -1), x.argmax(-1), x.sum()), view)
+
+
+@pytest.mark.parametrize("length", [1, 1000, 4096, 100_000, 1_000_003])
+def test_whole_tensors(length: int) -> None:
+    check(lambda x: (x.sum(), x.amax(), x.argmin(), x.mean()), torch.randn(length))
+
+
+def test_softmax_of_one_long_row() -> None:
+    """Longer than what keeps its exponentials, and shared by the threads."""
+    check(lambda x: F.softmax(x, -1), torch.randn(1, 300_001))
+    check(lambda x: F.log_softmax(x, -1), torch.randn(3, 300_001))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 5), (0,)])
+def test_nothing_to_reduce(shape: tuple[int, ...]) -> None:
+    x = torch.empty(shape)
+    check(lambda x: (x.sum(-1), x.prod(-1), x.logsumexp(-1), (x > 0).any(-1), (x > 0).all(-1)), x)
+    check(lambda x: F.softmax(x, -1), x)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,)])
+def test_the_mean_of_nothing(shape: tuple[int, ...]) -> None:
+    check(lambda x: (x.mean(), x.sum()), torch.empty(shape))
+
+
+def test_extrema_of_nothing_raise_as_in_torch() -> None:
+    with pytest.raises(jitgen.TraceError, match="amax"):
+        jitgen.jit(lambda x: x.amax(-1))(torch.empty(5, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_add_and_norm_in_one_kernel(dtype: torch.dtype) -> None:
+    def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+        total = x + residual
+        return total, F.rms_norm(total, (total.shape[-1],), weight, 1e-6)
+
+    x, residual, weight = (torch.randn(shape).to(dtype) for shape in ((37, 5000), (37, 5000), (5000,)))
+    assert len(lowered(add_norm, x, residual, weight).program.kernels) == 1
+    check(add_norm, x, residual, weight)
+
+
+def test_results_in_the_place_of_operands() -> None:
+    def add_norm(x: torch.Tensor, residual: torch.Tensor) -> Any:
+        return x + residual, F.rms_norm(x + residual, (300,), eps=1e-6)
+
+    x, residual = torch.randn(70, 300), torch.randn(70, 300)
+    total, normal = add_norm(x, residual)
+    jitgen.jit(add_norm).bind(x, residual)(x, residual, out=(residual, x))
+    torch.testing.assert_close((residual, x), (total, normal))
+
+
+def test_quantisation_in_one_kernel() -> None:
+    def quantise(x: torch.Tensor) -> Any:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+    x = torch.randn(50, 4100)
+    assert len(lowered(quantise, x).program.kernels) == 1
+    codes, scale = jitgen.jit(quantise)(x)
+    expected, expected_scale = quantise(x)
+    assert torch.equal(codes, expected)
+    assert torch.equal(scale, expected_scale)
+
+
+def test_cross_entropy() -> None:
+    logits, target = torch.randn(40, 5000), torch.randint(0, 5000, (40,))
+    target[3] = -100
+    for reduction in ("mean", "sum", "none"):
+        got = jitgen.jit(lambda x, y, r=reduction: F.cross_entropy(x, y, reduction=r))(logits, target)
+        torch.testing.assert_close(got, F.cross_entropy(logits, target, reduction=reduction))
+
+
+def test_a_long_sum_is_as_careful_as_torch() -> None:
+    x = torch.rand(3, 2_000_001)
+    exact = x.double().sum(-1)
+    sums = jitgen.jit(lambda x: x.sum(-1))(x), x.sum(-1)
+    errors = [((total.double() - exact) / exact).abs().max().item() for total in sums]
+    assert errors[0] <= max(2 * errors[1], 2 * torch.finfo(torch.float32).eps)
+    column = x.reshape(-1, 3).contiguous()
+    exact = column.double().sum(0)
+    got = jitgen.jit(lambda x: x.sum(0))(column)
+    assert ((got.double() - exact) / exact).abs().max() <= 8 * torch.finfo(torch.float32).eps
+
+
+def test_softmax_of_far_apart_logits() -> None:
+    """The exponential of what is not above 0: exact to an ulp or two down to the denormals, and 0 below."""
+    x = torch.cat((torch.zeros(1), -torch.rand(5000) * 110, torch.tensor([-math.inf])))[None]
+    got = jitgen.jit(lambda x: F.softmax(x, -1))(x).double()
+    exact = F.softmax(x.double(), -1)
+    assert ((got - exact).abs() <= 4e-7 * exact + 3e-45).all()
+
+
+@pytest.mark.parametrize("shape", [(64, 1000), (2, 500_000), (1, 300_000), (40_000, 2), (2000, 1100)])
+def test_bits_do_not_depend_on_the_threads(shape: tuple[int, int]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return x.sum(-1), F.softmax(x, -1), x.sum(0), x.sum()
+
+    x, before, results = torch.randn(shape), torch.get_num_threads(), []
+    jitted = jitgen.jit(function)
+    try:
+        for threads in (1, 2, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(jitted(x))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_compiles_for_every_level(target: str) -> None:
+    for dim in (0, 1):
+        low = jitgen.jit(lambda x, dim=dim: F.softmax(x, dim)).lower(torch.randn(64, 64), target=target)
+        assert low.compile().asm["asm"]
