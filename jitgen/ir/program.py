@@ -104,6 +104,7 @@ class _Cutter:
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
+        self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = _equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
@@ -166,12 +167,20 @@ class _Cutter:
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
             shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
-            if node.op == "view":
+            if node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
+                memo[id(node)] = children[0]
+            elif node.op == "view":
                 attrs = tuple(symbols.substitute(part, self.equal) for part in node.attrs)
                 memo[id(node)] = self.mover.move(children[0], attrs, shape)
             else:
                 memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
         return [memo[id(root)] for root in roots]
+
+    def _same(self, left: Shape, right: Shape) -> bool:
+        """Whether two shapes are one: size by size equal, in form or by a guard."""
+        return len(left) == len(right) and all(
+            a == b or (a, b) in self.held_equal or (b, a) in self.held_equal for a, b in zip(left, right, strict=True)
+        )
 
     def _narrow(self, node: Node) -> Node:
         """``node``, or the same from fewer tensors: with its widest operands in temporaries."""
