@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ def layer_norm_eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, 
 
 
 def _cases() -> Iterator[Case]:
-    functions: tuple[tuple[str, Callable[..., torch.Tensor], Callable[..., None], int], ...] = (
+    functions: tuple[tuple[str, Callable[..., torch.Tensor], Callable[..., Any], int], ...] = (
         ("softmax", softmax, softmax_eager, 0),
         ("rms_norm", rms_norm, rms_norm_eager, 1),
         ("layer_norm", layer_norm, layer_norm_eager, 2),
