@@ -389,7 +389,7 @@ def rms_norm(
     return normal if weight is None else pointwise(trace, "mul", normal, weight)
 
 
-@row("layer_norm", "native_layer_norm")
+@row("layer_norm")
 def layer_norm(
     trace: Trace,
     input: Node,
@@ -410,6 +410,10 @@ def layer_norm(
     return normal if bias is None else pointwise(trace, "add", normal, bias)
 
 
+combine = reduce
+"""``reduce``, where torch has an argument of that name."""
+
+
 @row("cross_entropy")
 def cross_entropy(
     trace: Trace,
@@ -425,8 +429,6 @@ def cross_entropy(
     """Class indices over the last of (rows, classes), or (classes,): the chosen logit is a masked sum over the row."""
     if weight is not None or len(input.shape) > 2 or DTYPES[target.dtype].is_floating_point:
         raise UnsupportedError("cross_entropy takes (rows, classes) logits and class indices, without weights")
-    from jitgen.trace.reductions import reduce as combine
-
     dim = len(input.shape) - 1
     classes = input.shape[dim]
     column = trace.make("iota", (), "int64", (classes,), (0,))

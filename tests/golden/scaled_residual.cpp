@@ -8,6 +8,7 @@
 #include <jitgen/walk.hpp>
 
 extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
 
 namespace {
 
@@ -27,10 +28,11 @@ void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, f
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
     {
       alignas(jitgen::cache_line) float buffer2[block];
       const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
-      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, threads);
+      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
       auto at = jitgen::Walk<2>::from(sizes, mine.begin);
       for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
         const int64_t start = at.index[1] * block;
@@ -63,6 +65,7 @@ JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
 #include <jitgen/walk.hpp>
 
 extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
 
 namespace {
 
@@ -79,10 +82,11 @@ void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, i
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
     {
       alignas(jitgen::cache_line) float buffer1[block];
       const int64_t sizes[] = {(n0_0 + block - 1) / block};
-      const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, threads);
+      const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, team);
       auto at = jitgen::Walk<1>::from(sizes, mine.begin);
       for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
         const int64_t start = at.index[0] * block;

@@ -8,6 +8,7 @@
 #include <jitgen/walk.hpp>
 
 extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
 
 namespace {
 
@@ -53,10 +54,11 @@ void jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, j
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
     {
       alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
       const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
-      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, threads);
+      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
       auto at = jitgen::Walk<2>::from(sizes, mine.begin);
       for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
         const int64_t start = at.index[1] * block;
