@@ -81,6 +81,11 @@ JITGEN_INLINE Reduced reduce(float x) {
   return {r, int32_t(bits_of(shifted) - bits_of(rounder))};
 }
 
+// e^r for |r| <= ln 2 / 2, error 3e-9; grows beyond.
+JITGEN_INLINE float small_exp(float r) {
+  return horner(r, 0.00138144672f, 0.00836878084f, 0.0416683927f, 0.166665196f, 0.49999994f, 1.0f, 1.0f);
+}
+
 // e^r - 1 for |r| <= ln 2 / 2, error 3e-9 of e^r.
 JITGEN_INLINE float small_expm1(float r) {
   const float p = horner(r, 0.00138144672f, 0.00836878084f, 0.0416683927f, 0.166665196f, 0.49999994f);
@@ -90,7 +95,7 @@ JITGEN_INLINE float small_expm1(float r) {
 // e^x for -87 < x < 88, where neither result nor scale leaves the normal range.
 JITGEN_INLINE float moderate_exp(float x) {
   const Reduced a = reduce(x);
-  return (1.0f + small_expm1(a.r)) * power_of_two(a.k);
+  return small_exp(a.r) * power_of_two(a.k);
 }
 
 // e^x for x <= 0, where 2^k cannot overflow: 64 is added to k in the sum's low bits, beside the exponent's bias.
@@ -99,7 +104,7 @@ JITGEN_INLINE float exp_of_negative(float x) {
   const float bounded = x < -104.0f ? -104.0f : x;
   const float shifted = mul_add(bounded, 1.44269504f, biased_rounder);
   const float r = remainder_of_ln2(shifted - biased_rounder, bounded);
-  return (1.0f + small_expm1(r)) * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  return small_exp(r) * float_of(bits_of(shifted) << 23) * 0x1p-64f;
 }
 
 // e^x - 1 for -40 < x < 128 ln 2. 2^k is taken by halves, so that k = 128 does not overflow before the result does.
@@ -191,14 +196,14 @@ JITGEN_INLINE float exp(float x) {
   const float bounded = x < -104.0f ? -104.0f : x;
   const uint32_t shifted = detail::at_most_128(detail::mul_add(bounded, 1.44269504f, detail::pair_rounder));
   const float r = detail::remainder_of_ln2(float_of(shifted) - detail::pair_rounder, bounded);
-  return detail::scale(1.0f + detail::small_expm1(r), shifted);
+  return detail::scale(detail::small_exp(r), shifted);
 }
 
 JITGEN_INLINE float exp2(float x) {
   const float bounded = x < -151.0f ? -151.0f : x;
   const uint32_t shifted = detail::at_most_128(bounded + detail::pair_rounder);
   const float r = (bounded - (float_of(shifted) - detail::pair_rounder)) * detail::ln2;
-  return detail::scale(1.0f + detail::small_expm1(r), shifted);
+  return detail::scale(detail::small_exp(r), shifted);
 }
 
 JITGEN_INLINE float expm1(float x) {
