@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen._data import templates_directory
 from jitgen.errors import CompileError, SourceLine
+from jitgen.spec import KernelSource, Target
 
 if TYPE_CHECKING:
     import jinja2
@@ -164,3 +165,27 @@ def headers(language: str, text: str) -> tuple[tuple[str, str], ...]:
             found[name] = header(language, name)
             waiting += _INCLUDE.findall(found[name])
     return tuple(sorted(found.items()))
+
+
+def kernel_source(
+    name: str,
+    language: str,
+    template: str,
+    compiler: str,
+    target: Target,
+    values: dict[str, Any],
+    options: dict[str, Any],
+) -> tuple[KernelSource, Rendered]:
+    """The end of every family's render: the source ``template`` gives for ``values``, and where its lines are from."""
+    rendered = render(language, template, values)
+    source = KernelSource(
+        name=name,
+        language=language,
+        compiler=compiler,
+        target=target,
+        text=rendered.text,
+        headers=headers(language, rendered.text),
+        options=tuple(sorted(options.items())),
+        template=f"{language}/{template}",
+    )
+    return source, rendered

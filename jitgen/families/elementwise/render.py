@@ -51,18 +51,7 @@ def render(
         "schedule": schedule,
     }
     specific, options = build(kernel, schedule, regions, names, dialect)
-    rendered = environment.render(language, TEMPLATES[language], shared | specific)
-    source = KernelSource(
-        name=entry,
-        language=language,
-        compiler=compiler,
-        target=target,
-        text=rendered.text,
-        headers=environment.headers(language, rendered.text),
-        options=tuple(sorted(options.items())),
-        template=f"{language}/{TEMPLATES[language]}",
-    )
-    return source, rendered
+    return environment.kernel_source(entry, language, TEMPLATES[language], compiler, target, shared | specific, options)
 
 
 def _uses_float8(kernel: Kernel) -> bool:

@@ -47,15 +47,4 @@ def render(
     }
     build = importlib.import_module(f"jitgen.families.reduction.{language}").build
     specific, options = build(kernel, layout, schedule, rows, dialect)
-    rendered = environment.render(language, template, shared | specific)
-    source = KernelSource(
-        name=entry,
-        language=language,
-        compiler=compiler,
-        target=target,
-        text=rendered.text,
-        headers=environment.headers(language, rendered.text),
-        options=tuple(sorted(options.items())),
-        template=f"{language}/{template}",
-    )
-    return source, rendered
+    return environment.kernel_source(entry, language, template, compiler, target, shared | specific, options)
