@@ -70,6 +70,7 @@ class Lowered:
         geometries: for each kernel: this call's sizes and strides.
         memories: for each buffer: where it lies, results and temporaries as they will be allocated.
         aliases: for each output that is a view of an input, its strided memory.
+        given: whether the results' memory is the caller's.
     """
 
     graph: Graph
@@ -80,6 +81,7 @@ class Lowered:
     geometries: tuple[tuple[Any, ...], ...]
     memories: tuple[Memory, ...]
     aliases: tuple[Strided | None, ...]
+    given: bool = False
 
     @functools.cached_property
     def key(self) -> str:
@@ -157,7 +159,7 @@ def lower(
         for kernel, layout, geometry in zip(program.kernels, layouts, geometries, strict=True)
     )
     graph = replace(graph, guards=tuple(guards))
-    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases)
+    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases, given)
 
 
 def _lay_out(
