@@ -14,7 +14,7 @@ from jitgen.quant.quantize import sqnr
 from jitgen.spec import TensorSpec
 
 GROUPS = (32, 64, 128, 96, None)
-SHAPES = ((1, 1), (16, 128), (17, 129), (5, 64), (48, 32), (33, 200), (0, 64), (3, 0), (0, 0), (15, 1000))
+SHAPES = ((1, 1), (16, 128), (17, 129), (5, 64), (48, 32), (33, 200), (0, 64), (3, 0), (0, 0), (2, 1000))
 
 
 def codes_of(format: str, parts: tuple[torch.Tensor, ...]) -> list[list[int]]:
