@@ -140,12 +140,16 @@ def lower(
         out: of results the caller gives; None where jitgen allocates.
         known: an earlier program of the same graph, used where its reshapes are views of this call's memory too.
     """
-    environment = guards.hints
-    program = known or programs.build(graph, guards.decide, environment, [m.view for m in memory])
+    environment, views = guards.hints, [m.view for m in memory]
+    given = any(place is not None for place in out)
+    cut = functools.partial(
+        programs.build, graph, guards.decide, environment, views, prologue=not route.tiled, given=given
+    )
+    program = known if known is not None and not (given and known.returns_temporaries) else cut()
     try:
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     except NotViewable:
-        program = programs.build(graph, guards.decide, environment, [m.view for m in memory])
+        program = cut()
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     memories, layouts, geometries, aliases = laid_out
     schedules = tuple(

@@ -189,6 +189,11 @@ def default_dtype_guard(dtype: torch.dtype) -> Captured:
     return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
 
 
+def matmul_precision_guard(setting: str) -> Captured:
+    """That torch's float32 matmul precision is ``setting``."""
+    return Captured("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, setting)
+
+
 @functools.lru_cache(maxsize=4096)
 def code_names(code: types.CodeType) -> frozenset[str]:
     """Every global and attribute name the code mentions, nested functions and comprehensions included."""

@@ -27,7 +27,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
-from jitgen.trace.captures import Captured, Captures, default_dtype_guard
+from jitgen.trace.captures import Captured, Captures, default_dtype_guard, matmul_precision_guard
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.location import quote, user_location
@@ -471,4 +471,6 @@ def trace(
     kept = list(state.captures.guards)
     if guards.default_dtype is not None:
         kept.append(default_dtype_guard(guards.default_dtype))
+    if guards.matmul_precision is not None:
+        kept.append(matmul_precision_guard(guards.matmul_precision))
     return Traced(graph, tuple(described), result_tree, tuple(state.captured), tuple(kept))
