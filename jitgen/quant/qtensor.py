@@ -139,6 +139,13 @@ class QTensor(torch.Tensor):
             return self
         return QTensor._of(self._parts_in(layout, keep=True), self.token.replace(layout=layout), self._converted)
 
+    def relayout_(self, layout: str) -> QTensor:
+        """This weight laid out anew, in place; what it was before is not kept."""
+        if layout != self.token.layout:
+            parts = self._parts_in(layout, keep=False)
+            self.parts, self.token, self._converted = parts, self.token.replace(layout=layout), {}
+        return self
+
     def _parts_in(self, layout: str, keep: bool) -> Parts:
         token = self.token
         if layout == token.layout:

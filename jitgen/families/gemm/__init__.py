@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitgen.families.gemm.explain import explain
 from jitgen.families.gemm.launch import launch_arguments
 from jitgen.families.gemm.layout import resolve
 from jitgen.families.gemm.schedule import GemmSchedule, schedule
@@ -31,4 +32,4 @@ def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
     return function(*arguments)
 
 
-__all__ = ["GemmSchedule", "launch_arguments", "resolve", "schedule", "source"]
+__all__ = ["GemmSchedule", "explain", "launch_arguments", "resolve", "schedule", "source"]

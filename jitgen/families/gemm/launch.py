@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
-from jitgen.families.layout import LaunchArguments, item_size
+from jitgen.families.layout import LaunchArguments, item_size, pointwise_flops
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
 _FREE_STRIDES = {"full": (0,), "row": (0,), "strided": (0, 1), "k": (0,), "outer": (1,)}
@@ -61,4 +62,14 @@ def launch_arguments(
     integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
     elements = sum(geometry.elements for geometry in geometries)
     blocks = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries])
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved)
+    pairs = zip(kernel.bodies, geometries, strict=True)
+    flops = sum(_flops(body, geometry) for body, geometry in pairs)
+    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)
+
+
+def _flops(body: Body, geometry: GemmGeometry) -> int:
+    total = pointwise_flops(body.instructions, geometry.elements)
+    for contraction in body.contractions:
+        total += 2 * geometry.elements * geometry.length
+        total += pointwise_flops(contraction.x, geometry.rows * geometry.length)
+    return total
