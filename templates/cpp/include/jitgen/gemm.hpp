@@ -39,24 +39,34 @@ constexpr int64_t fill_elements = 1024;
 
 // ------------------------------------------------------------------------------------------------------------ tiles
 
+// Stands for the scales of weights that have none.
+struct Unscaled {};
+
 namespace detail {
 
-template <class Vector, int count>
-JITGEN_INLINE void load_scales(const float* from, Vector (&to)[count]) {
-  constexpr int lanes = block_rows / count;
-  for (int v = 0; v < count; ++v) {
-    for (int lane = 0; lane < lanes; ++lane) to[v][lane] = from[v * lanes + lane];
-  }
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
+
+// The scales of a block, as wide as its sums.
+template <class Accumulator, class Vector, class Scale, int count>
+JITGEN_INLINE void load_scales(const Scale* from, Vector (&to)[count]) {
+  alignas(64) Accumulator widened[block_rows];
+#pragma omp simd
+  for (int row = 0; row < block_rows; ++row) widened[row] = static_cast<Accumulator>(jitgen::load(from[row]));
+  for (int v = 0; v < count; ++v) to[v] = load_vector<Vector>(widened + v * (block_rows / count));
 }
 
 // `units` of a block's weights against `rows` rows of x, added to `c` (put there, when `first`). Few rows have several
 // accumulators each, so that one sum need not wait for the last.
-template <class Compute, class Decode, bool scaled, int rows>
+template <class Compute, class Decode, class Scale, int rows>
 __attribute__((noinline)) void tile(const char* w, const typename Compute::Element* x, int64_t units,
-                                    int64_t units_per_group, const float* scales, const uint8_t* zeros,
+                                    int64_t units_per_group, const Scale* scales, const uint8_t* zeros,
                                     typename Compute::Accumulator* c, int64_t row_stride, bool first) {
   using Vector = typename Compute::Vector;
   constexpr int vectors = Compute::vectors;
+  constexpr bool scaled = !same<Scale, Unscaled>;
   constexpr int wanted = rows <= 3 ? 4 : rows <= 5 ? 2 : 1;
   constexpr int ways = Decode::steps % wanted == 0 && rows * wanted <= Compute::tile_rows ? wanted : 1;
   Decode decode;
@@ -87,8 +97,8 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
       x += Decode::steps * rows;
     }
     Vector scale[vectors];
-    if (scaled) {
-      load_scales(scales, scale);
+    if constexpr (scaled) {
+      load_scales<typename Compute::Accumulator>(scales, scale);
       scales += block_rows;
       zeros += block_rows;
     }
@@ -101,7 +111,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
         if constexpr (ways == 4) sum = (sum + acc[m][1][v]) + (acc[m][2][v] + acc[m][3][v]);
         auto* const to = c + m * row_stride + v * (block_rows / vectors);
         Vector total = first ? Vector{} : load_vector<Vector>(to);
-        if (scaled) {
+        if constexpr (scaled) {
           accumulate(total, scale[v], sum);
         } else {
           total += sum;
@@ -113,15 +123,15 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
   }
 }
 
-template <class Compute, class Decode, bool scaled>
+template <class Compute, class Decode, class Scale>
 struct Tiles {
-  using Tile = decltype(&tile<Compute, Decode, scaled, 1>);
+  using Tile = decltype(&tile<Compute, Decode, Scale, 1>);
   template <int rows = Compute::tile_rows>
   JITGEN_INLINE Tile of(int64_t count) {
     if constexpr (rows > 1) {
       if (count < rows) return of<rows - 1>(count);
     }
-    return tile<Compute, Decode, scaled, rows>;
+    return tile<Compute, Decode, Scale, rows>;
   }
 };
 
@@ -168,10 +178,10 @@ struct Decoder<Compute, 8, false> {
 
 // Weights of `bits` bits in the layout "cpu" (jitgen/quant/layouts/cpu.py): 16 rows side by side, 64 bytes of codes for
 // 8 or 4 k; scales and zero-points of 16 rows side by side for each group. `group` 0: one scale for each row.
-template <int bits, int64_t group, bool zeroed>
+template <int bits, int64_t group, bool zeroed, class Scale>
 struct Quantised {
   const uint8_t* codes;
-  const float* scales;
+  const Scale* scales;
   const uint8_t* zeros;
   int64_t k;
 
@@ -189,7 +199,7 @@ struct Quantised {
   template <class Compute>
   void sum(const Task<Compute>& task) const {
     using Decode = typename detail::Decoder<Compute, bits, zeroed>::type;
-    using Tiles = detail::Tiles<Compute, Decode, true>;
+    using Tiles = detail::Tiles<Compute, Decode, Scale>;
     constexpr int64_t per_group = group != 0 ? group / per_unit : 64;
     const int64_t units = depth<Compute>() / Decode::steps;
     const int64_t groups = group != 0 ? units / per_group : 1;
@@ -236,7 +246,7 @@ struct Dense {
   template <class Compute>
   void sum(const Task<Compute>& task) const {
     using Decode = Ready<Compute>;
-    using Tiles = detail::Tiles<Compute, Decode, false>;
+    using Tiles = detail::Tiles<Compute, Decode, Unscaled>;
     const int64_t elements = depth<Compute>();
     for (int64_t e = 0; e < elements; e += chunk_elements) {
       const int64_t here = elements - e < chunk_elements ? elements - e : chunk_elements;

@@ -47,6 +47,12 @@ struct Pairs {
 };
 #endif
 
+// The same with tiles of at most `most` rows: where no more are to be expected, no more are compiled.
+template <class Compute, int most>
+struct Few : Compute {
+  static constexpr int tile_rows = most < Compute::tile_rows ? most : Compute::tile_rows;
+};
+
 // ------------------------------------------------------------------------------------------------------ rows of x
 
 namespace detail {

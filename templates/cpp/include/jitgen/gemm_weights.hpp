@@ -132,8 +132,8 @@ struct Bytes {
 
 #if defined(JITGEN_AVX512)
 
-template <bool zeroed>
-struct Nibbles<Pairs, zeroed> {
+template <int rows, bool zeroed>
+struct Nibbles<Few<Pairs, rows>, zeroed> {
   static constexpr int steps = 4;
   static constexpr int bytes = 64;
   Words raw;
@@ -159,8 +159,8 @@ struct Nibbles<Pairs, zeroed> {
   }
 };
 
-template <>
-struct Bytes<Pairs> {
+template <int rows>
+struct Bytes<Few<Pairs, rows>> {
   static constexpr int steps = 2;
   static constexpr int bytes = 64;
   Words raw;
