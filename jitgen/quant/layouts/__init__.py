@@ -26,6 +26,7 @@ Parts = tuple[torch.Tensor, ...]
 
 LAYOUTS: dict[str, str] = {
     "portable": "jitgen.quant.layouts.portable",
+    "cpu": "jitgen.quant.layouts.cpu",
 }
 """Layouts by name, and where each is."""
 
