@@ -148,7 +148,8 @@ class JitFunction:
     ) -> tuple[tuple[Any, ...], Any, Any]:
         """(leaves, structure or None for plain positional arguments, out=).
 
-        ``layout_of``: gives the layout in which a quantised weight is taken apart; the backend's, by default.
+        ``layout_of``: gives the layout in which a copy of a quantised weight is taken apart; by default the weight
+        itself is, in its backend's.
         """
         out = None
         if "out" in kwargs and "out" not in self._parameters:
@@ -158,7 +159,7 @@ class JitFunction:
             bound = inspect.signature(self.function).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
         if weights.among((args, kwargs)):
-            args, kwargs = weights.take_apart((args, kwargs), layout_of or self._layout)
+            args, kwargs = weights.take_apart((args, kwargs), layout_of or self._layout, layout_of is None)
             leaves, tree = pytree.tree_flatten((args, kwargs))
             return tuple(leaves), tree, out
         if not kwargs and not any(isinstance(arg, (list, tuple, dict)) for arg in args):

@@ -48,12 +48,15 @@ def among(values: Any) -> bool:
     return any(is_quantized(leaf) or is_described(leaf) for leaf in pytree.tree_leaves(values))
 
 
-def take_apart(values: Any, layout_of: Callable[[Any], str]) -> Any:
-    """``values`` with every quantised weight, or spec of one, in ``layout_of`` it and taken apart."""
+def take_apart(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) -> Any:
+    """``values`` with every quantised weight, or spec of one, in ``layout_of`` it and taken apart.
+
+    ``in_place``: whether a portable weight itself is laid out so; else a copy of it is, for a look at what would run.
+    """
 
     def apart(leaf: Any) -> Any:
         if is_quantized(leaf):
-            return lay_out(leaf, layout_of(leaf))
+            return lay_out(leaf if in_place else leaf.detach(), layout_of(leaf))
         return _described(leaf, layout_of(leaf)) if is_described(leaf) else leaf
 
     return pytree.tree_map(apart, values)
