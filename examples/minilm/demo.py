@@ -60,8 +60,9 @@ def quantized(model: encoder.Encoder, format: str, group_size: int | None) -> en
     twin = copy.deepcopy(model)
     report = jitgen.quantize_(twin, format, group_size)
     worst = min(report.layers, key=lambda layer: layer.sqnr)
+    before, after = report.bytes_before / 1e6, report.bytes_after / 1e6
     print(
-        f"{format}: {len(report.layers)} Linears, {report.bytes_before / 1e6:.1f} MB to {report.bytes_after / 1e6:.1f}, "
+        f"{format}: {len(report.layers)} Linears of {before:.1f} MB in {after:.1f} MB; "
         f"SQNR at least {worst.sqnr:.1f} dB ({worst.name})"
     )
     return twin.to(DTYPE)
@@ -69,14 +70,13 @@ def quantized(model: encoder.Encoder, format: str, group_size: int | None) -> en
 
 def compiled_and_stored() -> tuple[int, int]:
     """Distinct kernels that this process compiled, and that it took from the store."""
-    origins = {
-        kernel.artifact.key: kernel.origin
-        for piece in encoder.PIECES
-        for specialization in piece.specializations
-        for kernels in specialization.kernels.values()
-        for kernel in kernels
-    }
-    compiled = sum(origin == "compiled" for origin in origins.values())
+    origins: dict[str, set[str]] = {}
+    for piece in encoder.PIECES:
+        for specialization in piece.specializations:
+            for kernels in specialization.kernels.values():
+                for kernel in kernels:
+                    origins.setdefault(kernel.artifact.key, set()).add(kernel.origin)
+    compiled = sum("compiled" in found for found in origins.values())
     return compiled, len(origins) - compiled
 
 
@@ -123,7 +123,7 @@ def main() -> int:
         layer = models["int4"].layers[0]
         x = torch.randn(*tokens.shape, encoder.HIDDEN, dtype=DTYPE, device=DEVICE)
         source = encoder.linear_gelu.source(x, layer.up.weight, layer.up.bias).splitlines()
-        shown = source if options.source else source[:40]
+        shown = source if options.source else source[:100]
         print("\n==== int4 projection, bias and GELU: one kernel\n\n" + "\n".join(shown))
         if len(shown) < len(source):
             print(f"... {len(source) - len(shown)} more lines (--source prints them)")
