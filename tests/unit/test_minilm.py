@@ -37,7 +37,7 @@ def minilm() -> Any:
         sys.path.remove(directory)
 
 
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_known_similarities(minilm: Any, eager: bool) -> None:
     checkpoint, encoder = minilm
     model = checkpoint.load("cpu")
@@ -51,7 +51,10 @@ def test_known_similarities(minilm: Any, eager: bool) -> None:
     torch.testing.assert_close(embeddings @ embeddings.T, KNOWN, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("format", "group_size", "least"), [("int8", None, 0.999), ("int4", 32, 0.95)])
+@pytest.mark.parametrize(
+    ("format", "group_size", "least"),
+    [pytest.param("int8", None, 0.999, marks=pytest.mark.slow), ("int4", 32, 0.95)],
+)
 def test_quantised_embeddings_stay_close(minilm: Any, format: str, group_size: int | None, least: float) -> None:
     checkpoint, encoder = minilm
     model = checkpoint.load("cpu")
