@@ -22,14 +22,14 @@ struct PartialTile {
   }
 };
 
-// What ends every mainloop. Config: contractions, tokens, rows, warps_k (partial sums in `partial`), cluster, threads,
+// What ends every mainloop. Config: contractions, tokens, token_tiles (eights of tokens in `partial`), rows, warps_k (partial sums in `partial`), cluster, threads,
 // width. `inbox` is shared memory of tokens * rows * contractions floats that no block of the cluster uses for anything
 // else, needed where cluster > 1; the mainloop has done cluster_arrive_relaxed() at its start.
 template <class Config, class Epilogue>
 JITGEN_DEVICE void finish(float* partial, float* inbox, int M, int N, int m0, int n0, uint32_t rank,
                           const Epilogue& epilogue) {
   constexpr int W = Config::width, runs = Config::rows / W, C = Config::contractions, cluster = Config::cluster;
-  using Tile = PartialTile<C, Config::tokens, Config::rows, Config::warps_k>;
+  using Tile = PartialTile<C, Config::token_tiles * 8, Config::rows, Config::warps_k>;
   const int live_tokens = smaller(M - m0, Config::tokens);
   const int total = live_tokens * runs;
   __syncthreads();
