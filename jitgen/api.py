@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from torch.utils import _pytree as pytree
 
-from jitgen import pipeline, settings
+from jitgen import pipeline, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.function import NUMBERS
@@ -45,11 +46,15 @@ class JitFunction(_JitFunction):
         """
         from jitgen.inspect import Lowered
 
-        leaves, tree, _ = self._leaves(args, kwargs)
+        given = pytree.tree_leaves((args, kwargs))
+        devices = (
+            torch.device("meta") if isinstance(leaf, TensorSpec) else getattr(leaf, "device", None) for leaf in given
+        )
+        device = next((device for device in devices if device is not None), torch.device("cpu"))
+        chosen = self._route_for(device, target, backend)
+        leaves, tree, _ = self._leaves(args, kwargs, lambda weight: weights.LAYOUTS[chosen.backend])
         shapes = _Symbols()
         tensors = [shapes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]
-        device = next((t.device for t in tensors if isinstance(t, torch.Tensor)), torch.device("cpu"))
-        chosen = self._route_for(device, target, backend)
         return Lowered(self._lower_only(tensors, tree, leaves, chosen))
 
     def source(self, *args: Any, **kwargs: Any) -> str:

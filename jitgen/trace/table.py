@@ -4,7 +4,8 @@ A row is a Python function that takes the trace and torch's arguments (tensors a
 registered under torch's name for the operation; ``find`` knows every spelling of it: ``torch.exp``, ``x.exp()``,
 ``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
 
-Rows live beside this module: ``pointwise``, ``activations``, ``movement``, ``factories``.
+Rows live beside this module: ``pointwise``, ``activations``, ``movement``, ``factories``, ``reductions``,
+``contractions``.
 """
 
 from __future__ import annotations
@@ -146,4 +147,4 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _load() -> None:
     """Import the modules that hold the rows."""
-    from jitgen.trace import activations, factories, movement, pointwise, reductions  # noqa: F401
+    from jitgen.trace import activations, contractions, factories, movement, pointwise, reductions  # noqa: F401
