@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from jitgen import pipeline, settings, weights
+from jitgen import pipeline, quant, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.function import NUMBERS
@@ -121,6 +122,28 @@ class _Symbols:
 
 
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight)
+
+
+def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _register_linear() -> None:
+    """Make ``F.linear`` with a quantised weight a generated kernel in eager torch too."""
+    plain, biased = JitFunction(_linear, None, None), JitFunction(_linear_with_bias, None, None)
+
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        with torch.no_grad():
+            return plain(x, weight) if bias is None else biased(x, weight, bias)
+
+    quant.kernel = kernel
+
+
+_register_linear()
 
 
 @overload

@@ -146,6 +146,8 @@ def _moved(
         device = torch.device("cuda", torch.cuda.current_device())
     if device == tensor.device and not copy:
         return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
+    if device.type != tensor.device.type:  # what reads it there lays it out anew
+        tensor = QTensor._of(tensor._parts_in("portable", keep=False), tensor.token.replace(layout="portable"), {})
     return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
 
 

@@ -90,7 +90,9 @@ def test_a_reduction_of_a_product_reads_a_temporary() -> None:
     cut = program(lambda x, w, b: torch.softmax(F.linear(x, w, b) * 2, -1), *tensors((M, K), (N, K), (N,)))
     assert kinds(cut) == ["gemm", "reduction"]
     assert len(cut.temporaries) == 1
-    assert [len(body.operands) for body in cut.kernels[0].bodies] == [4], "bias and scale belong to the product's kernel"
+    assert [len(body.operands) for body in cut.kernels[0].bodies] == [4], (
+        "bias and scale belong to the product's kernel"
+    )
 
 
 def test_a_returned_sum_is_the_temporary_its_norm_reads() -> None:

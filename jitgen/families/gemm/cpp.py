@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built
+from jitgen.families.elementwise.context import Built, Line
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
@@ -55,7 +55,8 @@ def _activation(part: ContractionContext, products: GemmContext, dialect: Dialec
     scalars |= dict(products.scalars)
     used = [name for name in scalars if any(_mentions(line.expression, name) for line in part.x_lines)]
     if part.x is not None:
-        loads, lines = [], ()
+        loads: list[dict[str, Any]] = []
+        lines: tuple[Line, ...] = ()
         result = f"{_local(part.x)}[{_step(part.x, 'i')}]"
     else:
         loads, lines = [_load(operand, "i") for operand in operands], part.x_lines

@@ -67,4 +67,3 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts
 def _sixteens(part: torch.Tensor, blocks: int) -> torch.Tensor:
     """``[Np, groups]`` as ``[Np/16, groups, 16]``."""
     return part.view(blocks, BLOCK_ROWS, part.shape[1]).transpose(1, 2).contiguous()
-
