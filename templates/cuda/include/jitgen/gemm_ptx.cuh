@@ -51,11 +51,16 @@ JITGEN_DEVICE void cluster_arrive_release() { asm volatile("barrier.cluster.arri
 JITGEN_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 JITGEN_DEVICE void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Writes one float into the shared memory of block `rank` of the cluster, at the place `address` has in this one's.
+// Writes one number into the shared memory of block `rank` of the cluster, at the place `address` has in this one's.
 JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, float value) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+}
+JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, double value) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote), "d"(value) : "memory");
 }
 
 // ----------------------------------------------------------------------------------------------------------- fragments
