@@ -49,15 +49,6 @@ constexpr bool same = false;
 template <class A>
 constexpr bool same<A, A> = true;
 
-// The scales of a block, as wide as its sums.
-template <class Accumulator, class Vector, class Scale, int count>
-JITGEN_INLINE void load_scales(const Scale* from, Vector (&to)[count]) {
-  alignas(64) Accumulator widened[block_rows];
-#pragma omp simd
-  for (int row = 0; row < block_rows; ++row) widened[row] = static_cast<Accumulator>(jitgen::load(from[row]));
-  for (int v = 0; v < count; ++v) to[v] = load_vector<Vector>(widened + v * (block_rows / count));
-}
-
 // `units` of a block's weights against `rows` rows of x, added to `c` (put there, when `first`). Few rows have several
 // accumulators each, so that one sum need not wait for the last.
 template <class Compute, class Decode, class Scale, int rows>
@@ -68,7 +59,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
   constexpr int vectors = Compute::vectors;
   constexpr bool scaled = !same<Scale, Unscaled>;
   constexpr int wanted = rows <= 3 ? 4 : rows <= 5 ? 2 : 1;
-  constexpr int ways = Decode::steps % wanted == 0 && rows * wanted <= Compute::tile_rows ? wanted : 1;
+  constexpr int ways = Decode::steps % wanted == 0 && rows * wanted <= Compute::most_rows ? wanted : 1;
   Decode decode;
   for (int64_t done = 0; done < units; done += units_per_group) {
     Vector acc[rows][ways][vectors];
@@ -98,7 +89,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
     }
     Vector scale[vectors];
     if constexpr (scaled) {
-      load_scales<typename Compute::Accumulator>(scales, scale);
+      for (int v = 0; v < vectors; ++v) widen(scales + v * (block_rows / vectors), scale[v]);
       scales += block_rows;
       zeros += block_rows;
     }

@@ -8,13 +8,12 @@
 #pragma once
 
 #include "jitgen/gemm_vector.hpp"
-#include "jitgen/storage.hpp"
 
 namespace jitgen {
 namespace gemm {
 
-// `tile_rows`: accumulators, the block's weights and a broadcast of x share the registers, 32 of them on AVX-512 and 16
-// elsewhere.
+// `most_rows`, of a tile: accumulators, the block's weights and a broadcast of x share the registers, 32 of them on
+// AVX-512 and 16 elsewhere. Tiles are of `tile_rows` at most.
 struct Singles {
   using Element = float;
   using Accumulator = float;
@@ -22,7 +21,8 @@ struct Singles {
   using Weights = Floats;
   static constexpr int per_element = 1;
   static constexpr int vectors = block_rows / float_lanes;
-  static constexpr int tile_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
+  static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
+  static constexpr int tile_rows = most_rows;
 };
 
 struct Wide {
@@ -32,7 +32,8 @@ struct Wide {
   using Weights = Doubles;
   static constexpr int per_element = 1;
   static constexpr int vectors = block_rows / double_lanes;
-  static constexpr int tile_rows = vectors == 2 ? 12 : vectors == 4 ? 3 : 1;
+  static constexpr int most_rows = vectors == 2 ? 12 : vectors == 4 ? 3 : 1;
+  static constexpr int tile_rows = most_rows;
 };
 
 #if defined(JITGEN_AVX512)
@@ -43,7 +44,8 @@ struct Pairs {
   using Weights = Words;
   static constexpr int per_element = 2;
   static constexpr int vectors = 1;
-  static constexpr int tile_rows = 24;
+  static constexpr int most_rows = 24;
+  static constexpr int tile_rows = most_rows;
 };
 #endif
 

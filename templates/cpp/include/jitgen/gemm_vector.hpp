@@ -5,7 +5,7 @@
 // A weight block is 16 rows of W side by side: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
 #pragma once
 
-#include "jitgen/base.hpp"
+#include "jitgen/storage.hpp"
 
 namespace jitgen {
 namespace gemm {
@@ -45,6 +45,24 @@ JITGEN_INLINE void store_vector(void* to, Vector vector) {
 
 JITGEN_INLINE Floats splat(float x) { return x - Floats{}; }
 JITGEN_INLINE Doubles splat(double x) { return x - Doubles{}; }
+
+// A vector of the scales at `from`. The narrow types are for conversion alone; one as wide as Floats has half the bytes.
+typedef float NarrowFloats __attribute__((vector_size(vector_bytes / 2)));
+typedef uint32_t NarrowWords __attribute__((vector_size(vector_bytes / 2)));
+typedef uint16_t NarrowHalves __attribute__((vector_size(vector_bytes / 2)));
+typedef uint16_t NarrowestHalves __attribute__((vector_size(vector_bytes / 4)));
+
+JITGEN_INLINE void widen(const float* from, Floats& to) { to = load_vector<Floats>(from); }
+JITGEN_INLINE void widen(const float* from, Doubles& to) {
+  to = __builtin_convertvector(load_vector<NarrowFloats>(from), Doubles);
+}
+JITGEN_INLINE void widen(const bfloat16* from, Floats& to) {
+  to = (Floats)(__builtin_convertvector(load_vector<NarrowHalves>(from), Words) << 16);
+}
+JITGEN_INLINE void widen(const bfloat16* from, Doubles& to) {
+  const NarrowWords bits = __builtin_convertvector(load_vector<NarrowestHalves>(from), NarrowWords) << 16;
+  to = __builtin_convertvector((NarrowFloats)bits, Doubles);
+}
 
 // ------------------------------------------------------------------------------------------ multiply and accumulate
 
