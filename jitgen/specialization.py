@@ -206,10 +206,10 @@ class Specialization:
         from jitgen.runtime import cuda
 
         meta, index = built.artifact.meta, device.index
-        function = self._function(
-            built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, meta.get("shared_bytes", 0))
-        )
         schedule = lowered.schedules[number]
+        # Triton says what a kernel it compiled takes; a schedule of ours says so itself.
+        shared = meta.get("shared_bytes", 0) if self.route.backend == "triton" else getattr(schedule, "shared_bytes", 0)
+        function = self._function(built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, shared))
         parameters = "P" * len(arguments.pointers)
         parameters += ("q" if schedule.wide else "i") * len(arguments.integers) + formats
         values = (*(None,) * len(arguments.pointers), *arguments.integers, *(None,) * len(scalars))
@@ -221,7 +221,7 @@ class Specialization:
             values,
             (arguments.blocks, 1, 1),
             (schedule.block_threads, 1, 1),
-            meta.get("shared_bytes", 0),
+            shared,
         )
         return Step("cuda", launch, arguments.pointers, scalars)
 
