@@ -216,3 +216,44 @@ def e4m3_to_float32(byte):
 def e5m2_to_float32(byte):
     """A float8_e5m2 byte to float32, exactly: it is the upper byte of a float16."""
     return (byte.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+# Codes of quantised weights as numbers: small integers, exact in every float, without a conversion instruction. A code
+# is put into the mantissa of a power of two and that power taken off again (as in Marlin, IST Austria, and in NVIDIA's
+# FasterTransformer); two 4-bit codes of a byte are placed in the halves of one word, so that pairs stay packed.
+
+
+@triton.jit
+def nibbles(codes, offset, FLIP: tl.constexpr, DTYPE: tl.constexpr):
+    """Bytes of two codes each (the low nibble first) as numbers minus ``offset``, a DTYPE; FLIP is xored into each nibble."""
+    if DTYPE == tl.float32:
+        low = ((codes & 15) ^ FLIP).to(tl.float32) - offset
+        high = ((codes >> 4) ^ FLIP).to(tl.float32) - offset
+    else:
+        exponent: tl.constexpr = 0x4300 if DTYPE == tl.bfloat16 else 0x6400
+        base: tl.constexpr = 128.0 if DTYPE == tl.bfloat16 else 1024.0
+        pair = ((codes.to(tl.int32) * 0x1001) & 0x000F000F) ^ ((exponent + FLIP) * 0x10001)
+        base_and_offset = offset + base
+        low = pair.to(tl.int16).to(DTYPE, bitcast=True) - base_and_offset
+        high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True) - base_and_offset
+    return tl.interleave(low, high)
+
+
+@triton.jit
+def int4_values(codes, DTYPE: tl.constexpr):
+    """Bytes of two's complement nibbles [.., K / 2] as numbers [.., K]; the low nibble is the even one."""
+    return nibbles(codes, tl.full((), 8.0, DTYPE), 8, DTYPE)
+
+
+@triton.jit
+def uint4_values(codes, zeros, DTYPE: tl.constexpr):
+    """Bytes of unsigned nibbles [.., K / 2] as numbers [.., K], minus zero-points of one row each [.., 1]."""
+    return nibbles(codes, zeros.to(tl.float32).to(DTYPE), 0, DTYPE)
+
+
+@triton.jit
+def int8_values(codes, DTYPE: tl.constexpr):
+    """Two's complement bytes as numbers."""
+    # 2^23 + code + 128, less 2^23 + 128.
+    number = ((codes.to(tl.int32) & 0xFF) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+    return number.to(DTYPE)
