@@ -1,426 +1,376 @@
 """The context of ``templates/triton/gemm.py.j2``.
 
-A program makes one tile of one region: y[m, n] = epilogue(sum over k of x[m, k] * W[n, k]), float32 sums. Three forms:
+A program makes one tile of one region. ``schedule.path`` says in which form, and the template's indices follow it:
+``i`` counts rows of the activation x (tokens), ``j`` columns of the result (rows of the weight W).
 
 * ``tokens``: x is the dot's left operand; for dense weights and many rows.
-* ``weights``: the weights are, x its right one, and the accumulator lies [n, m]. Quantised weights are unpacked in
-  the registers the tensor cores read their left operand from, so they never pass through shared memory, and rows
-  of x, which may be few, are on the side where the instruction's tile may be narrow.
+* ``weights``: W is the left operand, x the right one, and the accumulator lies [j, i]. A quantised weight is decoded in
+  the registers from which the tensor cores read a left operand, so it passes through no memory, and rows of x, which
+  may be few, are on the side where the instruction's tile may be narrow.
 * ``slices``: as ``weights``, with a leading dimension: each warp multiplies its own slice of every step along k, and
-  the slices are summed once, in order, behind the loop. A few rows of x give few tiles; warps that share a tile keep
+  the slices are summed in a fixed order behind the loop. Few rows of x give few tiles; warps that share a tile keep
   enough loads in flight.
 
-The scale of a group of weights is applied once per accumulator and group (``accumulator``: the slice of a dot is
-within a group, the product is exact up to float32), once per weight (``weight``: rounded once to x's dtype) or, with
-one scale for a row, once behind the loop (``row``).
+``_packed`` behind a form decodes 4-bit codes with inline PTX (``nibbles_packed``); without it the text is plain Triton,
+for AMD and the interpreter.
+
+The scale of a group of weights is applied to the sums of that group in float32 where x has few rows, and else to each
+weight, rounded once to x's dtype; with one scale for a row, to the row's sum behind the loop. Scales and zero-points
+are narrower than an asynchronous copy, so those of the next step are loaded into registers while this one is multiplied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitgen.codegen import environment, triton
+from jitgen.codegen.dialect import Dialect
 from jitgen.errors import UnsupportedError
+from jitgen.families.elementwise.context import Built
+from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
+from jitgen.families.gemm.layout import GemmLayout
+from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.ir.program import Kernel
+from jitgen.quant import formats
+from jitgen.spec import DTYPE_NAMES
 
-SIXTEEN_BITS = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a region is tiled.
-
-    Attributes:
-        form: ``tokens``, ``weights`` or ``slices``.
-        block_m, block_n: of y, powers of two.
-        block_k: of one dot; with grouped scales a divisor of the group.
-        warps, stages: of a program; ``stages`` steps of loads are in flight.
-        slices: dots side by side along k, one for each warp (``slices``), else 1.
-        raster: tiles along m that are made next to each other, so that they share weights in the second-level cache.
-        scaling: of grouped scales: ``accumulator`` or ``weight``.
-        whole_k: whether K is a multiple of the step, so that nothing is masked along it.
-        one_row: whether there is one tile along m.
-        wide: 64-bit indices.
-    """
-
-    form: str
-    block_m: int
-    block_n: int
-    block_k: int
-    warps: int
-    stages: int
-    slices: int = 1
-    raster: int = 8
-    scaling: str = "weight"
-    whole_k: bool = False
-    one_row: bool = False
-    wide: bool = False
-
-    @property
-    def depth_step(self) -> int:
-        return self.block_k * self.slices
-
-    @property
-    def weights_first(self) -> bool:
-        return self.form != "tokens"
-
-
-@dataclass(frozen=True)
-class Access:
-    """A tensor an epilogue or a prologue reads or writes at [m, n], or [m, k].
-
-    ``kind`` is ``full`` (column stride 1), ``column`` (row stride 0, column stride 1), ``row`` (column stride 0),
-    ``scalar`` or ``strided``; ``role`` is load, iota or store; ``strides`` are expressions.
-    """
-
-    role: str
-    kind: str
-    dtype: str
-    value: str
-    strides: tuple[str, str]
-    pointer: str | None
-    offset: str = ""
-
-
-@dataclass(frozen=True)
-class Weight:
-    """The weight [n, k] of a contraction whose sum is named ``accumulator``.
-
-    Dense: ``pointer`` and ``strides``. Quantised, portable layout: ``pointer`` of the codes and ``strides[0]`` of their
-    rows, in bytes; ``scales`` and ``zeros`` with ``groups``, the elements between their rows.
-    """
-
-    accumulator: str
-    pointer: str
-    strides: tuple[str, str]
-    dtype: str
-    format: str | None = None
-    group_size: int | None = None
-    scales: str = ""
-    zeros: str = ""
-    groups: str = ""
-
-    @property
-    def bits(self) -> int:
-        return {"int4": 4, "uint4": 4, "int8": 8}[self.format] if self.format else 0
-
-
-@dataclass(frozen=True)
-class Region:
-    """One region: ``rows``, ``columns`` and ``depth`` are the expressions of M, N and K; ``x`` the activation's value."""
-
-    index: int
-    title: str
-    rows: str
-    columns: str
-    depth: str
-    x_dtype: str
-    x_loads: tuple[Access, ...]
-    weights: tuple[Weight, ...]
-    operands: tuple[Access, ...]
-    lines: tuple[Any, ...]
-    parameters: tuple[str, ...]
-    x_lines: tuple[Any, ...] = ()
-    x: str = "x"
-    condition: str = ""
-    first: str = "0"
-
-
-def context(regions: Sequence[Region], tile: Tile, parameters: Sequence[str]) -> dict[str, Any]:
-    """What the template reads of ``regions``, besides the entry's name, the banner and the notes."""
-    built = [_region(region, tile, len(regions)) for region in regions]
-    values: dict[str, Any] = {
-        "regions": built,
-        "tile": tile,
-        "parameters": list(parameters),
-        "index_cast": ".to(tl.int64)" if tile.wide else "",
-    }
-    return values | {"include": _used(built)}
-
-
-# ------------------------------------------------------------------------------------------------- indices of blocks
+DIVISOR = 16
+"""What a parameter marked as divisible is a multiple of, as Triton has it."""
+FEW_ROWS = 64
+"""Up to so many rows of x in a tile, scaling a group's sums is less work than scaling its weights."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """How an index vector is spread over the dimensions of a block: ``m``, ``n``, ``k`` of x, the weights, y."""
+    """How an index vector is spread over the dimensions of a block: ``i``, ``j`` and ``k`` of x, of W, and of y."""
 
-    x_m: str
+    x_i: str
     x_k: str
-    w_n: str
+    w_j: str
     w_k: str
-    y_m: str
-    y_n: str
-    scale_n: str
+    y_i: str
+    y_j: str
 
 
-_AXES = {
-    "tokens": Axes("[:, None]", "[None, :]", "[None, :]", "[:, None]", "[:, None]", "[None, :]", "[None, :]"),
-    "weights": Axes("[None, :]", "[:, None]", "[:, None]", "[None, :]", "[None, :]", "[:, None]", "[:, None]"),
+AXES = {
+    "tokens": Axes("[:, None]", "[None, :]", "[None, :]", "[:, None]", "[:, None]", "[None, :]"),
+    "weights": Axes("[None, :]", "[:, None]", "[:, None]", "[None, :]", "[None, :]", "[:, None]"),
     "slices": Axes(
-        "[None, None, :]",
-        "[None, :, None]",
-        "[None, :, None]",
-        "[None, None, :]",
-        "[None, :]",
-        "[:, None]",
-        "[None, :, None]",
+        "[None, None, :]", "[None, :, None]", "[None, :, None]", "[None, None, :]", "[None, :]", "[:, None]"
     ),
 }
 
 
-def _sum(*terms: str) -> str:
-    return " + ".join(term for term in terms if term and term != "0") or "0"
+@dataclass(frozen=True)
+class Form:
+    """What a schedule and the layouts mean for the loop.
+
+    ``step`` is the extent of K in one turn, ``slices`` the dots side by side along it; ``mask`` is how what lies beyond
+    K is kept out: not at all (K is a multiple of the step), by whole slices, or element by element.
+    """
+
+    name: str
+    packed: bool
+    slices: int
+    step: int
+    mask: str
+
+    @property
+    def axes(self) -> Axes:
+        return AXES[self.name]
+
+    @property
+    def sliced(self) -> bool:
+        return self.name == "slices"
+
+    def beyond(self, index: str) -> list[str]:
+        """The condition that ``index``, of a block along k, is within K; none where everything is."""
+        if self.mask == "none":
+            return []
+        return [f"({'first_k' if self.mask == 'slices' else index} < k - start)"]
 
 
-def _times(index: str, stride: str) -> str:
-    return "" if stride == "0" else index if stride == "1" else f"{index} * {stride}"
+@dataclass
+class Lines:
+    """Lines of a contraction: before the loop, at its head, its body and its end, and behind it."""
+
+    index: list[str] = field(default_factory=list)
+    ahead: list[str] = field(default_factory=list)
+    head: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    turn: list[str] = field(default_factory=list)
+    final: list[str] = field(default_factory=list)
 
 
-def _region(region: Region, tile: Tile, regions: int) -> dict[str, Any]:
-    _check(region, tile)
-    axes = _AXES[tile.form]
-    x_access = [_x_load(a, region, tile) for a in region.x_loads]
-    weights = [_weight(weight, number, region, tile) for number, weight in enumerate(region.weights)]
-    epilogue = [_operand(a, region) for a in region.operands]
-    shape = (tile.block_n, tile.block_m) if tile.weights_first else (tile.block_m, tile.block_n)
-    sliced = (tile.slices, *shape) if tile.form == "slices" else shape
+def build(
+    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
+) -> Built:
+    """Template context and source options; see ``gemm/render.py``."""
+    form = _form(schedule, layouts)
+    regions = [_region(region, form, schedule, products) for region in products.regions]
+    pointers, units = products.pointers, _units(products, layouts)
+    integer = "i64" if schedule.wide else "i32"
+    signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in pointers]
+    signature += [integer] * len(products.integers)
+    signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
+    divisible = [place for place, operand in enumerate(pointers) if _aligned(operand)]
+    divisible += [
+        len(pointers) + place for place, name in enumerate(products.integers) if units.get(name, 1) >= DIVISOR
+    ]
+    scalars = [name for name, _ in products.scalars]
+    context = {
+        "parameters": [*(operand.pointer for operand in pointers), *products.integers, *scalars],
+        "index_cast": ".to(tl.int64)" if schedule.wide else "",
+        "units": [(name, unit) for name, unit in units.items() if 1 < unit < DIVISOR],
+        "regions": regions,
+        "include": _used(regions),
+    }
+    options = {
+        "signature": signature,
+        "divisible": divisible,
+        "num_warps": schedule.warps,
+        "num_stages": schedule.stages,
+        "enable_fp_fusion": False,
+    }
+    return context, options
+
+
+def _form(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
+    name, _, packed = schedule.path.partition("_")
+    slices = schedule.warps if name == "slices" else 1
+    step = slices * schedule.block_k
+    unit = min(layout.length_unit for layout in layouts)
+    mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.block_k == 0 else "elements"
+    return Form(name, bool(packed), slices, step, mask)
+
+
+def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, int]:
+    """What the integer parameters that decide the width of an access are multiples of, at least."""
+    units = {"k": layouts[0].length_unit}
+    for region, layout in zip(products.regions, layouts, strict=True):
+        units[region.columns] = layout.columns_unit
+        for operand in region.operands:
+            units |= dict.fromkeys((stride for stride in operand.strides if not stride.isdigit()), operand.unit)
+    return {name: min(unit, DIVISOR) for name, unit in units.items()}
+
+
+def _aligned(operand: GemmOperand) -> bool:
+    """Whether an operand's address is a multiple of 16 bytes."""
+    return operand.unit * item_size(operand.dtype) >= ACCESS_BYTES
+
+
+# ----------------------------------------------------------------------------------------------------------- regions
+
+
+def _region(region: GemmRegion, form: Form, schedule: GemmSchedule, products: GemmContext) -> dict[str, Any]:
+    contractions = [_contraction(part, region, form, schedule) for part in region.contractions]
+    lines = [found for _, found in contractions]
+    shape = (schedule.block_m, schedule.block_n) if form.name == "tokens" else (schedule.block_n, schedule.block_m)
     return {
         "index": region.index,
         "title": region.title,
-        "parameters": list(region.parameters),
-        "condition": region.condition,
-        "first": region.first,
-        "depth": region.depth,
-        "shape": sliced,
-        "tile_lines": _tile_lines(region, tile),
-        "index_lines": [*_index_lines(region, tile, axes), *(line for w in weights for line in w["index_lines"])],
-        "contractions": weights,
-        "ahead_lines": [line for w in weights for line in w["ahead_lines"]],
-        "next_lines": [line for w in weights for line in w["next_lines"]],
-        "turn_lines": [line for w in weights for line in w["turn_lines"]],
-        "x_loads": x_access,
-        "x_lines": region.x_lines,
-        "x": region.x,
-        "final_lines": [
-            *(line for w in weights for line in w["final_lines"]),
-            f"m = m{axes.y_m}",
-            f"n = n{axes.y_n}",
+        "columns": region.columns,
+        "parameters": _parameters(region),
+        "before": [f"tiles{index}" for index in range(region.index)],
+        "axes": form.axes,
+        "shape": (form.slices, *shape) if form.sliced else shape,
+        "step": form.step,
+        "tile_lines": _tile_lines(schedule),
+        "index_lines": [*_index_lines(region, form, schedule), *(line for found in lines for line in found.index)],
+        "ahead_lines": [line for found in lines for line in found.ahead],
+        "next_lines": [line for found in lines for line in found.head],
+        "x": _x(region, form),
+        "contractions": [
+            {"accumulator": part.accumulator, "type": part.type, "lines": found.body} for part, found in contractions
         ],
-        "loads": [a for a in epilogue if a["role"] != "store"],
+        "turn_lines": [line for found in lines for line in found.turn],
+        "final_lines": [line for found in lines for line in found.final],
+        "loads": [_operand(operand, region) for operand in region.loads],
         "lines": region.lines,
-        "stores": [a for a in epilogue if a["role"] == "store"],
+        "stores": [_operand(operand, region) for operand in region.stores],
     }
 
 
-def _check(region: Region, tile: Tile) -> None:
-    for weight in region.weights:
-        if weight.format and not tile.weights_first:
-            raise UnsupportedError("a quantised weight is the left operand of Triton's dot")
-        if weight.group_size and weight.group_size % tile.block_k:
-            raise UnsupportedError(f"a group of {weight.group_size} weights is no multiple of a block of {tile.block_k}")
+def _parameters(region: GemmRegion) -> list[str]:
+    """What a region uses of its kernel's parameters."""
+    names = [operand.pointer for operand in region.operands if operand.pointer]
+    names += ["m", "k", region.columns]
+    for operand in region.operands:
+        names += [name for name in (operand.offset, *operand.strides) if name and not name.isdigit()]
+    return [*names, *(name for name, _ in region.scalars)]
 
 
-def _tile_lines(region: Region, tile: Tile) -> list[str]:
-    if tile.one_row:
-        return ["tile_m = 0", "tile_n = block"]
-    tiles_n = f"tiles_n = ({region.columns} + {tile.block_n - 1}) // {tile.block_n}"
-    if tile.raster == 1:
-        return [tiles_n, "tile_m = block // tiles_n", "tile_n = block % tiles_n"]
+def _tile_lines(schedule: GemmSchedule) -> list[str]:
+    """Which tile a program makes: neighbours share weights (``raster`` tiles along i), so that they meet in a cache."""
+    if schedule.raster == 1:
+        return ["tile_i = tile // tiles_j", "tile_j = tile % tiles_j"]
     return [
-        f"tiles_m = ({region.rows} + {tile.block_m - 1}) // {tile.block_m}",
-        tiles_n,
-        f"first_m = block // (tiles_n * {tile.raster}) * {tile.raster}",
-        f"group_m = tl.minimum(tiles_m - first_m, {tile.raster})",
-        "place = block - first_m * tiles_n",
-        "tile_m = first_m + place % group_m",
-        "tile_n = place // group_m",
+        f"first_i = tile // (tiles_j * {schedule.raster}) * {schedule.raster}",
+        f"high = tl.minimum(tiles_i - first_i, {schedule.raster})",
+        "tile_i = first_i + (tile - first_i * tiles_j) % high",
+        "tile_j = (tile - first_i * tiles_j) // high",
     ]
 
 
-def _index_lines(region: Region, tile: Tile, axes: Axes) -> list[str]:
-    """``k`` of x, its rows and, where they are masked rather than clamped, ``x_live``."""
-    k = f"tl.arange(0, {tile.block_k})"
-    lines = []
-    if tile.form == "slices":
-        lines.append(f"first_k = tl.arange(0, {tile.slices})[:, None, None] * {tile.block_k}")
-        lines.append(f"x_k = first_k + {k}{axes.x_k}")
+def _index_lines(region: GemmRegion, form: Form, schedule: GemmSchedule) -> list[str]:
+    """``first_k`` of each slice, and the indices of x."""
+    if form.sliced:
+        lines = [f"first_k = tl.arange(0, {form.slices})[:, None, None] * {schedule.block_k}"]
     else:
-        if any(weight.group_size for weight in region.weights):
-            lines.append("first_k = tl.full((1, 1), 0, tl.int32)")
-        lines.append(f"x_k = {k}{axes.x_k}")
-    if _masks_rows(region, tile):
-        lines.append(f"x_m = m{axes.x_m}")
+        lines = ["first_k = tl.full((1, 1), 0, tl.int32)"]
+    lines.append(f"x_k = first_k + tl.arange(0, {schedule.block_k}){form.axes.x_k}")
+    if _masks_rows(region, form):
+        return [*lines, f"x_i = i{form.axes.x_i}"]
+    return [*lines, f"x_i = tl.minimum(i, m - 1){form.axes.x_i}  # rows beyond the last are read again, and not stored"]
+
+
+def _masks_rows(region: GemmRegion, form: Form) -> bool:
+    """Whether rows of x beyond the last are left out: where most may be, or where rows lie side by side."""
+    return form.sliced or _activation(region).strides[0] == "1"
+
+
+def _activation(region: GemmRegion) -> GemmOperand:
+    x = region.contractions[0].x
+    if x is None or any(part.x is None or part.x.pointer != x.pointer for part in region.contractions):
+        raise UnsupportedError("the triton dialect computes a kernel's products from one activation, a tensor")
+    return x
+
+
+def _x(region: GemmRegion, form: Form) -> str:
+    x = _activation(region)
+    conditions = ["(x_i < m)"] if _masks_rows(region, form) else []
+    return _load(x.pointer, _walk(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
+
+
+def _walk(operand: GemmOperand, outer: str, k: str) -> str:
+    """The offset of a block of the activation or a dense weight at ``start`` along k."""
+    stride = operand.strides[1]
+    return f"{'start' if stride == '1' else f'start * {stride}'} + {operand.position(outer, k)}"
+
+
+def _load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
+    mask = f", mask={' & '.join(conditions)}, other=0" if conditions else ""
+    return f"tl.load({pointer} + {at}{mask})"
+
+
+# ------------------------------------------------------------------------------------------------------ contractions
+
+
+def _contraction(
+    part: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule
+) -> tuple[ContractionContext, Lines]:
+    quantized = part.described.format is not None
+    lines = _quantized(part, region, form, schedule) if quantized else _dense(part, region, form, schedule)
+    if form.sliced:
+        lines.final.insert(0, f"{part.accumulator} = tl.sum({part.accumulator}, 0)")
+    return part, lines
+
+
+def _dot(part: ContractionContext, form: Form, total: str) -> str:
+    operands = f"x, w{part.index}" if form.name == "tokens" else f"w{part.index}, x"
+    precision = part.described.precision if part.described.dtype == "float32" else "ieee"
+    return f'tl.dot({operands}, {total}input_precision="{precision}", out_dtype={part.type})'
+
+
+def _dense(part: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+    (weight,) = part.weight
+    w, lines = f"w{part.index}", Lines()
+    conditions = form.beyond(f"{w}_k")
+    if weight.strides[0] == "1":
+        lines.index.append(f"{w}_j = j{form.axes.w_j}")
+        conditions.append(f"({w}_j < {region.columns})")
     else:
-        lines.append(f"x_m = tl.minimum(m, {region.rows} - 1){axes.x_m}  # beyond the last: read, never stored")
+        lines.index.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
+    lines.index.append(f"{w}_k = first_k + tl.arange(0, {schedule.block_k}){form.axes.w_k}")
+    lines.body.append(f"{w} = {_load(weight.pointer, _walk(weight, f'{w}_j', f'{w}_k'), conditions)}")
+    lines.body.append(f"{part.accumulator} = {_dot(part, form, f'{part.accumulator}, ')}")
     return lines
 
 
-def _masks_rows(region: Region, tile: Tile) -> bool:
-    """Whether rows of x beyond the last are masked: where there may be many, or where they lie side by side."""
-    return tile.form == "slices" or any(a.strides[0] == "1" for a in region.x_loads)
+def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+    described, acc, w, lines = part.described, part.accumulator, f"w{part.index}", Lines()
+    format, group = formats.find(described.format or ""), described.group_size
+    if form.name == "tokens" or (group and group % schedule.block_k):
+        raise UnsupportedError(f"{schedule} is no schedule for {format.name} weights with groups of {group}")
+    codes, scales = part.weight[:2]
+    per_byte = format.codes_per_byte
+    padded = group or formats.ROW_MULTIPLE
+    lines.index.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
+    offset = "first_k" if per_byte == 1 else f"first_k // {per_byte}"
+    lines.index.append(f"{w}_k = {offset} + tl.arange(0, {schedule.block_k // per_byte}){form.axes.w_k}")
+    lines.index.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_byte})")
+    if group:
+        lines.index.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
 
+    def of_step(pointer: str | None, at: str) -> str:
+        """Scales or zero-points of the step at ``at``, one for each row and slice; 0 beyond the last."""
+        if not group:
+            return f"tl.load({pointer} + {w}_j)"
+        k = f"{at} + first_k" if at else "first_k"
+        return f"tl.load({pointer} + {w}_groups + ({k}) // {group}, mask={k} < k, other=0)"
 
-def _x_load(a: Access, region: Region, tile: Tile) -> dict[str, Any]:
-    at = _sum(a.offset, _times("start", a.strides[1]), _times("x_m", a.strides[0]), _times("x_k", a.strides[1]))
-    masks = [f"(x_m < {region.rows})"] if _masks_rows(region, tile) and a.strides[0] != "0" else []
-    masks += [] if tile.whole_k else [f"(x_k < {region.depth} - start)"]
-    if a.role == "iota":
-        return {"value": a.value, "expression": f"({at}).to(tl.int64)"}
-    mask = f", mask={' & '.join(masks)}, other=0" if masks and a.kind != "scalar" else ""
-    loaded = f"tl.load({a.pointer}{'' if at == '0' else ' + ' + at}{mask})"
-    if region.x_lines:
-        loaded = triton.load_cast(loaded, a.dtype)
-    return {"value": a.value, "expression": loaded}
+    def ahead(name: str, pointer: str | None) -> None:
+        lines.ahead.append(f"{name} = {of_step(pointer, '')}")
+        if group:
+            lines.head.append(f"{name}_next = {of_step(pointer, f'start + {form.step}')}")
+            lines.turn.append(f"{name} = {name}_next")
 
-
-# ----------------------------------------------------------------------------------------------------------- weights
-
-
-def _weight(weight: Weight, number: int, region: Region, tile: Tile) -> dict[str, Any]:
-    lines = _dense(weight, number, region, tile) if weight.format is None else _quantised(weight, number, region, tile)
-    empty: dict[str, list[str]] = {"ahead_lines": [], "next_lines": [], "turn_lines": [], "final_lines": []}
-    found: dict[str, Any] = empty | lines | {"accumulator": weight.accumulator}
-    if tile.form == "slices":
-        total = f"{weight.accumulator} = tl.sum({weight.accumulator}, 0)"
-        found["final_lines"] = [total, *found["final_lines"]]
-    return found
-
-
-def _precision(region: Region) -> str:
-    return 'input_precision="ieee"' if region.x_dtype == "float32" else 'input_precision="ieee", out_dtype=tl.float32'
-
-
-def _dense(weight: Weight, number: int, region: Region, tile: Tile) -> dict[str, Any]:
-    axes, w, acc = _AXES[tile.form], f"w{number}", weight.accumulator
-    k = f"tl.arange(0, {tile.block_k}){axes.w_k}"
-    masks = [] if tile.whole_k else [f"({w}_k < {region.depth} - start)"]
-    if weight.strides[0] == "1":
-        row = f"n{axes.w_n}"
-        masks.append(f"({w}_n < {region.columns})")
-    else:
-        row = f"tl.minimum(n, {region.columns} - 1){axes.w_n}"
-    mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
-    at = _sum(
-        _times("start", weight.strides[1]), _times(f"{w}_n", weight.strides[0]), _times(f"{w}_k", weight.strides[1])
-    )
-    operands = f"{w}, x" if tile.weights_first else f"x, {w}"
-    return {
-        "index_lines": [
-            f"{w}_n = {row}",
-            f"{w}_k = {'first_k + ' if tile.form == 'slices' else ''}{k}",
-        ],
-        "loop_lines": [
-            f"{w} = tl.load({weight.pointer} + {at}{mask})",
-            f"{acc} = tl.dot({operands}, {acc}, {_precision(region)})",
-        ],
-    }
-
-
-def _quantised(weight: Weight, number: int, region: Region, tile: Tile) -> dict[str, Any]:
-    axes, w, acc = _AXES[tile.form], f"w{number}", weight.accumulator
-    per_code = 8 // weight.bits
-    sliced = tile.form == "slices"
-    scaling = tile.scaling if weight.group_size else "row"
-    dtype = triton.STORAGE_TYPES[region.x_dtype]
-    step, group = tile.depth_step, weight.group_size
-    bytes_k = f"tl.arange(0, {tile.block_k // per_code}){axes.w_k}"
-    first = "first_k" if per_code == 1 else f"first_k // {per_code}"
-    index_lines = [
-        f"{w}_n = tl.minimum(n, {region.columns} - 1){axes.w_n}",
-        f"{w}_k = {first + ' + ' if sliced else ''}{bytes_k}",
-    ]
-    live = f"{w}_k < {region.depth} - start" if per_code == 1 else f"{w}_k * {per_code} < {region.depth} - start"
-    mask = "" if tile.whole_k else f", mask={live}, other=0"
-    start = "start" if per_code == 1 else f"start // {per_code}"
-    codes = f"tl.load({weight.pointer} + {_sum(start, _times(f'{w}_n', weight.strides[0]), f'{w}_k')}{mask})"
-
-    def parameter(pointer: str, at: str) -> str:
-        """A scale or a zero-point of the step at ``at``; nothing beyond the last."""
-        row = _times(f"{w}_n", weight.groups)
-        if group is None:
-            return f"tl.load({pointer} + {row})"
-        at_k = f"({at} + first_k)" if at else "first_k"
-        return f"tl.load({pointer} + {row} + {at_k} // {group}, mask={at_k} < {region.depth}, other=0)"
-
-    ahead, following, turn, final = [], [], [], []
-    per_group = [("scale", weight.scales)] if group else []
-    per_group += [("zero", weight.zeros)] if weight.zeros and group else []
-    for name, pointer in per_group:
-        ahead.append(f"{w}_{name} = {parameter(pointer, '')}")
-        # The loads of a step are in flight while the one before it is multiplied.
-        following.append(f"{w}_next_{name} = {parameter(pointer, f'start + {step}')}")
-        turn.append(f"{w}_{name} = {w}_next_{name}")
-    if weight.zeros and not group:
-        ahead.append(f"{w}_zero = {parameter(weight.zeros, '')}")
-    zero = f", {w}_zero" if weight.zeros else ""
-
-    def values(as_dtype: str) -> str:
-        return f"{weight.format}_values({w}_codes{zero}, {as_dtype})"
-
-    scale = f"{w}_scale"
-    loop = [f"{w}_codes = {codes}"]
-    if scaling == "weight":
-        scales_dtype = "float32" if weight.format == "int8" else "bfloat16"
-        if region.x_dtype == scales_dtype:
-            loop.append(f"{w} = {values(dtype)} * {scale}")
-        elif region.x_dtype == "float32":
-            loop.append(f"{w} = {values(dtype)} * {scale}.to(tl.float32)")
+    if group:
+        ahead(f"{w}_scale", scales.pointer)
+    zero = ""
+    if format.zero_point:
+        ahead(f"{w}_zero", part.weight[2].pointer)
+        zero = f", {w}_zero"
+    start, place = ("start", f"{w}_k") if per_byte == 1 else (f"start // {per_byte}", f"{w}_k * {per_byte}")
+    at = f"{start} + {w}_row + {w}_k"
+    lines.body.append(f"{w}_codes = {_load(codes.pointer, at, form.beyond(place))}")
+    compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(described.dtype, part.type)
+    packed = "_packed" if form.packed and format.bits == 4 and described.dtype in ("bfloat16", "float16") else ""
+    values = f"{format.name}_values{packed}({w}_codes{zero}, {compute})"
+    if group and schedule.block_m > FEW_ROWS:
+        if DTYPE_NAMES[format.scale_dtype] == described.dtype or compute == part.type:
+            values = f"{values} * {w}_scale.to({compute})"
         else:
-            loop.append(f"{w} = ({values(dtype)}.to(tl.float32) * {scale}.to(tl.float32)).to({dtype})")
+            values = f"({values}.to({part.type}) * {w}_scale.to({part.type})).to({compute})"
+    lines.body.append(f"{w} = {values}")
+    if group and schedule.block_m <= FEW_ROWS:
+        lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
     else:
-        loop.append(f"{w} = {values(dtype)}")
-    if scaling == "accumulator":
-        loop.append(f"{acc}_group = tl.dot({w}, x, {_precision(region)})")
-        loop.append(f"{acc} = tl.fma({acc}_group, {scale}.to(tl.float32), {acc})")
-    else:
-        loop.append(f"{acc} = tl.dot({w}, x, {acc}, {_precision(region)})")
-    if scaling == "row":
-        at = _times(f"tl.minimum(n, {region.columns} - 1)[:, None]", weight.groups)
-        final.append(f"{acc} = {acc} * tl.load({weight.scales} + {at}).to(tl.float32)")
-    return {
-        "index_lines": index_lines,
-        "ahead_lines": ahead,
-        "next_lines": following,
-        "loop_lines": loop,
-        "turn_lines": turn,
-        "final_lines": final,
-    }
+        lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")
+    if not group:
+        last = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
+        lines.final.append(f"{acc} = {acc} * tl.load({scales.pointer} + {last}).to({part.type})")
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------- epilogue
 
 
-def _operand(a: Access, region: Region) -> dict[str, Any]:
-    row, column = {
-        "full": (a.strides[0], "1"),
-        "column": ("0", "1"),
-        "row": (a.strides[0], "0"),
-        "scalar": ("0", "0"),
-        "strided": a.strides,
-    }[a.kind]
-    at = _sum(a.offset, _times("m", row), _times("n", column))
-    limits = {
-        "row": f"m < {region.rows}",
-        "column": f"n < {region.columns}",
-    }
-    mask = limits.get(a.kind, f"(m < {region.rows}) & (n < {region.columns})")
-    found: dict[str, Any] = {"role": a.role, "value": a.value, "pointer": a.pointer, "at": at, "mask": mask}
-    if a.role == "store":
-        return found | {"stored": triton.store_cast(a.value, a.dtype)}
-    if a.role == "iota":
+def _operand(operand: GemmOperand, region: GemmRegion) -> dict[str, Any]:
+    """An operand with its access: ``expression`` of a load or an iota, ``at``, ``stored`` and ``mask`` of a store."""
+    at = operand.position("i", "j")
+    conditions = {"row": "i < m", "column": f"j < {region.columns}"}
+    mask = conditions.get(operand.kind, f"(i < m) & (j < {region.columns})")
+    found: dict[str, Any] = {"value": operand.value, "pointer": operand.pointer, "at": at, "mask": mask}
+    if operand.role == "store":
+        return found | {"stored": triton.store_cast(operand.value, operand.dtype)}
+    if operand.role == "iota":
         return found | {"expression": f"({at}).to(tl.int64)"}
-    loaded = f"tl.load({a.pointer})" if a.kind == "scalar" else f"tl.load({a.pointer} + {at}, mask={mask})"
-    return found | {"expression": triton.load_cast(loaded, a.dtype)}
+    loaded = f"tl.load({operand.pointer})"
+    if operand.kind != "scalar":
+        loaded = f"tl.load({operand.pointer} + {at}, mask={mask})"
+    return found | {"expression": triton.load_cast(loaded, operand.dtype)}
 
 
 def _used(regions: Sequence[dict[str, Any]]) -> str:
     """The static header's functions that the regions call: one file is one kernel, and holds no more than it needs."""
     lines: list[str] = []
     for region in regions:
-        lines += [line.text for line in (*region["x_lines"], *region["lines"])]
-        lines += [a["expression"] for a in (*region["x_loads"], *region["loads"])]
-        lines += [a["stored"] for a in region["stores"]]
-        lines += [line for c in region["contractions"] for line in c["loop_lines"]]
+        lines += [line.text for line in region["lines"]]
+        lines += [operand["expression"] for operand in region["loads"]]
+        lines += [operand["stored"] for operand in region["stores"]]
+        lines += [line for part in region["contractions"] for line in part["lines"]]
     return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
