@@ -1,0 +1,606 @@
+// Quantised weights times many tokens on Hopper's wgmma: y[m, n] = sum_k x[m, k] W[n, k], the weight being operand A.
+//
+// A warpgroup takes 64 rows of the weight (output columns) at a time as wgmma's A from registers: the codes of the "mma"
+// layout are already its fragments, so they are dequantised in registers and never stored as floats. x is operand B, in
+// shared memory, brought by tensor copies. One warpgroup does nothing but copy; the consumers dequantise one k16
+// step while the tensor cores work on the step before. (Weights as A from registers: Marlin and Machete.)
+//
+// How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
+//
+//   struct Config {                          // measured choices: see the table in families/gemm's schedule
+//     static constexpr int tokens = 128;     // of a tile: 32, 64, 96, 128, 192, 256; one wgmma's n
+//     static constexpr int warpgroups = 2;   // consumers
+//     static constexpr int blocks = 2;       // of 64 weight rows per warpgroup; blocks * tokens <= 256
+//     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
+//     static constexpr int regions = 1;      // weights of different N, each with its own outputs
+//     static constexpr int stages = 8;       // of 64 k's
+//     static constexpr int split = 1;        // blocks of a cluster that share out k: 1, 2, 4, 8
+//     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
+//     static constexpr int raster = 16;      // row tiles walked before the next column tile
+//     static constexpr int resident = 1;     // blocks a multiprocessor is to hold at once
+//   };
+//   using Shape = jitgen::QuantizedShape<Config, Weight>;                          // Weight: a QuantWeight
+//   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
+//   entry(const __grid_constant__ jitgen::TensorMap x, ...) {
+//     const jitgen::QuantizedRegion<Weight, Config::contractions> regions[] = {{{Weight{...}, ...}, N}, ...};
+//     jitgen::gemm_wgmma_quantized<Config, Weight>(x, M, K, regions, Epilogue{...});
+//   }
+//
+// x's tensor map: x[M, K] row-major, box {64 k's, tokens / multicast rows}, 128-byte swizzle, zeros outside; so x starts
+// on 16 bytes and its row stride is a multiple of 16 bytes. Codes and scales start on 16 bytes.
+// Cluster: {max(split, multicast), 1, 1}. Grid: x only, a multiple of the cluster: at most Shape::items(...) * cluster,
+// and for a persistent grid at most the blocks that are resident at once. Any such grid is right.
+// The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
+#pragma once
+
+#include "jitgen/gemm_quant.cuh"
+#include "jitgen/gemm_wgmma_ptx.cuh"
+
+namespace jitgen {
+
+template <class Weight, int contractions>
+struct QuantizedRegion {
+  Weight weights[contractions];
+  int columns;  // N
+};
+
+template <class Config, class Weight>
+struct QuantizedShape {
+  static constexpr int consumers = Config::warpgroups * 128;
+  static constexpr int threads = consumers + 128;  // one more warpgroup copies
+  static constexpr int tiles = Config::warpgroups * Config::blocks * 4;  // of 16 weight rows, of all contractions
+  static constexpr int columns = tiles * 16 / Config::contractions;      // of the output
+  static constexpr int cluster = Config::split > Config::multicast ? Config::split : Config::multicast;
+
+  // Of one stage.
+  static constexpr int x_bytes = Config::tokens * 128;
+  static constexpr int code_bytes = tiles * 128 * Weight::bits;
+  static constexpr bool group_scales = Weight::group != 0;
+  static constexpr int scale_bytes = group_scales ? tiles * Weight::parts * 16 * int(sizeof(typename Weight::Scale)) : 0;
+  static constexpr int zero_bytes = Weight::zero_points ? tiles * Weight::parts * 16 : 0;
+  static constexpr int side_bytes = scale_bytes + zero_bytes;
+
+  // For the epilogue: a warpgroup's [contractions][chunk][64 columns], rows 4 floats apart in banks.
+  static constexpr int chunk = 32 / Config::contractions;
+  static constexpr int pitch = 68;
+  static constexpr int staging_bytes = Config::split > 1 ? 0 : consumers / 128 * Config::contractions * chunk * pitch * 4;
+
+  static constexpr int codes_at = Config::stages * x_bytes;
+  static constexpr int side_at = codes_at + Config::stages * code_bytes;
+  static constexpr int staging_at = side_at + Config::stages * side_bytes;
+  static constexpr int barriers_at = staging_at + staging_bytes;
+  static constexpr int bytes = barriers_at + Config::stages * 16;
+
+  // With split k the partial sums, [contractions][tokens][columns], take the place of the stages.
+  static constexpr int sum_pitch = columns + 4;
+  static_assert(Config::split == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
+                "partial sums fit where the stages were");
+  static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
+  static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
+  static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % 32 == 0, "tokens of a tile");
+};
+
+// One piece of work: output columns column.. of a region, rows row...
+struct TilePlace {
+  int region, row, column;
+};
+
+// Where piece `item` lies; the rows of `raster` row tiles are walked first, so that pieces under way share x and weights.
+template <int raster>
+JITGEN_DEVICE void walk(int item, int row_tiles, int column_tiles, int& row_tile, int& column_tile) {
+  const int band = item / (raster * column_tiles);
+  const int first = band * raster;
+  const int height = smaller(raster, row_tiles - first);
+  const int inside = item - first * column_tiles;
+  row_tile = first + inside % height;
+  column_tile = inside / height;
+}
+
+template <class Element>
+JITGEN_DEVICE uint32_t pack_pair(float low, float high);
+template <>
+JITGEN_DEVICE uint32_t pack_pair<bfloat16>(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <>
+JITGEN_DEVICE uint32_t pack_pair<float16>(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <class Element>
+JITGEN_DEVICE float2 floats_of_pair(uint32_t pair) {
+  if constexpr (is_bfloat16<Element>) return unpack_pair(pair);
+  return {half_to_float(uint16_t(pair)), half_to_float(uint16_t(pair >> 16))};
+}
+JITGEN_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// Scales of rows g and g+8 for one part of a chunk, as the product with a fragment takes them: the product of an exact
+// code and a scale is rounded once, to Element. Only bfloat16's own multiplication can do that on pairs, of bfloat16.
+template <class Weight, bool pairs>
+struct RowScales;
+template <class Weight>
+struct RowScales<Weight, true> {
+  uint32_t row[2];
+  JITGEN_DEVICE void set(typename Weight::ScalePair pair) {
+    row[0] = __byte_perm(pair, pair, 0x1010);
+    row[1] = __byte_perm(pair, pair, 0x3232);
+  }
+  JITGEN_DEVICE uint32_t scaled(uint32_t pair, int r) const { return multiply_pair(pair, row[r]); }
+};
+template <class Weight>
+struct RowScales<Weight, false> {
+  float row[2];
+  JITGEN_DEVICE void set(typename Weight::ScalePair pair) {
+    const float2 both = unpack_pair(pair);
+    row[0] = both.x;
+    row[1] = both.y;
+  }
+  JITGEN_DEVICE uint32_t scaled(uint32_t pair, int r) const {
+    const float2 value = floats_of_pair<typename Weight::Element>(pair);
+    return pack_pair<typename Weight::Element>(value.x * row[r], value.y * row[r]);
+  }
+};
+
+template <class Config, class Weight, class Epilogue>
+struct QuantizedKernel {
+  using Shape = QuantizedShape<Config, Weight>;
+  using Element = typename Weight::Element;
+  using Region = QuantizedRegion<Weight, Config::contractions>;
+  using Multiply = Wgmma<Element, Config::tokens>;
+  static constexpr int blocks = Config::blocks;
+  static constexpr int contractions = Config::contractions;
+  static constexpr int contraction_blocks = blocks / contractions;
+  static constexpr int contraction_tiles = Shape::tiles / contractions;
+  static constexpr int parts = Weight::parts;
+  static constexpr bool pairs = is_bfloat16<Element> && sizeof(typename Weight::Scale) == 2;
+
+  const TensorMap& x;
+  const Region (&regions)[Config::regions];
+  const Epilogue& epilogue;
+  const int rows, chunks, row_tiles;
+  const int rank;     // in the cluster
+  uint8_t* const memory;
+  const uint32_t base;  // of memory
+
+  JITGEN_DEVICE uint32_t full(int stage) const { return base + Shape::barriers_at + stage * 16; }
+  JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
+
+  static JITGEN_DEVICE int tiles_of(int columns) {  // column tiles, in clusters that share x
+    return (columns + Shape::columns * Config::multicast - 1) / (Shape::columns * Config::multicast);
+  }
+  JITGEN_DEVICE int column_tiles() const {
+    int sum = 0;
+#pragma unroll
+    for (int r = 0; r < Config::regions; ++r) sum += tiles_of(regions[r].columns);
+    return sum;
+  }
+  JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
+    int row_tile, column_tile, region = 0;
+    walk<Config::raster>(item, row_tiles, column_tiles, row_tile, column_tile);
+#pragma unroll
+    for (int r = 0; r + 1 < Config::regions; ++r) {
+      const int tiles = tiles_of(regions[r].columns);
+      if (region == r && column_tile >= tiles) {
+        column_tile -= tiles;
+        region = r + 1;
+      }
+    }
+    const int in_cluster = Config::multicast > 1 ? rank : 0;
+    return {region, row_tile * Config::tokens, (column_tile * Config::multicast + in_cluster) * Shape::columns};
+  }
+  JITGEN_DEVICE Region region_of(int region) const {
+    Region found = regions[0];
+#pragma unroll
+    for (int r = 1; r < Config::regions; ++r) {
+      if (region == r) found = regions[r];
+    }
+    return found;
+  }
+  JITGEN_DEVICE int first_chunk() const { return Config::split > 1 ? chunks * rank / Config::split : 0; }
+  JITGEN_DEVICE int last_chunk() const { return Config::split > 1 ? chunks * (rank + 1) / Config::split : chunks; }
+
+  struct Ring {  // the stage in turn
+    int stage = 0;
+    uint32_t phase = 0;
+    JITGEN_DEVICE void next() {
+      if (++stage == Config::stages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  };
+
+  // ------------------------------------------------------------------------------------------------------- producer
+
+  // By four warps: issuing a bulk copy takes a lane some forty cycles, and a stage may last no longer than ten such.
+  // Each takes a quarter of the tiles of codes; the first also x, the second also the scales.
+  JITGEN_DEVICE void produce(TilePlace tile, Ring& ring) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const Region region = region_of(tile.region);
+    const int tile_rows = (region.columns + 15) / 16;  // of the weight, in sixteens
+    const int first_tile = tile.column / 16;
+    const int live = max(0, smaller(contraction_tiles, tile_rows - first_tile));
+    const int stage_bytes = Shape::x_bytes + live * contractions * (Shape::code_bytes / Shape::tiles);
+    const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
+
+    const int place = warp * (Shape::tiles / 4) + lane;
+    const int contraction = place / contraction_tiles, in_contraction = place % contraction_tiles;
+    const bool copies = lane < Shape::tiles / 4 && in_contraction < live;
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(weight_of(region, contraction).codes) +
+                          int64_t(first_tile + in_contraction) * chunks * (128 * Weight::bits);
+
+#pragma unroll 1
+    for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
+      const int stage = ring.stage;
+      if constexpr (Config::multicast > 1) {
+        barrier_wait_cluster(empty(stage), ring.phase ^ 1);
+      } else {
+        barrier_wait(empty(stage), ring.phase ^ 1);
+      }
+      if (warp == 0 && lane == 0) {
+        barrier_arrive_expect(full(stage), stage_bytes);
+        constexpr int share = Config::tokens / Config::multicast;
+        const uint32_t to = base + stage * Shape::x_bytes + (Config::multicast > 1 ? rank * share * 128 : 0);
+        if constexpr (Config::multicast > 1) {
+          copy_box_multicast(to, x, chunk * 64, tile.row + rank * share, full(stage), (1 << Config::multicast) - 1);
+        } else {
+          copy_box(to, x, chunk * 64, tile.row, full(stage));
+        }
+      }
+      __syncwarp();
+      if (copies) {
+        const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + place * (128 * Weight::bits);
+        copy_bulk(to, from + int64_t(chunk) * (128 * Weight::bits), 128 * Weight::bits, full(stage), policy);
+      }
+      __syncwarp();
+      if constexpr (Shape::side_bytes > 0) {
+        if (warp == 1) {
+          copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
+          barrier_arrive_on_copies(full(stage));
+        }
+      }
+    }
+  }
+
+  static JITGEN_DEVICE Weight weight_of(const Region& region, int contraction) {
+    Weight weight = region.weights[0];
+#pragma unroll
+    for (int c = 1; c < contractions; ++c) {
+      if (contraction == c) weight = region.weights[c];
+    }
+    return weight;
+  }
+
+  // A chunk's scales and zero-points, in pieces of 16 bytes: [part][tile][16 rows] each.
+  JITGEN_DEVICE void copy_side(const Region& region, int first_tile, int live, int chunk, uint32_t to) const {
+    using Scale = typename Weight::Scale;
+    constexpr int pieces = int(sizeof(Scale));  // of a tile's scales
+    const int lane = threadIdx.x % 32;
+    const int groups = Weight::groups(chunks);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int group = Weight::group == 0 ? 0 : (chunk * 64 + part * 32) / (Weight::group ? Weight::group : 1);
+      if constexpr (Shape::group_scales) {
+#pragma unroll
+        for (int i = 0; i < Shape::tiles * pieces; i += 32) {
+          const int tile = (i + lane) / pieces, piece = lane % pieces;
+          const int in_contraction = tile % contraction_tiles;
+          if (tile < Shape::tiles && in_contraction < live) {
+            const Weight weight = weight_of(region, tile / contraction_tiles);
+            const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
+            copy_async<16>(to + (part * Shape::tiles * pieces + i + lane) * 16,
+                           reinterpret_cast<const uint8_t*>(weight.scales + at) + piece * 16, 16);
+          }
+        }
+      }
+      if constexpr (Weight::zero_points) {
+        const int in_contraction = lane % contraction_tiles;
+        if (lane < Shape::tiles && in_contraction < live) {
+          const Weight weight = weight_of(region, lane / contraction_tiles);
+          const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
+          copy_async<16>(to + Shape::scale_bytes + (part * Shape::tiles + lane) * 16, weight.zeros + at, 16);
+        }
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------- consumers
+
+  struct Held {  // what a lane holds of one stage
+    typename Weight::Codes codes[blocks];
+    RowScales<Weight, pairs> scales[blocks][parts];
+    typename Weight::Offsets offsets[blocks][parts];
+  };
+
+  static JITGEN_DEVICE int tile_of(int warpgroup, int block) {  // the warpgroup's first, of the block's 64 rows
+    return block / contraction_blocks * contraction_tiles +
+           (warpgroup * contraction_blocks + block % contraction_blocks) * 4;
+  }
+
+  JITGEN_DEVICE void hold(Held& held, int stage) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint8_t* const side = memory + Shape::side_at + stage * Shape::side_bytes;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int tile = tile_of(warp / 4, b) + warp % 4;
+      const uint4* const from =
+          reinterpret_cast<const uint4*>(memory + Shape::codes_at + stage * Shape::code_bytes) + tile * 8 * Weight::bits;
+#pragma unroll
+      for (int i = 0; i < Weight::loads; ++i) held.codes[b].words[i] = from[i * 32 + lane];
+      typename Weight::Scales scales;
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        const int at = (part * Shape::tiles + tile) * 16 + lane / 4 * 2;
+        if constexpr (Weight::zero_points) {
+          scales.zero[part] = *reinterpret_cast<const uint16_t*>(side + Shape::scale_bytes + at);
+        }
+        held.offsets[b][part] = Weight::offsets(scales, part);
+        if constexpr (Shape::group_scales) {
+          using Pair = typename Weight::ScalePair;
+          held.scales[b][part].set(*reinterpret_cast<const Pair*>(side + at * int(sizeof(typename Weight::Scale))));
+        }
+      }
+    }
+  }
+
+  static JITGEN_DEVICE void dequantise(uint32_t (&fragments)[blocks][4], const Held& held, int step) {
+    const int part = parts == 1 ? 0 : step / 2;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      Weight::template fragment<true>(fragments[b], held.codes[b], step, held.offsets[b][part]);
+      if constexpr (Shape::group_scales) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fragments[b][i] = held.scales[b][part].scaled(fragments[b][i], i & 1);
+      }
+    }
+  }
+
+  JITGEN_DEVICE void release(int stage) const {  // by each consumer warp, to every block that writes into the stage
+    const int lane = threadIdx.x % 32;
+    if constexpr (Config::multicast > 1) {
+      if (lane < Config::multicast) barrier_arrive_at(empty(stage), lane);
+    } else {
+      if (lane == 0) barrier_arrive(empty(stage));
+    }
+  }
+
+  JITGEN_DEVICE void consume(float (&acc)[blocks][Config::tokens / 2], Ring& ring) const {
+    const int first = first_chunk(), last = last_chunk();
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
+    }
+    if (first == last) return;
+    Held held;
+    uint32_t fragments[2][blocks][4];
+    barrier_wait(full(ring.stage), ring.phase);
+    hold(held, ring.stage);
+    dequantise(fragments[0], held, 0);
+    int before = 0;
+#pragma unroll 1
+    for (int chunk = first; chunk < last; ++chunk) {
+      const int stage = ring.stage;
+      const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
+      ring.next();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        wgmma_fence();
+#pragma unroll
+        for (int b = 0; b < blocks; ++b) {
+          Multiply::registers(acc[b], fragments[step & 1][b], tokens + step * 2, 1);
+        }
+        wgmma_commit();
+        if (step == 3 && chunk + 1 < last) {
+          barrier_wait(full(ring.stage), ring.phase);
+          hold(held, ring.stage);
+        }
+        wgmma_wait<1>();  // the step before has read its fragments, which take the step after
+        if (step == 0 && chunk > first) release(before);
+        dequantise(fragments[(step + 1) & 1], held, (step + 1) % 4);
+      }
+      before = stage;
+    }
+    wgmma_wait<0>();
+    release(before);
+  }
+
+  // -------------------------------------------------------------------------------------------------------- epilogue
+
+  JITGEN_DEVICE void run(const TilePlace& tile, int m, int n, const float (&acc)[contractions][8], int columns) const {
+    const int live = smaller(8, columns - n);
+    if (m >= rows || live <= 0) return;
+    if constexpr (Config::regions > 1) {
+      epilogue.template run<8>(tile.region, m, n, acc, live);
+    } else {
+      epilogue.template run<8>(m, n, acc, live);
+    }
+  }
+
+  static JITGEN_DEVICE void gather(float (&acc)[8], const float* from) {
+    const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+    acc[0] = low.x, acc[1] = low.y, acc[2] = low.z, acc[3] = low.w;
+    acc[4] = high.x, acc[5] = high.y, acc[6] = high.z, acc[7] = high.w;
+  }
+
+  // With one scale per row the sums take it, in float.
+  JITGEN_DEVICE void scale_rows(float (&acc)[blocks][Config::tokens / 2], const TilePlace& tile, const Region& region) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int t = tile.column / 16 + tile_of(warp / 4, b) % contraction_tiles + warp % 4;
+      float2 scale = {0.0f, 0.0f};
+      if (t * 16 < region.columns) {
+        const auto from = region.weights[b / contraction_blocks].scales + int64_t(t) * 16 + lane / 4 * 2;
+        scale = unpack_pair(__ldg(reinterpret_cast<const typename Weight::ScalePair*>(from)));
+      }
+#pragma unroll
+      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] *= i % 4 < 2 ? scale.x : scale.y;
+    }
+  }
+
+  // The sums of tokens first .. first + count to [token][column] at `to`, this lane's part of one block's 64 columns.
+  template <int first, int count, int pitch>
+  static JITGEN_DEVICE void spread(float* to, const float (&acc)[Config::tokens / 2]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < count / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j];
+    }
+  }
+
+  JITGEN_DEVICE void finish(const TilePlace& tile, const float (&acc)[blocks][Config::tokens / 2], int columns) const {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, area = chunk * pitch;
+    const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
+    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warpgroup * contractions * area;
+#pragma unroll 1
+    for (int turn = 0; turn < contraction_blocks * (Config::tokens / chunk); ++turn) {
+      const int row = tile.row + turn % (Config::tokens / chunk) * chunk;
+      if (row >= rows) continue;
+      group_barrier<128>(1 + warpgroup);
+      unrolled<0>(turn, staging, acc);
+      group_barrier<128>(1 + warpgroup);
+      const int block = turn / (Config::tokens / chunk);
+      const int column = tile.column + (warpgroup * contraction_blocks + block) * 64 + thread % 8 * 8;
+#pragma unroll
+      for (int i = 0; i < chunk / 16; ++i) {
+        const int token = i * 16 + thread / 8;
+        float sums[contractions][8];
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) gather(sums[c], staging + c * area + token * pitch + thread % 8 * 8);
+        run(tile, row + token, column, sums, columns);
+      }
+    }
+  }
+  // Accumulators have constant places only: every turn's stores, of which the one in turn happen.
+  template <int turn>
+  static JITGEN_DEVICE void unrolled(int wanted, float* staging, const float (&acc)[blocks][Config::tokens / 2]) {
+    constexpr int turns = Config::tokens / Shape::chunk;
+    if constexpr (turn < contraction_blocks * turns) {
+      if (wanted == turn) {
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) {
+          spread<turn % turns * Shape::chunk, Shape::chunk, Shape::pitch>(
+              staging + c * Shape::chunk * Shape::pitch, acc[c * contraction_blocks + turn / turns]);
+        }
+      }
+      unrolled<turn + 1>(wanted, staging, acc);
+    }
+  }
+
+  // Split k: each block leaves its sums in its shared memory; block r adds up its share of the tokens, in rank order.
+  JITGEN_DEVICE void leave(const float (&acc)[blocks][Config::tokens / 2]) const {
+    constexpr int pitch = Shape::sum_pitch;
+    group_barrier<Shape::consumers>(1);  // nobody reads the stages any more
+    float* const sums = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int column = tile_of(threadIdx.x / 128, b) % contraction_tiles * 16;
+      spread<0, Config::tokens, pitch>(sums + b / contraction_blocks * Config::tokens * pitch + column, acc[b]);
+    }
+  }
+  JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {
+    constexpr int pitch = Shape::sum_pitch, share = Config::tokens / Config::split, width = Shape::columns / 8;
+    for (int unit = threadIdx.x; unit < share * width; unit += Shape::consumers) {
+      const int token = rank * share + unit / width, column = unit % width * 8;
+      if (tile.row + token >= rows) break;
+      float sums[contractions][8];
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+        const uint32_t at = base + ((c * Config::tokens + token) * pitch + column) * 4;
+        float4 low[Config::split], high[Config::split];
+#pragma unroll
+        for (int r = 0; r < Config::split; ++r) {
+          low[r] = load_remote(at, r);
+          high[r] = load_remote(at + 16, r);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[c][j] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < Config::split; ++r) {
+          sums[c][0] += low[r].x, sums[c][1] += low[r].y, sums[c][2] += low[r].z, sums[c][3] += low[r].w;
+          sums[c][4] += high[r].x, sums[c][5] += high[r].y, sums[c][6] += high[r].z, sums[c][7] += high[r].w;
+        }
+      }
+      run(tile, tile.row + token, tile.column + column, sums, columns);
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ all
+
+  JITGEN_DEVICE void work() const {
+    const int column_tiles = this->column_tiles();
+    const int items = row_tiles * column_tiles;
+    const int step = gridDim.x / Shape::cluster;
+    Ring ring;
+    if (threadIdx.x >= Shape::consumers) {
+      registers_give<copier_registers>();
+      for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
+        produce(place(item, column_tiles), ring);
+        if constexpr (Config::split > 1) {
+          __syncwarp();
+          cluster_sync();
+          cluster_sync();
+        }
+      }
+      __syncwarp();
+    } else {
+      registers_take<registers_of(Config::warpgroups, Config::resident)>();
+      for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
+        const TilePlace tile = place(item, column_tiles);
+        float acc[blocks][Config::tokens / 2];
+        consume(acc, ring);
+        const Region region = region_of(tile.region);
+        if constexpr (!Shape::group_scales) scale_rows(acc, tile, region);
+        if constexpr (Config::split > 1) {
+          leave(acc);
+          cluster_sync();
+          finish_split(tile, region.columns);
+          proxy_fence();
+          __syncwarp();
+          cluster_sync();
+        } else {
+          finish(tile, acc, region.columns);
+        }
+      }
+      __syncwarp();
+    }
+    if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it
+  }
+};
+
+template <class Config, class Weight, class Epilogue>
+JITGEN_DEVICE void gemm_wgmma_quantized(
+    const TensorMap& x, int rows, int depth, const QuantizedRegion<Weight, Config::contractions> (&regions)[Config::regions],
+    const Epilogue& epilogue) {
+  using Shape = QuantizedShape<Config, Weight>;
+  extern __shared__ __align__(1024) uint8_t gemm_memory[];
+  const QuantizedKernel<Config, Weight, Epilogue> kernel{
+      x, regions, epilogue, rows, (depth + 63) / 64, (rows + Config::tokens - 1) / Config::tokens,
+      Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
+  if (threadIdx.x == 0) {
+    prefetch_map(x);
+    for (int stage = 0; stage < Config::stages; ++stage) {
+      barrier_init(kernel.full(stage), 1 + (Shape::side_bytes > 0 ? 32 : 0));
+      barrier_init(kernel.empty(stage), Config::warpgroups * 4 * Config::multicast);
+    }
+    barrier_init_fence();
+  }
+  if constexpr (Shape::cluster > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  kernel.work();
+}
+
+}  // namespace jitgen
