@@ -35,6 +35,7 @@
 
 #include "jitgen/gemm_quant.cuh"
 #include "jitgen/gemm_wgmma_ptx.cuh"
+#include "jitgen/gemm_wgmma_walk.cuh"
 
 namespace jitgen {
 
@@ -79,22 +80,6 @@ struct QuantizedShape {
   static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
   static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % 32 == 0, "tokens of a tile");
 };
-
-// One piece of work: output columns column.. of a region, rows row...
-struct TilePlace {
-  int region, row, column;
-};
-
-// Where piece `item` lies; the rows of `raster` row tiles are walked first, so that pieces under way share x and weights.
-template <int raster>
-JITGEN_DEVICE void walk(int item, int row_tiles, int column_tiles, int& row_tile, int& column_tile) {
-  const int band = item / (raster * column_tiles);
-  const int first = band * raster;
-  const int height = smaller(raster, row_tiles - first);
-  const int inside = item - first * column_tiles;
-  row_tile = first + inside % height;
-  column_tile = inside / height;
-}
 
 template <class Element>
 JITGEN_DEVICE uint32_t pack_pair(float low, float high);
@@ -154,11 +139,13 @@ struct QuantizedKernel {
   using Element = typename Weight::Element;
   using Region = QuantizedRegion<Weight, Config::contractions>;
   using Multiply = Wgmma<Element, Config::tokens>;
+  using Ring = StageRing<Config::stages>;
   static constexpr int blocks = Config::blocks;
   static constexpr int contractions = Config::contractions;
   static constexpr int contraction_blocks = blocks / contractions;
   static constexpr int contraction_tiles = Shape::tiles / contractions;
   static constexpr int parts = Weight::parts;
+  static constexpr int band = Shape::columns * Config::multicast;  // columns of a cluster that shares x
   static constexpr bool pairs = is_bfloat16<Element> && sizeof(typename Weight::Scale) == 2;
 
   const TensorMap& x;
@@ -172,50 +159,13 @@ struct QuantizedKernel {
   JITGEN_DEVICE uint32_t full(int stage) const { return base + Shape::barriers_at + stage * 16; }
   JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
 
-  static JITGEN_DEVICE int tiles_of(int columns) {  // column tiles, in clusters that share x
-    return (columns + Shape::columns * Config::multicast - 1) / (Shape::columns * Config::multicast);
-  }
-  JITGEN_DEVICE int column_tiles() const {
-    int sum = 0;
-#pragma unroll
-    for (int r = 0; r < Config::regions; ++r) sum += tiles_of(regions[r].columns);
-    return sum;
-  }
   JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
-    int row_tile, column_tile, region = 0;
-    walk<Config::raster>(item, row_tiles, column_tiles, row_tile, column_tile);
-#pragma unroll
-    for (int r = 0; r + 1 < Config::regions; ++r) {
-      const int tiles = tiles_of(regions[r].columns);
-      if (region == r && column_tile >= tiles) {
-        column_tile -= tiles;
-        region = r + 1;
-      }
-    }
-    const int in_cluster = Config::multicast > 1 ? rank : 0;
-    return {region, row_tile * Config::tokens, (column_tile * Config::multicast + in_cluster) * Shape::columns};
-  }
-  JITGEN_DEVICE Region region_of(int region) const {
-    Region found = regions[0];
-#pragma unroll
-    for (int r = 1; r < Config::regions; ++r) {
-      if (region == r) found = regions[r];
-    }
-    return found;
+    TilePlace tile = place_in<Config::raster, band>(item, row_tiles, column_tiles, regions);
+    const int column = Config::multicast > 1 ? tile.column * Config::multicast + rank : tile.column;
+    return {tile.region, tile.row * Config::tokens, column * Shape::columns};
   }
   JITGEN_DEVICE int first_chunk() const { return Config::split > 1 ? chunks * rank / Config::split : 0; }
   JITGEN_DEVICE int last_chunk() const { return Config::split > 1 ? chunks * (rank + 1) / Config::split : chunks; }
-
-  struct Ring {  // the stage in turn
-    int stage = 0;
-    uint32_t phase = 0;
-    JITGEN_DEVICE void next() {
-      if (++stage == Config::stages) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
-  };
 
   // ------------------------------------------------------------------------------------------------------- producer
 
@@ -223,7 +173,7 @@ struct QuantizedKernel {
   // Each takes a quarter of the tiles of codes; the first also x, the second also the scales.
   JITGEN_DEVICE void produce(TilePlace tile, Ring& ring) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const Region region = region_of(tile.region);
+    const Region region = region_of(regions, tile.region);
     const int tile_rows = (region.columns + 15) / 16;  // of the weight, in sixteens
     const int first_tile = tile.column / 16;
     const int live = max(0, smaller(contraction_tiles, tile_rows - first_tile));
@@ -417,17 +367,7 @@ struct QuantizedKernel {
   JITGEN_DEVICE void run(const TilePlace& tile, int m, int n, const float (&acc)[contractions][8], int columns) const {
     const int live = smaller(8, columns - n);
     if (m >= rows || live <= 0) return;
-    if constexpr (Config::regions > 1) {
-      epilogue.template run<8>(tile.region, m, n, acc, live);
-    } else {
-      epilogue.template run<8>(m, n, acc, live);
-    }
-  }
-
-  static JITGEN_DEVICE void gather(float (&acc)[8], const float* from) {
-    const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-    acc[0] = low.x, acc[1] = low.y, acc[2] = low.z, acc[3] = low.w;
-    acc[4] = high.x, acc[5] = high.y, acc[6] = high.z, acc[7] = high.w;
+    run_epilogue<(Config::regions > 1)>(epilogue, tile.region, m, n, acc, live);
   }
 
   // With one scale per row the sums take it, in float.
@@ -538,7 +478,7 @@ struct QuantizedKernel {
   // ------------------------------------------------------------------------------------------------------------ all
 
   JITGEN_DEVICE void work() const {
-    const int column_tiles = this->column_tiles();
+    const int column_tiles = column_tiles_of<band>(regions);
     const int items = row_tiles * column_tiles;
     const int step = gridDim.x / Shape::cluster;
     Ring ring;
@@ -559,7 +499,7 @@ struct QuantizedKernel {
         const TilePlace tile = place(item, column_tiles);
         float acc[blocks][Config::tokens / 2];
         consume(acc, ring);
-        const Region region = region_of(tile.region);
+        const Region region = region_of(regions, tile.region);
         if constexpr (!Shape::group_scales) scale_rows(acc, tile, region);
         if constexpr (Config::split > 1) {
           leave(acc);
