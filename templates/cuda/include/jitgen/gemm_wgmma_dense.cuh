@@ -244,13 +244,13 @@ struct DenseKernel {
     const int step = gridDim.x / Config::multicast;
     Ring ring;
     if (threadIdx.x >= Shape::consumers) {
-      registers_give<copier_registers>();
+      registers_deal<Shape::warpgroups, Config::resident, true>();
       if (threadIdx.x == Shape::consumers) {
         for (int item = blockIdx.x / Config::multicast; item < items; item += step) produce(place(item, column_tiles), ring);
       }
       __syncwarp();
     } else {
-      registers_take<registers_of(Shape::warpgroups, Config::resident)>();
+      registers_deal<Shape::warpgroups, Config::resident, false>();
       for (int item = blockIdx.x / Config::multicast; item < items; item += step) {
         const TilePlace tile = place(item, column_tiles);
         float acc[contractions][accumulators];

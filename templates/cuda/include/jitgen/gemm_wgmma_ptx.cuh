@@ -69,12 +69,23 @@ template <int count>
 JITGEN_DEVICE void registers_give() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
-// What is left to each of `warpgroups` when one more, that only copies, keeps `copier_registers`, of `blocks` on a
-// multiprocessor. Registers go by 8.
+// A block of `warpgroups` and one more, which only copies: at its start all have the same number, the most for which
+// `blocks` fit a multiprocessor (the bounds of the launch say so to the assembler). Registers go by 8.
 constexpr int copier_registers = 40;
+constexpr int registers_at_start(int warpgroups, int blocks) { return 512 / blocks / (warpgroups + 1) / 8 * 8; }
 constexpr int registers_of(int warpgroups, int blocks) {
-  const int each = (65536 / blocks / 128 - copier_registers) / warpgroups / 8 * 8;
+  const int each = (registers_at_start(warpgroups, blocks) * (warpgroups + 1) - copier_registers) / warpgroups / 8 * 8;
   return each < 240 ? each : 240;
+}
+template <int warpgroups, int blocks, bool copier>
+JITGEN_DEVICE void registers_deal() {
+  if constexpr (registers_at_start(warpgroups, blocks) < registers_of(warpgroups, blocks)) {
+    if constexpr (copier) {
+      registers_give<copier_registers>();
+    } else {
+      registers_take<registers_of(warpgroups, blocks)>();
+    }
+  }
 }
 
 // --------------------------------------------------------------------------------------------------------- clusters

@@ -483,7 +483,7 @@ struct QuantizedKernel {
     const int step = gridDim.x / Shape::cluster;
     Ring ring;
     if (threadIdx.x >= Shape::consumers) {
-      registers_give<copier_registers>();
+      registers_deal<Config::warpgroups, Config::resident, true>();
       for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
         produce(place(item, column_tiles), ring);
         if constexpr (Config::split > 1) {
@@ -494,7 +494,7 @@ struct QuantizedKernel {
       }
       __syncwarp();
     } else {
-      registers_take<registers_of(Config::warpgroups, Config::resident)>();
+      registers_deal<Config::warpgroups, Config::resident, false>();
       for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
         const TilePlace tile = place(item, column_tiles);
         float acc[blocks][Config::tokens / 2];
