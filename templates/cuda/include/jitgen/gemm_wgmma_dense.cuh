@@ -111,11 +111,7 @@ struct DenseKernel {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.next()) {
       const int stage = ring.stage;
-      if constexpr (Config::multicast > 1) {
-        barrier_wait_cluster(empty(stage), ring.phase ^ 1);
-      } else {
-        barrier_wait(empty(stage), ring.phase ^ 1);
-      }
+      barrier_wait(empty(stage), ring.phase ^ 1);
       barrier_arrive_expect(full(stage), Shape::stage_bytes);
       copy_box(x_at(stage), x, chunk * 64, tile.row, full(stage));
 #pragma unroll

@@ -25,7 +25,7 @@ JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same 
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
@@ -47,19 +47,6 @@ JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
 JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Acquires what other blocks of the cluster released by barrier_arrive_at.
-JITGEN_DEVICE void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "wait:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra wait;\n"
-      "finished:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 // Moves registers between warpgroups: each gives up or takes what its own code needs (all four warps, at one place).
 template <int count>
 JITGEN_DEVICE void registers_take() {
@@ -117,14 +104,6 @@ constexpr uint64_t evict_first = 0x12F0000000000000;
 
 JITGEN_DEVICE void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-// `bytes`, a multiple of 16, from 16-byte aligned global memory; completes on `barrier`.
-JITGEN_DEVICE void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
 }
 // A box of a matrix, its corner at (column, row); places outside the matrix become zeros.
 JITGEN_DEVICE void copy_box(

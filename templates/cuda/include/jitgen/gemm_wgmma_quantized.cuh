@@ -21,13 +21,14 @@
 //   };
 //   using Shape = jitgen::QuantizedShape<Config, Weight>;                          // Weight: a QuantWeight
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-//   entry(const __grid_constant__ jitgen::TensorMap x, ...) {
-//     const jitgen::QuantizedRegion<Weight, Config::contractions> regions[] = {{{Weight{...}, ...}, N}, ...};
+//   entry(const __grid_constant__ jitgen::TensorMap x, const __grid_constant__ jitgen::TensorMap codes, ...) {
+//     const jitgen::QuantizedRegion<Weight, Config::contractions> regions[] = {{{Weight{...}}, {&codes}, N}, ...};
 //     jitgen::gemm_wgmma_quantized<Config, Weight>(x, M, K, regions, Epilogue{...});
 //   }
 //
-// x's tensor map: x[M, K] row-major, box {64 k's, tokens / multicast rows}, 128-byte swizzle, zeros outside; so x starts
-// on 16 bytes and its row stride is a multiple of 16 bytes. Codes and scales start on 16 bytes.
+// Tensor maps, outermost size first: x[M, K], box [tokens / multicast, 64], 128-byte swizzle; codes as 32-bit words,
+// [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits], no swizzle. So x has k-stride 1,
+// starts on 16 bytes and its row stride is a multiple of 16 bytes. Scales and zero-points start on 16 bytes.
 // Cluster: {max(split, multicast), 1, 1}. Grid: x only, a multiple of the cluster: at most Shape::items(...) * cluster,
 // and for a persistent grid at most the blocks that are resident at once. Any such grid is right.
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
@@ -42,6 +43,7 @@ namespace jitgen {
 template <class Weight, int contractions>
 struct QuantizedRegion {
   Weight weights[contractions];
+  const TensorMap* codes[contractions];
   int columns;  // N
 };
 
@@ -169,54 +171,43 @@ struct QuantizedKernel {
 
   // ------------------------------------------------------------------------------------------------------- producer
 
-  // By four warps: issuing a bulk copy takes a lane some forty cycles, and a stage may last no longer than ten such.
-  // Each takes a quarter of the tiles of codes; the first also x, the second also the scales.
+  // By two warps: one thread of the first starts the copies of x and the codes, the second copies scales and zero-points.
   JITGEN_DEVICE void produce(TilePlace tile, Ring& ring) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const Region region = region_of(regions, tile.region);
-    const int tile_rows = (region.columns + 15) / 16;  // of the weight, in sixteens
-    const int first_tile = tile.column / 16;
-    const int live = max(0, smaller(contraction_tiles, tile_rows - first_tile));
-    const int stage_bytes = Shape::x_bytes + live * contractions * (Shape::code_bytes / Shape::tiles);
-    const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
-
-    const int place = warp * (Shape::tiles / 4) + lane;
-    const int contraction = place / contraction_tiles, in_contraction = place % contraction_tiles;
-    const bool copies = lane < Shape::tiles / 4 && in_contraction < live;
-    const uint8_t* from = reinterpret_cast<const uint8_t*>(weight_of(region, contraction).codes) +
-                          int64_t(first_tile + in_contraction) * chunks * (128 * Weight::bits);
-
+    if (warp == 0 && lane == 0) {
+      const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
 #pragma unroll 1
-    for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
-      const int stage = ring.stage;
-      if constexpr (Config::multicast > 1) {
-        barrier_wait_cluster(empty(stage), ring.phase ^ 1);
-      } else {
+      for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
+        const int stage = ring.stage;
         barrier_wait(empty(stage), ring.phase ^ 1);
-      }
-      if (warp == 0 && lane == 0) {
-        barrier_arrive_expect(full(stage), stage_bytes);
-        constexpr int share = Config::tokens / Config::multicast;
-        const uint32_t to = base + stage * Shape::x_bytes + (Config::multicast > 1 ? rank * share * 128 : 0);
+        barrier_arrive_expect(full(stage), Shape::x_bytes + Shape::code_bytes);
         if constexpr (Config::multicast > 1) {
+          constexpr int share = Config::tokens / Config::multicast;
+          const uint32_t to = base + stage * Shape::x_bytes + rank * share * 128;
           copy_box_multicast(to, x, chunk * 64, tile.row + rank * share, full(stage), (1 << Config::multicast) - 1);
         } else {
-          copy_box(to, x, chunk * 64, tile.row, full(stage));
+          copy_box(base + stage * Shape::x_bytes, x, chunk * 64, tile.row, full(stage));
+        }
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) {
+          constexpr int words = 32 * Weight::bits;  // of a tile's chunk
+          const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * (Shape::code_bytes / contractions);
+          copy_box(to, *region.codes[c], chunk * words, tile.column / 16, full(stage), policy);
         }
       }
-      __syncwarp();
-      if (copies) {
-        const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + place * (128 * Weight::bits);
-        copy_bulk(to, from + int64_t(chunk) * (128 * Weight::bits), 128 * Weight::bits, full(stage), policy);
-      }
-      __syncwarp();
-      if constexpr (Shape::side_bytes > 0) {
-        if (warp == 1) {
-          copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
-          barrier_arrive_on_copies(full(stage));
-        }
+    } else if (Shape::side_bytes > 0 && warp == 1) {
+      const int first_tile = tile.column / 16;
+      const int live = smaller(contraction_tiles, (region.columns + 15) / 16 - first_tile);
+#pragma unroll 1
+      for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
+        const int stage = ring.stage;
+        barrier_wait(empty(stage), ring.phase ^ 1);
+        copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
+        barrier_arrive_on_copies(full(stage));
       }
     }
+    __syncwarp();
   }
 
   static JITGEN_DEVICE Weight weight_of(const Region& region, int contraction) {
