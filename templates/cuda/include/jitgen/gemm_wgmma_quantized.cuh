@@ -14,7 +14,8 @@
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
 //     static constexpr int regions = 1;      // weights of different N, each with its own outputs
 //     static constexpr int stages = 8;       // of 64 k's
-//     static constexpr int split = 1;        // blocks of a cluster that share out k: 1, 2, 4, 8
+//     static constexpr int steps = 1;        // of 16 k's in a group of wgmmas: 1, 2; 2 takes more registers
+//     static constexpr int split = 1;        // blocks of a cluster that share out k: 1 to 8
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks a multiprocessor is to hold at once
@@ -34,7 +35,7 @@
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
-#include "jitgen/gemm_quant.cuh"
+#include "jitgen/gemm_wgmma_decode.cuh"
 #include "jitgen/gemm_wgmma_ptx.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
 
@@ -83,58 +84,6 @@ struct QuantizedShape {
   static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % 32 == 0, "tokens of a tile");
 };
 
-template <class Element>
-JITGEN_DEVICE uint32_t pack_pair(float low, float high);
-template <>
-JITGEN_DEVICE uint32_t pack_pair<bfloat16>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <>
-JITGEN_DEVICE uint32_t pack_pair<float16>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <class Element>
-JITGEN_DEVICE float2 floats_of_pair(uint32_t pair) {
-  if constexpr (is_bfloat16<Element>) return unpack_pair(pair);
-  return {half_to_float(uint16_t(pair)), half_to_float(uint16_t(pair >> 16))};
-}
-JITGEN_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
-  uint32_t product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
-// Scales of rows g and g+8 for one part of a chunk, as the product with a fragment takes them: the product of an exact
-// code and a scale is rounded once, to Element. Only bfloat16's own multiplication can do that on pairs, of bfloat16.
-template <class Weight, bool pairs>
-struct RowScales;
-template <class Weight>
-struct RowScales<Weight, true> {
-  uint32_t row[2];
-  JITGEN_DEVICE void set(typename Weight::ScalePair pair) {
-    row[0] = __byte_perm(pair, pair, 0x1010);
-    row[1] = __byte_perm(pair, pair, 0x3232);
-  }
-  JITGEN_DEVICE uint32_t scaled(uint32_t pair, int r) const { return multiply_pair(pair, row[r]); }
-};
-template <class Weight>
-struct RowScales<Weight, false> {
-  float row[2];
-  JITGEN_DEVICE void set(typename Weight::ScalePair pair) {
-    const float2 both = unpack_pair(pair);
-    row[0] = both.x;
-    row[1] = both.y;
-  }
-  JITGEN_DEVICE uint32_t scaled(uint32_t pair, int r) const {
-    const float2 value = floats_of_pair<typename Weight::Element>(pair);
-    return pack_pair<typename Weight::Element>(value.x * row[r], value.y * row[r]);
-  }
-};
-
 template <class Config, class Weight, class Epilogue>
 struct QuantizedKernel {
   using Shape = QuantizedShape<Config, Weight>;
@@ -148,7 +97,6 @@ struct QuantizedKernel {
   static constexpr int contraction_tiles = Shape::tiles / contractions;
   static constexpr int parts = Weight::parts;
   static constexpr int band = Shape::columns * Config::multicast;  // columns of a cluster that shares x
-  static constexpr bool pairs = is_bfloat16<Element> && sizeof(typename Weight::Scale) == 2;
 
   const TensorMap& x;
   const Region (&regions)[Config::regions];
@@ -256,8 +204,7 @@ struct QuantizedKernel {
 
   struct Held {  // what a lane holds of one stage
     typename Weight::Codes codes[blocks];
-    RowScales<Weight, pairs> scales[blocks][parts];
-    typename Weight::Offsets offsets[blocks][parts];
+    Decode<Weight> decode[blocks][parts];
   };
 
   static JITGEN_DEVICE int tile_of(int warpgroup, int block) {  // the warpgroup's first, of the block's 64 rows
@@ -282,23 +229,25 @@ struct QuantizedKernel {
         if constexpr (Weight::zero_points) {
           scales.zero[part] = *reinterpret_cast<const uint16_t*>(side + Shape::scale_bytes + at);
         }
-        held.offsets[b][part] = Weight::offsets(scales, part);
+        typename Weight::ScalePair pair = {};
         if constexpr (Shape::group_scales) {
-          using Pair = typename Weight::ScalePair;
-          held.scales[b][part].set(*reinterpret_cast<const Pair*>(side + at * int(sizeof(typename Weight::Scale))));
+          pair = *reinterpret_cast<const typename Weight::ScalePair*>(side + at * int(sizeof(typename Weight::Scale)));
         }
+        held.decode[b][part].set(pair, scales, part);
       }
     }
   }
 
-  static JITGEN_DEVICE void dequantise(uint32_t (&fragments)[blocks][4], const Held& held, int step) {
-    const int part = parts == 1 ? 0 : step / 2;
+  using Fragments = uint32_t[Config::steps][blocks][4];
+
+  static JITGEN_DEVICE void dequantise(Fragments& fragments, const Held& held, int group) {
 #pragma unroll
-    for (int b = 0; b < blocks; ++b) {
-      Weight::template fragment<true>(fragments[b], held.codes[b], step, held.offsets[b][part]);
-      if constexpr (Shape::group_scales) {
+    for (int s = 0; s < Config::steps; ++s) {
+      const int step = group * Config::steps + s;
+      const int part = parts == 1 ? 0 : step / 2;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) fragments[b][i] = held.scales[b][part].scaled(fragments[b][i], i & 1);
+      for (int b = 0; b < blocks; ++b) {
+        held.decode[b][part].fragment(fragments[s][b], held.codes[b], step);
       }
     }
   }
@@ -320,8 +269,9 @@ struct QuantizedKernel {
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
     }
     if (first == last) return;
+    constexpr int groups = 4 / Config::steps;  // of a stage
     Held held;
-    uint32_t fragments[2][blocks][4];
+    Fragments fragments[2];
     barrier_wait(full(ring.stage), ring.phase);
     hold(held, ring.stage);
     dequantise(fragments[0], held, 0);
@@ -332,20 +282,24 @@ struct QuantizedKernel {
       const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
       ring.next();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
+      for (int group = 0; group < groups; ++group) {
         wgmma_fence();
 #pragma unroll
-        for (int b = 0; b < blocks; ++b) {
-          Multiply::registers(acc[b], fragments[step & 1][b], tokens + step * 2, 1);
+        for (int s = 0; s < Config::steps; ++s) {
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            const int step = group * Config::steps + s;
+            Multiply::registers(acc[b], fragments[group & 1][s][b], tokens + step * 2, 1);
+          }
         }
         wgmma_commit();
-        if (step == 3 && chunk + 1 < last) {
+        if (group == groups - 1 && chunk + 1 < last) {
           barrier_wait(full(ring.stage), ring.phase);
           hold(held, ring.stage);
         }
-        wgmma_wait<1>();  // the step before has read its fragments, which take the step after
-        if (step == 0 && chunk > first) release(before);
-        dequantise(fragments[(step + 1) & 1], held, (step + 1) % 4);
+        wgmma_wait<1>();  // the group before has read its fragments, which take the group after
+        if (group == 0 && chunk > first) release(before);
+        dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
       }
       before = stage;
     }
@@ -371,6 +325,8 @@ struct QuantizedKernel {
       if (t * 16 < region.columns) {
         const auto from = region.weights[b / contraction_blocks].scales + int64_t(t) * 16 + lane / 4 * 2;
         scale = unpack_pair(__ldg(reinterpret_cast<const typename Weight::ScalePair*>(from)));
+        scale.x *= Decode<Weight>::shrunk;
+        scale.y *= Decode<Weight>::shrunk;
       }
 #pragma unroll
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] *= i % 4 < 2 ? scale.x : scale.y;
@@ -382,10 +338,11 @@ struct QuantizedKernel {
   static JITGEN_DEVICE void spread(float* to, const float (&acc)[Config::tokens / 2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + lane / 4;
+    constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
 #pragma unroll
     for (int i = 0; i < count / 8; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j];
+      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j] * grown;
     }
   }
 
@@ -428,7 +385,7 @@ struct QuantizedKernel {
     }
   }
 
-  // Split k: each block leaves its sums in its shared memory; block r adds up its share of the tokens, in rank order.
+  // Split k: each block leaves its sums in its shared memory; block r adds up its share of them, in rank order.
   JITGEN_DEVICE void leave(const float (&acc)[blocks][Config::tokens / 2]) const {
     constexpr int pitch = Shape::sum_pitch;
     group_barrier<Shape::consumers>(1);  // nobody reads the stages any more
@@ -440,10 +397,12 @@ struct QuantizedKernel {
     }
   }
   JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {
-    constexpr int pitch = Shape::sum_pitch, share = Config::tokens / Config::split, width = Shape::columns / 8;
-    for (int unit = threadIdx.x; unit < share * width; unit += Shape::consumers) {
-      const int token = rank * share + unit / width, column = unit % width * 8;
-      if (tile.row + token >= rows) break;
+    constexpr int pitch = Shape::sum_pitch, width = Shape::columns / 8;
+    const int runs = smaller(rows - tile.row, Config::tokens) * width;  // of 8 columns
+    const int last = runs * (rank + 1) / Config::split;
+#pragma unroll 1
+    for (int i = runs * rank / Config::split + threadIdx.x; i < last; i += Shape::consumers) {
+      const int token = i / width, column = i % width * 8;
       float sums[contractions][8];
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
