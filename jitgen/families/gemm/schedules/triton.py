@@ -5,8 +5,6 @@ Measured on an H200: int4 weights in groups of 128 and dense bfloat16 ones, 4096
 
 from __future__ import annotations
 
-import math
-
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 
 SIXTEEN_BITS = ("float16", "bfloat16")
