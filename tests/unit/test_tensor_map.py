@@ -16,24 +16,29 @@ from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 
 
 def described(**changes: Any) -> TensorMap:
-    fields: dict[str, Any] = dict(
-        buffer=0, offset=0, dtype="bfloat16", sizes=(100, 4096), strides=(4096, 1), box=(64, 64)
-    )
+    fields: dict[str, Any] = {
+        "buffer": 0,
+        "offset": 0,
+        "dtype": "bfloat16",
+        "sizes": (100, 4096),
+        "strides": (4096, 1),
+        "box": (64, 64),
+    }
     return TensorMap(**(fields | changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(dtype="int4"), "expected one of uint8, float16"),
-        (dict(sizes=(100,)), "1 to 5 dimensions"),
-        (dict(swizzle=48), "swizzle 48; expected one of 0, 32, 64, 128"),
-        (dict(sizes=(0, 4096)), "sizes are at least 1"),
-        (dict(box=(512, 64)), "boxes are 1 to 256"),
-        (dict(strides=(1, 100)), "innermost stride 100"),
-        (dict(box=(64, 128)), "a box row of 256 bytes"),
-        (dict(box=(64, 4)), "a box row of 8 bytes"),
-        (dict(strides=(4097, 1)), "strides of 8194 bytes; they must be multiples of 16"),
+        ({"dtype": "int4"}, "expected one of uint8, float16"),
+        ({"sizes": (100,)}, "1 to 5 dimensions"),
+        ({"swizzle": 48}, "swizzle 48; expected one of 0, 32, 64, 128"),
+        ({"sizes": (0, 4096)}, "sizes are at least 1"),
+        ({"box": (512, 64)}, "boxes are 1 to 256"),
+        ({"strides": (1, 100)}, "innermost stride 100"),
+        ({"box": (64, 128)}, "a box row of 256 bytes"),
+        ({"box": (64, 4)}, "a box row of 8 bytes"),
+        ({"strides": (4097, 1)}, "strides of 8194 bytes; they must be multiples of 16"),
     ],
 )
 def test_what_the_hardware_cannot_copy_is_refused(changes: dict[str, Any], message: str) -> None:
