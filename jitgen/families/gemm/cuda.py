@@ -97,6 +97,7 @@ def _config(region: GemmRegion, x: GemmOperand, schedule: GemmSchedule, s: Shape
     first = region.contractions[0]
     count = len(region.contractions)
     x_vector = x.unit if x.kind == "k" else 1
+    numbers: tuple[int, ...]
     if schedule.path == "mma":
         format = formats.find(first.described.format or "")
         sums = format.bits == 4 and x.dtype == "bfloat16" and s.tokens <= SUMS_TOKENS

@@ -1,20 +1,20 @@
-"""The layout "mma": the order in which a warp's tensor-core instructions take a weight, 16 rows by 16 columns at a time.
+"""The layout "mma": the order in which a warp's tensor-core instructions take a weight, 16 rows by 16 columns at once.
 
 Lane 4g + t of a warp holds of such a tile rows g and g + 8 at columns 2t, 2t + 1, 2t + 8 and 2t + 9, as operand A of
 ``mma.sync.m16n8k16`` (and of wgmma, whose warp w has rows 16w): four registers of two 16-bit floats each, register
-``h + 2q`` being row g + 8h at columns 8q + 2t (low half) and 8q + 2t + 1. The layout gives each lane the codes of several
-tiles along K in one 16-byte load. The order of codes within a word is the one of Kim et al., "Who Says Elephants Can't
-Run", and of the marlin kernels, by which a shift and one logic instruction give a register of two codes.
+``h + 2q`` being row g + 8h at columns 8q + 2t (low half) and 8q + 2t + 1. The layout gives each lane the codes of
+several tiles along K in one 16-byte load. The order of codes within a word is the one of Kim et al., "Who Says
+Elephants Can't Run", and of the marlin kernels: a shift and one logic instruction give a register of two codes.
 
 codes
     4-bit: ``uint8[Np/16, Kc/64, 32, 16]``, Kc being the portable layout's columns rounded up to 64; by row tile, 64
-    columns, lane: word s of the lane's four is columns 16s to 16s + 15, its bits 4i to 4i + 3 the low half of register i
-    and its bits 16 + 4i to 16 + 4i + 3 the high half. Signed codes have 8 added.
-    8-bit: ``uint8[Np/16, Kc/32, 32, 16]``: two words for 16 columns. The bytes of word q, lowest first, are register 2q's
-    low half, register 2q + 1's low half, register 2q's high half and register 2q + 1's high half.
+    columns, lane: word s of the lane's four is columns 16s to 16s + 15, its bits 4i to 4i + 3 the low half of register
+    i and its bits 16 + 4i to 16 + 4i + 3 the high half. Signed codes have 8 added.
+    8-bit: ``uint8[Np/16, Kc/32, 32, 16]``: two words for 16 columns. The bytes of word q, lowest first, are register
+    2q's low half, register 2q + 1's low half, register 2q's high half and register 2q + 1's high half.
 scales
-    ``[Np/16, groups, 16]`` of the format's scale dtype, for all groups of Kc columns; at 2g + h is row g + 8h, so that a
-    lane's two scales are neighbours.
+    ``[Np/16, groups, 16]`` of the format's scale dtype, for all groups of Kc columns; at 2g + h is row g + 8h, so that
+    a lane's two scales are neighbours.
 zeros
     ``uint8[Np/16, groups, 16]`` alike, for formats with zero-points.
 

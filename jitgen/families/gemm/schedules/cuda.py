@@ -1,8 +1,8 @@
 """Which mainloop and tiles the cuda dialect takes.
 
-``mma``: quantised weights from global memory straight to the tensor cores (``gemm_mma.cuh``); ``dense``: 16-bit weights
-through shared memory (``gemm_dense.cuh``); ``simt``: float32 and float64 (``gemm_simt.cuh``). The tables are measured on
-an H200; elsewhere they are as good a guess as any.
+``mma``: quantised weights from global memory straight to the tensor cores (``gemm_mma.cuh``); ``dense``: 16-bit
+weights through shared memory (``gemm_dense.cuh``); ``simt``: float32 and float64 (``gemm_simt.cuh``). The tables are
+measured on an H200; elsewhere they are as good a guess as any.
 
 ``shape_of`` tells what a schedule's numbers mean for its mainloop; the template's context is made from it.
 """
