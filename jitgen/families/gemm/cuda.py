@@ -17,6 +17,7 @@ from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules.cuda import Shape, shape_of
 from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.ir.body import Contraction
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
@@ -34,6 +35,7 @@ def build(
     if schedule.maps:
         return _mapped(kernel, layouts, schedule, products)
     shape = shape_of(schedule, len(products.regions[0].contractions), first.described.dtype)
+    resident = _resident(shape, first.described)
     parameters = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     parameters += [f"Index {name}" for name in products.integers]
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
@@ -48,6 +50,7 @@ def build(
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "shape": shape,
+        "bounds": f"{schedule.block_threads}, {resident}" if resident else str(schedule.block_threads),
         "mainloop": f"jitgen/gemm_{schedule.path}.cuh",
         "cluster_attribute": f"__cluster_dims__({schedule.split}, 1, 1) " if schedule.split > 1 else "",
         "regions": regions,
@@ -57,6 +60,13 @@ def build(
         "shared_type": _SHARED[schedule.path].format(scalar=first.x.storage),
         "x": _activation(first.x, schedule.path),
     }, {}
+
+
+def _resident(shape: Shape, part: Contraction) -> int:
+    """``shape.resident``, less where the weights need more registers than 4-bit codes for bfloat16 do."""
+    fine = part.group_size is not None and part.group_size % 64 != 0
+    plain = part.format == "int4" and not fine and part.dtype == "bfloat16"
+    return shape.resident if plain else min(shape.resident, 3 if shape.tokens == 1 else 1)
 
 
 _SHARED = {"mma": "MmaShared<Config0>", "dense": "DenseShared<Config0>", "simt": "SimtShared<Config0, {scalar}>"}
@@ -161,6 +171,7 @@ def _config(region: GemmRegion, schedule: GemmSchedule, s: Shape) -> tuple[str, 
     assert x is not None
     count = len(region.contractions)
     x_vector = x.unit if x.kind == "k" else 1
+    numbers: tuple[int, ...]
     if schedule.path == "mma":
         format = formats.find(first.described.format or "")
         sums = format.bits == 4 and x.dtype == "bfloat16" and s.tokens <= SUMS_TOKENS

@@ -21,7 +21,7 @@ SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 
 """KiB of shared memory a block may ask for; 227 where nothing is said."""
 WARP = 32
 SIMT_DEPTH = 16
-WINDOW_BYTES = 8192
+WINDOW_BYTES = 4096
 """Of x that a group of warps stages at a time in the ``mma`` mainloop, about."""
 
 
@@ -36,6 +36,7 @@ class Shape:
         window: ``mma``: steps of K of which x is staged together.
         width: columns an epilogue call computes.
         run: ``simt``: a thread's (tokens, rows).
+        resident: blocks a multiprocessor is to hold at once; 0 leaves the registers to the compiler.
         shared_bytes: what it takes.
     """
 
@@ -49,6 +50,7 @@ class Shape:
     window: int
     width: int
     run: tuple[int, int]
+    resident: int
     shared_bytes: int
 
 
@@ -75,6 +77,23 @@ def _has_clusters(target: Target) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- the rules
+
+
+# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
+# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
+_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
+    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
+    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
+    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
+    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
+}
+_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
+    1: (2, 2, 4, 1, 2),
+    4: (2, 7, 2, 1, 2),
+    8: (2, 7, 2, 1, 2),
+    16: (7, 4, 2, 1, 2),
+}
+MANY_TOKENS = 64
 
 
 def _wgmma(problem: Problem) -> GemmSchedule | None:
@@ -130,47 +149,37 @@ def _mappable(problem: Problem) -> bool:
 def _mma(problem: Problem) -> GemmSchedule:
     """By the number of row tiles, of all regions: few of them are shared out along K, many stream.
 
-    The aim is that all blocks are resident at once, four or eight warps to a scheduler, with 16 bytes or more in flight
-    for each lane.
+    The aim is one wave of blocks, as many as there are multiprocessors or a small multiple, with enough 16-byte loads
+    in flight: of many tokens few large blocks, so that x is read less often.
     """
-    tiles = sum(-(-columns // 16) for columns in problem.columns)
+    first = problem.contractions[0]
     count = len(problem.contractions)
-    tokens = min(64, next(most for most in (1, 4, 8, 16, 64, problem.rows) if problem.rows <= most))
-    # (row tiles of a warp, warps along N, warps along K, blocks along K, steps in flight)
-    if tokens == 1:
-        if tiles * count <= 400:
-            shape = (1, 1, 16 if tiles * count <= 264 else 8, 1, 2)
-        elif tiles * count <= 640:
-            shape = (2, 1, 16, 1, 2)
-        else:
-            shape = (2, 1, 8, 1, 2) if tiles * count <= 3000 else (2, 2, 4, 1, 2)
-    elif tokens <= 8:
-        if tiles * count <= 264:
-            shape = (1, 2, 8 if tokens == 4 else 4, 2, 2)
-        elif tiles * count <= 400:
-            shape = (1, 1, 8, 1, 2) if tokens == 4 else (1, 2, 4, 2, 2)
-        elif tiles * count <= 640:
-            shape = (4, 1, 8, 2, 2) if tokens == 4 else (2, 2, 4, 2, 2)
-        else:
-            shape = (2, 7, 2, 1, 2) if tiles % 14 == 0 and tiles * count > 3000 else (4, 2, 4, 1, 2)
-    elif tokens <= 16:
-        if tiles * count <= 300:
-            shape = (2, 2, 4, 2, 4)
-        elif tiles * count <= 400:
-            shape = (2, 3, 4, 2, 2)
-        elif tiles * count <= 640:
-            shape = (4, 2, 4, 2, 4)
-        else:
-            shape = (4, 4, 2, 1, 4 if tiles * count <= 2000 else 2)
+    tiles = count * sum(-(-columns // 16) for columns in problem.columns)
+    tokens = next((most for most in _MMA if problem.rows <= most), MANY_TOKENS)
+    if tokens == MANY_TOKENS:
+        # More scales take more registers.
+        taller = 2 if first.group_size is None or first.group_size % 64 == 0 else 1
+        shape = (1, 4, 2, 2, 2) if tiles * problem.rows <= 640 * MANY_TOKENS else (taller, 8, 1, 1, 2)
     else:
-        group = problem.contractions[0].group_size
-        taller = 2 if group is None or group % 64 == 0 else 1  # more scales take more registers
-        shape = (1, 4, 2, 2, 2) if tiles * count * problem.rows <= 640 * 64 else (taller, 8, 1, 1, 2)
+        shape = next((shape for most, shape in _MMA[tokens] if tiles <= most), _MMA_MORE[tokens])
     row_tiles, warps_n, warps_k, split, stages = shape
+    if row_tiles == 7 and (count > 1 or not _plain(problem)):
+        row_tiles = 4  # what they need beside the sums would not fit the registers
+    if not _has_clusters(problem.target):
+        row_tiles, split = max(1, row_tiles // split), 1
     row_tiles = max(1, row_tiles // count)
+    if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
+        stages = 2
     while warps_k * split > max(1, problem.length // 64) and warps_k * split > 1:
         warps_k, split = (warps_k, split // 2) if split > 1 else (warps_k // 2, split)
     return GemmSchedule("mma", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, split)
+
+
+def _plain(problem: Problem) -> bool:
+    """Whether the weights need no more registers than 4-bit codes without zero-points, for bfloat16."""
+    first = problem.contractions[0]
+    coarse = first.group_size is None or first.group_size % 64 == 0
+    return first.format == "int4" and coarse and problem.dtype == "bfloat16"
 
 
 def _dense(problem: Problem) -> GemmSchedule:
@@ -220,6 +229,7 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
         stage_bytes = schedule.stages * warps_k * (tokens + contractions * rows) * 128
     else:
         stage_bytes = 2 * SIMT_DEPTH * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+    row_tiles = rows // (16 * warps_n) if schedule.path != "simt" else 0
     scalar = 8 if dtype == "float64" else 4
     width = _width(tokens * rows, schedule.warps * WARP)
     runs = tokens * (rows // width)
@@ -232,12 +242,23 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
         warps_n=warps_n,
         warps_k=warps_k,
         token_tiles=token_tiles,
-        row_tiles=rows // (16 * warps_n) if schedule.path != "simt" else 0,
+        row_tiles=row_tiles,
         window=window,
         width=width,
         run=run,
+        resident=_resident(schedule, contractions, row_tiles) if schedule.path == "mma" else 0,
         shared_bytes=max(stage_bytes, partial * scalar) + inbox * scalar,
     )
+
+
+def _resident(schedule: GemmSchedule, contractions: int, row_tiles: int) -> int:
+    """So many that a thread has 64 registers of few tokens and row tiles, 72 or 128 of more."""
+    threads, tiles = schedule.block_threads, row_tiles * contractions
+    if schedule.block_m > 8:
+        return 0
+    if schedule.block_m == 1 or tiles == 1:
+        return max(1, 1024 // threads) if tiles <= 2 else 0
+    return 2 if tiles == 2 and threads == 448 else max(1, 512 // threads)
 
 
 def _width(outputs: int, threads: int) -> int:

@@ -141,9 +141,10 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
   const int first = int(rank) * per_block, count = smaller(int(rank + 1) * per_block, steps) - first;
 
   const uint32_t ring = shared_address(shared);
+  constexpr int parts_at_once = Config::x_vector > 1 && Config::w_vector > 1 ? warps_k : 1;
   auto stage = [&](int slot, int i) {
     const uint32_t to = ring + slot * Shared::stage;
-#pragma unroll
+#pragma unroll parts_at_once
     for (int part = 0; part < warps_k; ++part) {
       const int k0 = ((first + i) * warps_k + part) * 64;
       x_tile.stage(to + part * Shared::part, k0, K, threadIdx.x);
@@ -158,7 +159,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
 #pragma unroll
   for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = 0.0f;
 
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < S - 1; ++i) {
     if (i < count) stage(i, i);
     copy_commit();
