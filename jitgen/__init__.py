@@ -6,6 +6,10 @@ compiled once and kept on disk. See README.md; the path of a call is ``jitgen/pi
 Importing this touches no GPU and no disk, and imports neither Triton, Jinja nor Dynamo.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jitgen import quant
 from jitgen._version import __version__
 from jitgen.api import JitFunction, jit
 from jitgen.errors import (
@@ -22,6 +26,11 @@ from jitgen.manifest import PrewarmReport, prewarm, record
 from jitgen.settings import strict
 from jitgen.spec import Target, TensorSpec
 
+if TYPE_CHECKING:
+    from jitgen.quant.modules import quantize_
+    from jitgen.quant.qtensor import QTensor
+    from jitgen.quant.quantize import quantize
+
 __all__ = [
     "CacheError",
     "CacheMissError",
@@ -31,6 +40,7 @@ __all__ = [
     "JitFunction",
     "JitgenError",
     "PrewarmReport",
+    "QTensor",
     "Target",
     "TensorSpec",
     "TraceError",
@@ -39,6 +49,19 @@ __all__ = [
     "jit",
     "on_compile",
     "prewarm",
+    "quantize",
+    "quantize_",
     "record",
     "strict",
 ]
+
+
+_LATER = {"QTensor": "qtensor", "quantize": "quantize", "quantize_": "modules"}
+
+
+def __getattr__(name: str) -> Any:
+    """Quantised weights are imported when they are first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{quant.__name__}.{_LATER[name]}"), name)
+    return found

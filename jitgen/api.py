@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
-from jitgen import pipeline, settings
+from jitgen import pipeline, quant, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.function import NUMBERS
@@ -45,11 +47,15 @@ class JitFunction(_JitFunction):
         """
         from jitgen.inspect import Lowered
 
-        leaves, tree, _ = self._leaves(args, kwargs)
+        given = pytree.tree_leaves((args, kwargs))
+        devices = (
+            torch.device("meta") if isinstance(leaf, TensorSpec) else getattr(leaf, "device", None) for leaf in given
+        )
+        device = next((device for device in devices if device is not None), torch.device("cpu"))
+        chosen = self._route_for(device, target, backend)
+        leaves, tree, _ = self._leaves(args, kwargs, lambda weight: weights.LAYOUTS[chosen.backend])
         shapes = _Symbols()
         tensors = [shapes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]
-        device = next((t.device for t in tensors if isinstance(t, torch.Tensor)), torch.device("cpu"))
-        chosen = self._route_for(device, target, backend)
         return Lowered(self._lower_only(tensors, tree, leaves, chosen))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
@@ -116,6 +122,28 @@ class _Symbols:
 
 
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight)
+
+
+def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _register_linear() -> None:
+    """Make ``F.linear`` with a quantised weight a generated kernel in eager torch too."""
+    plain, biased = JitFunction(_linear, None, None), JitFunction(_linear_with_bias, None, None)
+
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        with torch.no_grad():
+            return plain(x, weight) if bias is None else biased(x, weight, bias)
+
+    quant.kernel = kernel
+
+
+_register_linear()
 
 
 @overload

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import manifest, pipeline, settings
+from jitgen import manifest, pipeline, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -138,12 +138,19 @@ class JitFunction:
         leaves, tree, out = self._leaves(args, kwargs)
         if out is not None:
             raise TypeError("bind takes the function's arguments; give out= to the plan")
-        return LaunchPlan(self, leaves, tree)
+        apart = [arg.token if weights.is_quantized(arg) else None for arg in args] if tree is not None else []
+        return LaunchPlan(self, leaves, tree, apart if any(apart) and not kwargs else ())
 
     # --------------------------------------------------------------------------------------------------- dispatch
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any, Any]:
-        """(leaves, structure or None for plain positional arguments, out=)."""
+    def _leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], layout_of: Callable[[Any], str] | None = None
+    ) -> tuple[tuple[Any, ...], Any, Any]:
+        """(leaves, structure or None for plain positional arguments, out=).
+
+        ``layout_of``: gives the layout in which a copy of a quantised weight is taken apart; by default the weight
+        itself is, in its backend's.
+        """
         out = None
         if "out" in kwargs and "out" not in self._parameters:
             kwargs = dict(kwargs)
@@ -151,10 +158,17 @@ class JitFunction:
         if kwargs and self._parameters and set(kwargs) <= set(self._parameters):
             bound = inspect.signature(self.function).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
+        if weights.among((args, kwargs)):
+            args, kwargs = weights.take_apart((args, kwargs), layout_of or self._layout, layout_of is None)
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            return tuple(leaves), tree, out
         if not kwargs and not any(isinstance(arg, (list, tuple, dict)) for arg in args):
             return args, None, out
         leaves, tree = pytree.tree_flatten((args, kwargs))
         return tuple(leaves), tree, out
+
+    def _layout(self, weight: Any) -> str:
+        return weights.LAYOUTS[self.route(weight.device).backend]
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if tracing.get() is not None:  # called by a function being traced: part of its kernel
@@ -163,6 +177,8 @@ class JitFunction:
         if out is not None:
             return LaunchPlan(self, leaves, tree)(*leaves, out=out)
         dispatcher = self._dispatcher(leaves, tree)
+        if not kwargs and any(map(weights.is_quantized, args)):
+            self._dispatchers.setdefault(tuple(map(type, args)), _quantized_dispatcher(self, args))
         return dispatcher(*leaves)
 
     def _dispatcher(self, leaves: Sequence[Any], tree: Any) -> Callable[..., Any]:
@@ -290,7 +306,8 @@ class JitFunction:
         count = iter(range(len(numbers)))
         wrapped = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
-        traced = trace(self.function, self.name, wrapped, structure, guards, device)
+        layout = weights.LAYOUTS[route.backend]
+        traced = trace(self.function, self.name, wrapped, structure, guards, device, layout)
         specialization = Specialization(self.name, traced, route, traced.graph.guards)
         self._specializations.setdefault(key, []).append(specialization)
         self._note_static_numbers(specialization)
@@ -386,6 +403,41 @@ def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)
     return names["dispatch"]
+
+
+def _quantized_dispatcher(function: JitFunction, args: Sequence[Any]) -> Callable[..., Any]:
+    """The function ``(*args) -> result`` where some of ``args`` are quantised weights: takes them apart and goes on to
+    the dispatcher of what they consist of."""
+    arguments = ", ".join(f"a{i}" for i in range(len(args)))
+    apart = [i for i, arg in enumerate(args) if weights.is_quantized(arg)]
+    flat = ", ".join(f"*a{i}.parts" if i in apart else f"a{i}" for i in range(len(args)))
+    text = "\n".join(
+        [
+            f"def dispatch({arguments}):",
+            "    if tracing.get() is not None:",
+            f"        return function.function({arguments})",
+            f"    follow = table.get(({_tuple([f'a{i}.token' for i in apart])}))",
+            "    if follow is None:",
+            f"        return learn({arguments})",
+            f"    return follow({flat})",
+            "",
+        ]
+    )
+    table: dict[Any, Callable[..., Any]] = {}
+
+    def learn(*args: Any) -> Any:
+        leaves, tree, _ = function._leaves(args, {})
+        follow = function._dispatcher(leaves, tree)
+        if all(args[i].token.layout == function._layout(args[i]) for i in apart):
+            table[tuple(args[i].token for i in apart)] = follow
+        return follow(*leaves)
+
+    names = {"tracing": tracing, "function": function, "table": table, "learn": learn}
+    path = f"<jitgen dispatch {function.name} {id(table):x}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    exec(compile(text, path, "exec"), names)
+    dispatch: Callable[..., Any] = names["dispatch"]  # type: ignore[assignment]
+    return dispatch
 
 
 def _inline(function: JitFunction, leaves: Sequence[Any], tree: Any) -> Any:

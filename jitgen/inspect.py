@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitgen import pipeline
+from jitgen import families, pipeline
 from jitgen.compile import routes
 from jitgen.errors import JitgenError
-from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
 from jitgen.pipeline import BuiltKernel
 from jitgen.spec import artifact_key
 from jitgen.store import Store
@@ -81,21 +81,23 @@ class Lowered:
         ]
         for number, kernel in enumerate(program.kernels):
             arguments = lowered.arguments(number)
-            schedule = lowered.schedules[number]
-            regions = len(kernel.bodies)
-            lines.append(
-                f"  {kernel.name}: pointwise, {regions} region{'s' * (regions != 1)} in one pass; "
-                f"{arguments.moved} bytes moved ({arguments.written} written) for {arguments.elements} elements"
+            title, *details = families.of(kernel).explain(
+                kernel, lowered.layouts[number], lowered.schedules[number], lowered.route.tiled
             )
-            for region, (body, layout) in enumerate(zip(kernel.bodies, lowered.layouts[number], strict=True)):
-                operations = sum(instruction.op in OPS for instruction in body.instructions)
-                width = "vectorised by the compiler" if not lowered.route.tiled else f"{schedule.vectors[region]} wide"
-                lines.append(
-                    f"    region {region}: {operations} operations over {layout.rank} collapsed dimension"
-                    f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"
-                )
-        if program.temporaries:
-            lines.append("  a temporary holds what a reshape or a concatenation cannot read in place by strides")
+            lines.append(
+                f"  {kernel.name}: {title}; {arguments.moved} bytes moved ({arguments.written} written), "
+                f"{arguments.flops} operations, for {arguments.elements} elements"
+            )
+            lines += [f"    {detail}" for detail in details]
+        first = len(program.inputs)
+        for number, buffer in enumerate(program.temporaries, first):
+            makers = [k.name for k in program.kernels if _writes(k, number)]
+            readers = [k.name for k in program.kernels if _reads(k, number)]
+            shape = ", ".join(map(str, buffer.shape))
+            lines.append(
+                f"  temporary {buffer.dtype}[{shape}]: written by {', '.join(makers)}, "
+                + (f"read by {', '.join(readers)}" if readers else "returned")
+            )
         if not count:
             lines.append("  every output is an argument or a view of one: nothing is computed")
         lines.extend(f"  assumes {guard}" for guard in lowered.graph.guards)
@@ -156,12 +158,6 @@ class Executable:
 
                 used = disassemble.resource_usage(built.artifact.read("kernel.cubin"), meta["entry"])
                 resources |= {name: used[name] for name in ("registers", "spill_bytes")}
-            operations = sum(
-                OPS[instruction.op].flops * geometry.elements
-                for body, geometry in zip(built.kernel.bodies, self._lowered.geometries[number], strict=True)
-                for instruction in body.instructions
-                if instruction.op in OPS
-            )
             rows.append(
                 {
                     "name": meta["entry"],
@@ -170,12 +166,20 @@ class Executable:
                     "target": str(self._lowered.route.target),
                     "toolchain": meta["toolchain"],
                     **resources,
-                    "flops": operations,
+                    "flops": arguments.flops,
                     "bytes_moved": arguments.moved,
                     "elements": arguments.elements,
                 }
             )
         return tuple(rows)
+
+
+def _writes(kernel: Kernel, buffer: int) -> bool:
+    return any(o.buffer == buffer and o.kind == "store" for body in kernel.bodies for o in body.operands)
+
+
+def _reads(kernel: Kernel, buffer: int) -> bool:
+    return any(o.buffer == buffer and o.kind != "store" for body in kernel.bodies for o in body.operands)
 
 
 def _join(parts: Sequence[str | bytes]) -> str | bytes:

@@ -34,7 +34,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
 from jitgen.ir.program import Kernel, Program
 from jitgen.ir.views import NotViewable, Strided
-from jitgen.spec import SCHEMA, KernelSource, Target, digest, e4m3fn_saturates
+from jitgen.spec import SCHEMA, KernelSource, Target, artifact_key, digest, e4m3fn_saturates
 from jitgen.store import Store, StoredArtifact
 from jitgen.trace.guards import Guards
 
@@ -70,6 +70,7 @@ class Lowered:
         geometries: for each kernel: this call's sizes and strides.
         memories: for each buffer: where it lies, results and temporaries as they will be allocated.
         aliases: for each output that is a view of an input, its strided memory.
+        given: whether the results' memory is the caller's.
     """
 
     graph: Graph
@@ -80,6 +81,7 @@ class Lowered:
     geometries: tuple[tuple[Any, ...], ...]
     memories: tuple[Memory, ...]
     aliases: tuple[Strided | None, ...]
+    given: bool = False
 
     @functools.cached_property
     def key(self) -> str:
@@ -140,12 +142,16 @@ def lower(
         out: of results the caller gives; None where jitgen allocates.
         known: an earlier program of the same graph, used where its reshapes are views of this call's memory too.
     """
-    environment = guards.hints
-    program = known or programs.build(graph, guards.decide, environment, [m.view for m in memory])
+    environment, views = guards.hints, [m.view for m in memory]
+    given = any(place is not None for place in out)
+    cut = functools.partial(
+        programs.build, graph, guards.decide, environment, views, prologue=not route.tiled, given=given
+    )
+    program = known if known is not None and not (given and known.returns_temporaries) else cut()
     try:
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     except NotViewable:
-        program = programs.build(graph, guards.decide, environment, [m.view for m in memory])
+        program = cut()
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     memories, layouts, geometries, aliases = laid_out
     schedules = tuple(
@@ -153,7 +159,7 @@ def lower(
         for kernel, layout, geometry in zip(program.kernels, layouts, geometries, strict=True)
     )
     graph = replace(graph, guards=tuple(guards))
-    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases)
+    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases, given)
 
 
 def _lay_out(
@@ -257,6 +263,11 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     for number, kernel in enumerate(lowered.program.kernels):
         source, rendered = lowered.render(number)
         source = routes.prepare(source)
+        known = _known_artifact(source, store)
+        if known is not None:
+            debug.log(1, f"{source.name}: another specialisation's kernel is the same: {known.key}")
+            built.append(BuiltKernel(kernel, known, "store"))
+            continue
         started = time.perf_counter()
         try:
             artifact = compiler.compile(source)
@@ -281,6 +292,12 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     }
     store.put_plan(lowered.key, plan)
     return tuple(built)
+
+
+def _known_artifact(source: KernelSource, store: Store) -> StoredArtifact | None:
+    """The artifact of exactly this source, where another plan's kernel made it."""
+    tools = routes.toolchain_of(source)
+    return store.get_artifact(artifact_key(source, tools)) if tools is not None else None
 
 
 def keep_source(source: KernelSource) -> str:

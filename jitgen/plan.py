@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.quant.formats import find
 from jitgen.runtime.guards import layout_check
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ class LaunchPlan:
     results are written; it may have any strides, and may be an input itself, but not overlap one in part.
     """
 
-    def __new__(cls, function: JitFunction, leaves: Sequence[Any], tree: Any = None) -> LaunchPlan:
-        plan = super().__new__(_callable_class(function.name, leaves))
+    def __new__(
+        cls, function: JitFunction, leaves: Sequence[Any], tree: Any = None, apart: Sequence[Any] = ()
+    ) -> LaunchPlan:
+        """``apart``: for each argument the token of a quantised weight, whose parts are leaves, or None."""
+        plan = super().__new__(_callable_class(function.name, leaves, apart))
         plan._prepare(function, leaves, tree)
         return plan
 
@@ -201,7 +205,7 @@ def _extent(tensor: torch.Tensor) -> int:
 # ----------------------------------------------------------------------------------------------------- the fast way
 
 
-def _callable_class(name: str, leaves: Sequence[Any]) -> type[LaunchPlan]:
+def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any] = ()) -> type[LaunchPlan]:
     """A ``LaunchPlan`` whose ``__call__`` is written for these arguments: check, launch, return."""
     tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
@@ -221,7 +225,7 @@ def _callable_class(name: str, leaves: Sequence[Any]) -> type[LaunchPlan]:
     ready = " and ".join(["hot is not None", "not more", *alike_values])
     text = "\n".join(
         [
-            f"def __call__({', '.join(['self', *(f'{a}=missing' for a in arguments)])}, *more, out=None):",
+            *_header(arguments, tokens),
             "    try:",
             *(f"        p{i} = a{i}.data_ptr()" for i in tensors),
             "        pass",
@@ -245,10 +249,37 @@ def _callable_class(name: str, leaves: Sequence[Any]) -> type[LaunchPlan]:
             "",
         ]
     )
-    names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": _MISSING}
+    names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": _MISSING, "refuse": _refuse_weight}
+    names |= {f"w{index}": token for index, token in enumerate(tokens)}
     names |= {f"k{index}": type(leaves[index]) for index in numbers} | {f"v{i}": leaf for i, leaf in fixed.items()}
     path = f"<jitgen plan {name} {len(leaves)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)
     call: Callable[..., Any] = names["__call__"]
     return type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
+
+
+def _header(arguments: Sequence[str], tokens: Sequence[Any]) -> list[str]:
+    """The first lines of ``__call__``: its parameters, and quantised weights among them taken tokens."""
+    if not tokens:
+        return [f"def __call__({', '.join(['self', *(f'{a}=missing' for a in arguments)])}, *more, out=None):"]
+    names = iter(arguments)
+    parameters, lines = [], []
+    for index, token in enumerate(tokens):
+        if token is None:
+            parameters.append(next(names))
+            continue
+        parts = [next(names) for _ in find(token.format).part_names]
+        parameters.append(f"q{index}")
+        lines += [
+            f"    if getattr(q{index}, 'token', None) is not w{index}: refuse({index}, q{index}, w{index})",
+            f"    {', '.join(parts)} = q{index}.parts",
+        ]
+    return [f"def __call__({', '.join(['self', *(f'{p}=missing' for p in parameters)])}, *more, out=None):", *lines]
+
+
+def _refuse_weight(place: int, given: Any, token: Any) -> None:
+    raise ValueError(
+        f"argument {place} of the plan is {given!r:.200}; the plan was bound for a quantised weight of {token}. "
+        "Bind again for such a weight, or call the function itself"
+    )

@@ -178,8 +178,8 @@ class TensorSpec:
             a multiple of 16 other than 1, and equal names are equal sizes.
         dtype: element type (of the dequantised weight, for a quantised one).
         strides: in elements; None is contiguous.
-        format: a quantised weight's format, such as ``"int4"``; None for a dense tensor.
-        group_size: of the format's scales.
+        format: a quantised weight's format, such as ``"int4"``; None for a dense tensor. Its shape is (N, K).
+        group_size: of the format's scales; None is one scale per row.
         alignment: bytes the data pointer is a multiple of.
     """
 
@@ -194,7 +194,9 @@ class TensorSpec:
         object.__setattr__(self, "shape", tuple(self.shape))
         dtype_name(self.dtype)
         if self.format is not None:
-            raise FormatError(f"TensorSpec format {self.format!r}: this version has no quantised formats")
+            self._check_format(self.format)
+        elif self.group_size is not None:
+            raise FormatError(f"TensorSpec group_size {self.group_size!r} without a format; give one, such as 'int4'")
         for size in self.shape:
             if isinstance(size, str) and not size.isidentifier():
                 raise UnsupportedError(f"symbolic size {size!r} is not a name; use one such as 'M'")
@@ -203,18 +205,37 @@ class TensorSpec:
         if self.strides is not None and len(self.strides) != len(self.shape):
             raise UnsupportedError(f"{len(self.strides)} strides for {len(self.shape)} dimensions")
 
+    def _check_format(self, format: str) -> None:
+        from jitgen.quant import formats
+
+        formats.find(format)
+        formats.check_group_size(self.group_size)
+        if len(self.shape) != 2 or self.strides is not None or not self.dtype.is_floating_point:
+            raise FormatError(
+                f"a quantised weight is a contiguous [N, K] of a floating-point dtype, not {list(self.shape)} of "
+                f"{self.dtype}" + (f" with strides {self.strides}" if self.strides is not None else "")
+            )
+
     @staticmethod
     def parse(text: str) -> TensorSpec:
-        """A spec from ``"bf16[M,4096]"``, as the command line writes it."""
+        """A spec from ``"bf16[M,4096]"``, as the command line writes it.
+
+        A quantised weight is ``"int4g128[14336,4096]"``, or ``"int4gK[14336,4096]"`` with one scale per row.
+        """
         match = re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*\[([^\]]*)\]\s*", text)
         if match is None:
             raise UnsupportedError(f"cannot read {text!r} as a tensor; write dtype and sizes, such as 'bf16[M,4096]'")
         sizes = [part.strip() for part in match.group(2).split(",") if part.strip()]
         shape = tuple(int(part) if part.lstrip("-").isdigit() else part for part in sizes)
+        quantised = re.fullmatch(r"(.+)g(\d+|K)", match.group(1))
+        if quantised is not None:
+            group = None if quantised.group(2) == "K" else int(quantised.group(2))
+            return TensorSpec(shape, format=quantised.group(1), group_size=group)
         return TensorSpec(shape, parse_dtype(match.group(1)))
 
     def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        element = f"{self.format}g{self.group_size or 'K'}" if self.format is not None else dtype_name(self.dtype)
+        return f"{element}[{', '.join(map(str, self.shape))}]"
 
 
 # ------------------------------------------------------------------------------------------- sources and artifacts

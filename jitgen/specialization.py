@@ -20,8 +20,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.layout import Memory, item_size
 from jitgen.ir import symbols
 from jitgen.ir.graph import Guard
-from jitgen.ir.ops import OPS
-from jitgen.ir.program import Kernel, Program
+from jitgen.ir.program import Program
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided
 from jitgen.pipeline import BuiltKernel, Lowered, Route
@@ -198,7 +197,7 @@ class Specialization:
         streaming = int(arguments.moved > cpu.last_level_cache())
         tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
         pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
-        threaded = cpu.worth_threads(arguments.moved, arguments.elements * flops(built.kernel))
+        threaded = cpu.worth_threads(arguments.moved, arguments.flops)
         return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded)
 
     def _cuda_step(
@@ -207,10 +206,10 @@ class Specialization:
         from jitgen.runtime import cuda
 
         meta, index = built.artifact.meta, device.index
-        function = self._function(
-            built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, meta.get("shared_bytes", 0))
-        )
         schedule = lowered.schedules[number]
+        # Triton says what a kernel it compiled takes; a schedule of ours says so itself.
+        shared = meta.get("shared_bytes", 0) if self.route.backend == "triton" else getattr(schedule, "shared_bytes", 0)
+        function = self._function(built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, shared))
         parameters = "P" * len(arguments.pointers)
         parameters += ("q" if schedule.wide else "i") * len(arguments.integers) + formats
         values = (*(None,) * len(arguments.pointers), *arguments.integers, *(None,) * len(scalars))
@@ -222,7 +221,7 @@ class Specialization:
             values,
             (arguments.blocks, 1, 1),
             (schedule.block_threads, 1, 1),
-            meta.get("shared_bytes", 0),
+            shared,
         )
         return Step("cuda", launch, arguments.pointers, scalars)
 
@@ -241,7 +240,7 @@ class Specialization:
         floats = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype != "int64")
         if self.route.target.kind == "cpu":
             constants = (*arguments.integers, int(arguments.moved > cpu.last_level_cache()))
-            threaded = cpu.worth_threads(arguments.moved, arguments.elements * flops(built.kernel))
+            threaded = cpu.worth_threads(arguments.moved, arguments.flops)
             return Step(
                 "operator",
                 operator,
@@ -300,16 +299,6 @@ def _text(expr: Any, environment: Mapping[str, Any]) -> str:
         return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
     known = {name: value for name, value in environment.items() if not name.startswith("a")}
     return re.sub(r"\b[s]\d+_\d+\b", lambda match: f"({known[match.group()]})", symbols.format_expr(expr))
-
-
-def flops(kernel: Kernel) -> int:
-    """Operations per element, over all regions, by the weights of ``ir/ops.py``."""
-    return sum(
-        OPS[instruction.op].flops
-        for body in kernel.bodies
-        for instruction in body.instructions
-        if instruction.op in OPS
-    )
 
 
 def memory_of(tensor: torch.Tensor, aligned: bool = False) -> Memory:

@@ -167,6 +167,11 @@ def headers(language: str, text: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
+def entry_name(kernel: str) -> str:
+    """The symbol of the kernel of this name: the name, made an identifier."""
+    return "jitgen_" + re.sub(r"\W+", "_", kernel).strip("_")
+
+
 def kernel_source(
     name: str,
     language: str,

@@ -48,6 +48,13 @@ def toolchain(backend: str, compiler: str) -> Toolchain | None:
     return found.toolchain(backend) if compiler == "load_inline" else found.toolchain()
 
 
+def toolchain_of(source: KernelSource) -> Toolchain | None:
+    """The toolchain that ``source`` would be compiled with here, the packages it includes among it; None without."""
+    if source.compiler == "nvrtc":
+        return module(source.language, source.compiler).toolchain(source.packages)
+    return toolchain(source.language, source.compiler)
+
+
 def module(backend: str, compiler: str) -> ModuleType:
     """The module that compiles ``backend``'s sources with ``compiler``."""
     return importlib.import_module(ROUTES[backend, compiler])

@@ -1,7 +1,8 @@
 """Kernel families: for each, when it applies, how it is laid out, its template's context, and its launch.
 
 A family is a package with ``resolve`` (layout and geometry of a call), ``schedule`` (numbers chosen from them),
-``launch_arguments`` and ``source``; ``of`` finds the one a kernel belongs to. Adding one touches no other.
+``launch_arguments``, ``source``, and ``explain`` (its kernel in words: a title and lines of detail). ``of`` finds the
+one a kernel belongs to. Adding one touches no other.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ TensorIterator does the same), and splits the outcome in two:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Operand
+from jitgen.ir.body import Body, Instruction, Operand
+from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Strided, apply
 
@@ -93,6 +94,7 @@ class LaunchArguments:
         elements: computed in all; a launch of none is skipped.
         written: bytes written.
         moved: bytes read and written, each operand once.
+        flops: operations, by the weights of ``ir/ops.py``; a multiply-add of a product is two.
     """
 
     pointers: tuple[tuple[int, int], ...]
@@ -101,6 +103,13 @@ class LaunchArguments:
     elements: int
     written: int
     moved: int
+    flops: int
+
+
+def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
+    """Operations of ``instructions`` for so many elements; a reduction is one for each."""
+    weights = (OPS[i.op].flops if i.op in OPS else int(i.op == "reduce") for i in instructions)
+    return elements * sum(weights)
 
 
 def resolve(

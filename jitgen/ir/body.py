@@ -16,7 +16,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Movement, Region
 from jitgen.ir.rows import varies
-from jitgen.ir.symbols import Expr, Scalar
+from jitgen.ir.symbols import Expr, Scalar, Size
 
 _WIDENED = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _EXACT_IN = {
@@ -62,7 +62,9 @@ class Operand:
     """A tensor a body reads or writes, element by element.
 
     Attributes:
-        kind: ``"load"``, ``"iota"`` (reads its own index, no memory) or ``"store"``.
+        kind: ``"load"``, ``"iota"`` (reads its own index, no memory) or ``"store"``; of a contraction ``"x"`` (read at
+            (row, k)), ``"weight"`` (dense, at (column, k)), or a quantised weight's ``"codes"``, ``"scales"`` and
+            ``"zeros"``, whole.
         buffer: index of the program's buffer; None for an iota.
         dtype: storage dtype.
         shape: of the whole buffer (of the index space, for an iota).
@@ -81,13 +83,48 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Contraction:
+    """A product over ``length`` of an activation (rows, length) and a weight (columns, length).
+
+    Attributes:
+        x: the instructions that give an element of the activation, the last one its value: a single load where it is
+            a tensor, more where a prologue computes it.
+        weight: operands: one dense weight, or codes, scales and perhaps zero-points.
+        length: K.
+        dtype: of the activation, as it meets the weight.
+        precision: of a float32 product: ``"ieee"`` or ``"tf32"``.
+        format, group_size, layout: of a quantised weight; None where it is dense. A group size of None is one scale
+            for a row.
+    """
+
+    x: tuple[Instruction, ...]
+    weight: tuple[int, ...]
+    length: Size
+    dtype: str
+    precision: str
+    format: str | None = None
+    group_size: int | None = None
+    layout: str | None = None
+
+    @property
+    def activation(self) -> int | None:
+        """The operand that is the activation; None where a prologue computes it."""
+        return self.x[0].attr if len(self.x) == 1 and self.x[0].op == "load" else None
+
+
+@dataclass(frozen=True)
 class Body:
-    """A region ready for a dialect: its iteration space, its operands (stores last), its instructions."""
+    """A region ready for a dialect: its iteration space, its operands (stores last), its instructions.
+
+    In a body with contractions the shape is (rows, columns), and an instruction ``matmul`` (its contraction's index in
+    ``attr``) is that product's accumulator.
+    """
 
     shape: Shape
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
     row_rank: int = 0
+    contractions: tuple[Contraction, ...] = ()
 
     @property
     def stores(self) -> tuple[int, ...]:
@@ -104,6 +141,8 @@ class BodyBuilder:
         self.operands: list[Operand] = []
         self._positions: dict[Any, int] = {}
         self._row_dims: tuple[int, ...] = ()
+        self._contractions: list[Contraction] = []
+        self._load = "load"
 
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
@@ -116,7 +155,8 @@ class BodyBuilder:
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)
             self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
-        return Body(region.shape, tuple(self.operands), tuple(self.instructions), region.row_rank)
+        body = Body(region.shape, tuple(self.operands), tuple(self.instructions), region.row_rank)
+        return replace(body, contractions=tuple(self._contractions)) if self._contractions else body
 
     def _emit(self, instruction: Instruction) -> int:
         if self._row_dims:
@@ -167,6 +207,9 @@ class BodyBuilder:
             return self._scalar(node.attrs[0], dtype)
         if _is_row_value(node):
             return self._positions[id(node.inputs[0])]
+        if node.op == "matmul":
+            self._contractions.append(self._contraction(node))
+            return self._emit(Instruction("matmul", (), dtype, len(self._contractions) - 1, node.location))
         if _is_leaf(node):
             return self._leaf(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
@@ -178,25 +221,42 @@ class BodyBuilder:
             raise AssertionError(f"{node.op} is not pointwise; a pass should have taken it out of this body")
         return self._emit(Instruction(node.op, arguments, dtype, None, node.location))
 
+    def _contraction(self, node: Node) -> Contraction:
+        """The product ``node``; its operands join the body's."""
+        x, weight = node.inputs
+        inner = BodyBuilder(self.buffers, self.scalars)
+        inner.operands, inner._load = self.operands, "x"
+        inner._value(x)
+        quantised = weight.op == "dequantize"
+        kinds = ("codes", "scales", "zeros") if quantised else ("weight",)
+        parts = weight.inputs if quantised else (weight,)
+        operands = tuple(self._operand(kind, part) for kind, part in zip(kinds, parts, strict=False))
+        described = weight.attrs if quantised else (None, None, None)
+        return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, *node.attrs, *described)
+
+    def _operand(self, kind: str, node: Node) -> int:
+        """The index of ``node``, an input or views of one, among the operands."""
+        base, movements = _seen_through_views(node)
+        operand = Operand(kind, base.attrs[0], node.dtype, base.shape, movements)
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return self.operands.index(operand)
+
     def _leaf(self, node: Node, dtype: str) -> int:
-        movements: list[Movement] = []
-        base = node
-        while base.op == "view":
-            movements.append((base.attrs, base.shape))
-            base = base.inputs[0]
-        movements.reverse()
+        base, movements = _seen_through_views(node)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.op == "input":
-            operand = Operand("load", base.attrs[0], node.dtype, base.shape, tuple(movements), None, row)
+            operand = Operand(self._load, base.attrs[0], node.dtype, base.shape, movements, None, row)
         elif base.op == "iota":
-            operand = Operand("iota", None, node.dtype, base.shape, tuple(movements), base.attrs[0], row)
+            operand = Operand("iota", None, node.dtype, base.shape, movements, base.attrs[0], row)
         elif base.op in ("const", "scalar"):
             return self._value(base)
         else:
             raise AssertionError(f"a view of {base.op} reached code generation; a pass should have moved it")
         if operand not in self.operands:
             self.operands.append(operand)
-        return self._emit(Instruction(operand.kind, (), dtype, self.operands.index(operand)))
+        read = "iota" if base.op == "iota" else "load"
+        return self._emit(Instruction(read, (), dtype, self.operands.index(operand)))
 
     def _scalar(self, value: Scalar, dtype: str) -> int:
         """A run-time scalar: floats are passed as they are needed, every other dtype as an int64 cast in the kernel."""
@@ -221,7 +281,16 @@ def _is_row_value(node: Node) -> bool:
 
 
 def _is_leaf(node: Node) -> bool:
-    return node.op in ("input", "iota", "view")
+    return node.op in ("input", "iota", "view", "matmul")
+
+
+def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
+    """What ``node`` is a view of, and the movements from there to it."""
+    movements: list[Movement] = []
+    while node.op == "view":
+        movements.append((node.attrs, node.shape))
+        node = node.inputs[0]
+    return node, tuple(reversed(movements))
 
 
 def _exact(value: Any) -> Any:

@@ -10,6 +10,10 @@ Node operations:
 ``view``       attrs ``(kind, *parameters)``: movement without arithmetic, see ``ir/views.py``
 ``cat``        attrs ``(dim,)``: concatenation
 ``reduce``     attrs ``(kind, dims)``: over ``dims``, which stay as sizes of 1; kinds in ``ir/rows.py``
+``matmul``     attrs ``(precision,)``: of ``(..., K)`` and a weight ``(N, K)``: ``(..., N)``; precision of float32
+               operands is ``"ieee"`` or ``"tf32"``
+``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
+               formats, zero-points stand for; only ever an operand of ``matmul``
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
                asks for row-major memory where the value is returned
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one dtype among themselves

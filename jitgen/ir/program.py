@@ -1,7 +1,8 @@
 """A graph cut into kernels: the passes from a traced graph to bodies a dialect can print, in order.
 
 1. ``move``: every view is pushed to the inputs (``ir/views.py``).
-2. ``split``: concatenations become regions (``ir/regions.py``).
+2. ``group``: results become regions: of products (``ir/contractions.py``), of row reductions (``ir/rows.py``), and
+   pointwise ones, split at concatenations (``ir/regions.py``).
 3. ``body``: each region becomes instructions in compute dtypes (``ir/body.py``).
 4. ``cut``: regions become kernels, at most ``MAX_REGIONS`` and ``MAX_OPERANDS`` each.
 
@@ -11,12 +12,12 @@ Buffers are numbered inputs first, then temporaries, then results (the outputs a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen.ir import symbols
-from jitgen.ir.body import Body, BodyBuilder
+from jitgen.ir import contractions, symbols
+from jitgen.ir.body import Body, BodyBuilder, Contraction
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
 from jitgen.ir.regions import MAX_READS, Region, split
 from jitgen.ir.rows import group, split_long_rows
@@ -30,7 +31,8 @@ MAX_OPERANDS = 128
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: pointwise regions that run side by side and share the run-time scalars, or one region of rows."""
+    """One kernel: regions that run side by side and share the run-time scalars (pointwise ones, or products of one
+    activation), or one region of rows."""
 
     name: str
     bodies: tuple[Body, ...]
@@ -39,6 +41,8 @@ class Kernel:
     @property
     def family(self) -> str:
         """The kernel family that makes it."""
+        if self.bodies[0].contractions:
+            return "gemm"
         return "reduction" if self.bodies[0].row_rank else "elementwise"
 
 
@@ -53,7 +57,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Alias:
-    """An output that is an input, or a view of one: returned without a kernel, as eager torch does."""
+    """An output that is an input or a temporary (buffer ``input``), or a view of one: returned without a kernel."""
 
     input: int
     movements: tuple[Any, ...]
@@ -82,28 +86,51 @@ class Program:
     kernels: tuple[Kernel, ...]
 
     @property
+    def returns_temporaries(self) -> bool:
+        """Whether an output is a temporary, which no memory of the caller's can stand for."""
+        return any(isinstance(output, Alias) and output.input >= len(self.inputs) for output in self.outputs)
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         return (*self.inputs, *self.temporaries, *self.results)
 
 
-def build(graph: Graph, decide: Decide, environment: Mapping[str, Any], memory: Sequence[Strided]) -> Program:
+def build(
+    graph: Graph,
+    decide: Decide,
+    environment: Mapping[str, Any],
+    memory: Sequence[Strided],
+    prologue: bool = False,
+    given: bool = False,
+) -> Program:
     """The program of ``graph``.
 
     Args:
         decide: decides (and records) symbolic comparisons where a slice meets a concatenation.
         environment: a value for every symbol, and
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
+        prologue: whether a matmul kernel may compute its activation while it reads it.
+        given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
     """
-    return _Cutter(graph, decide, environment, memory).program()
+    return _Cutter(graph, decide, environment, memory, prologue, given).program()
 
 
 class _Cutter:
-    def __init__(self, graph: Graph, decide: Decide, environment: Mapping[str, Any], memory: Sequence[Strided]):
+    def __init__(
+        self,
+        graph: Graph,
+        decide: Decide,
+        environment: Mapping[str, Any],
+        memory: Sequence[Strided],
+        prologue: bool,
+        given: bool,
+    ):
         self.graph = graph
         self.builder = Builder()
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
+        self.prologue, self.given = prologue, given
         self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = _equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
@@ -132,6 +159,14 @@ class _Cutter:
             late += [] if in_place else [node]
         early = len(results) - len(late)
         regions = self._regions(results[:early])
+        held = {} if self.given else self._held_by_temporaries(regions)
+        if held:
+            kept = [position for position in range(len(results)) if position not in held]
+            regions = _renumbered(_without(regions, held), [kept.index(p) if p in kept else -1 for p in range(early)])
+            outputs = [_placed(output, kept, held) for output in outputs]
+            mutated = [(index, kept.index(position)) for index, position in mutated]
+            results = [results[position] for position in kept]
+            early -= len(held)
         copies = self._viewable(split(results[early:], self.mover, self._materialize))
         stages = self._stages()
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
@@ -153,6 +188,16 @@ class _Cutter:
             tuple(mutated),
             tuple(kernels),
         )
+
+    def _held_by_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
+        """Results that would be copies of a temporary or a view of one, with what can be returned in their place."""
+        stores = [store for region in regions for store in region.stores if not store.movements]
+        found = ((store, _alias(store.value, [])) for store in stores)
+        return {
+            store.result: alias
+            for store, alias in found
+            if alias and alias.input >= len(self.graph.inputs) and self._concrete(store.value) is not None
+        }
 
     def _reads_in_place(self, index: int, node: Node) -> bool:
         """Whether every element of ``node`` reads input ``index`` only where it will be written: no copy is needed."""
@@ -194,7 +239,7 @@ class _Cutter:
         """The tensors, seen through their views, that one element of ``root`` is computed from."""
         for node in topological([root]) if root not in self.reads else ():
             if node not in self.reads:
-                if node.op in ("input", "view"):
+                if node.op in ("input", "view", "matmul"):
                     self.reads[node] = frozenset([node])
                 elif node.op == "cat":
                     self.reads[node] = max(map(self._reads, node.inputs), key=len)
@@ -214,16 +259,19 @@ class _Cutter:
         return temporary
 
     def _regions(self, results: Sequence[Node]) -> list[Region]:
-        """The regions that compute ``results``: row regions where there are reductions, pointwise ones for the rest."""
+        """The regions that compute ``results``: of products, of row reductions, and pointwise ones for the rest."""
+        products: list[Region] = []
+        places = list(range(len(results)))
+        if any(map(contractions.has_matmul, results)):
+            products, others = contractions.group(results, self.mover, self._materialize, self.prologue)
+            places = [position for position, node in enumerate(others) if node is not None]
+            results = [node for node in others if node is not None]
         results = [split_long_rows(node, self.mover, self._materialize) for node in results]
         rows, rest = group(results, self.mover, self._materialize)
-        places = [position for position, node in enumerate(rest) if node is not None]
+        left = [position for position, node in enumerate(rest) if node is not None]
         pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)
-        renumbered = [
-            replace(region, stores=tuple(replace(store, result=places[store.result]) for store in region.stores))
-            for region in pointwise
-        ]
-        return self._viewable([*rows, *renumbered])
+        regions = [*_renumbered(rows, places), *_renumbered(pointwise, [places[position] for position in left])]
+        return self._viewable([*products, *regions])
 
     def _stages(self) -> list[tuple[int, list[Region]]]:
         """(position, regions) of every temporary, each after the ones it reads."""
@@ -308,7 +356,7 @@ class _Cutter:
             bodies, scalars = groups[-1]
             body = BodyBuilder(shapes, scalars).lower(region, numbers)
             operands = sum(len(other.operands) for other in bodies) + len(body.operands)
-            alone = bool(region.row_rank) or any(other.row_rank for other in bodies)
+            alone = not _share_kernel(bodies, body)
             if bodies and (alone or len(bodies) == MAX_REGIONS or operands > MAX_OPERANDS):
                 bodies, scalars = [], []
                 groups.append((bodies, scalars))
@@ -321,6 +369,38 @@ class _Cutter:
                 name = self.graph.name if number == 0 else f"{self.graph.name}_{number}"
                 kernels.append(Kernel(name, tuple(bodies), tuple(scalars)))
         return kernels
+
+
+def _share_kernel(bodies: Sequence[Body], body: Body) -> bool:
+    """Whether ``body`` may join ``bodies``: pointwise regions do, and products of one activation by alike weights."""
+    everyone = [*bodies, body]
+    if not any(other.contractions for other in everyone):
+        return not any(other.row_rank for other in everyone)
+    return len({tuple(_activation_of(other, part) for part in other.contractions) for other in everyone}) == 1
+
+
+def _activation_of(body: Body, contraction: Contraction) -> tuple[Any, ...]:
+    """What two contractions must have in common to be computed side by side in one kernel."""
+    x = tuple((i.op, i.args, i.dtype, body.operands[i.attr] if i.op == "load" else i.attr) for i in contraction.x)
+    kinds = tuple((body.operands[index].kind, body.operands[index].dtype) for index in contraction.weight)
+    return x, kinds, replace(contraction, x=(), weight=())
+
+
+def _without(regions: Sequence[Region], results: Container[int]) -> list[Region]:
+    """``regions`` without the stores of ``results``."""
+    left = [replace(r, stores=tuple(store for store in r.stores if store.result not in results)) for r in regions]
+    return [region for region in left if region.stores]
+
+
+def _placed(output: int | Alias, kept: Sequence[int], held: Mapping[int, Alias]) -> int | Alias:
+    if isinstance(output, Alias):
+        return output
+    return held[output] if output in held else kept.index(output)
+
+
+def _renumbered(regions: Sequence[Region], places: Sequence[int]) -> list[Region]:
+    """``regions`` with each store's result, a position, replaced by the number at it."""
+    return [replace(r, stores=tuple(replace(s, result=places[s.result]) for s in r.stores)) for r in regions]
 
 
 def _equal_sizes(guards: Sequence[Guard]) -> dict[str, Expr]:

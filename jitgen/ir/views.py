@@ -52,6 +52,8 @@ class Mover:
         """``node`` under the movement ``attrs``, with result ``shape``."""
         if shape == node.shape and (attrs[0] in ("reshape", "expand") or (attrs[0] == "slice" and attrs[2:] == (0, 1))):
             return node
+        if attrs[0] == "permute" and attrs[1] == tuple(range(len(shape))):
+            return node
         # Through a chain of pointwise nodes from its inputs on: it may be longer than Python's stack is deep.
         stack = [node]
         while stack:
@@ -80,13 +82,18 @@ class Mover:
             moved = self._move_cat(node, attrs, shape)
             if moved is not None:
                 return moved
-        elif node.op == "reduce":
-            moved = self._move_reduce(node, attrs, shape)
+        elif node.op in ("reduce", "matmul"):
+            moved = (self._move_reduce if node.op == "reduce" else self._move_matmul)(node, attrs, shape)
             if moved is not None:
                 return moved
         elif node.op == "view":
             if attrs[0] == "unsqueeze" and node.attrs == ("squeeze", attrs[1]):
                 return node.inputs[0]
+            if attrs[0] == "squeeze" and node.attrs == ("unsqueeze", attrs[1]):
+                return node.inputs[0]
+            if attrs[0] == node.attrs[0] == "permute":
+                order = tuple(node.attrs[1][dim] for dim in attrs[1])
+                return self.move(node.inputs[0], ("permute", order), shape)
             if node.attrs[0] == "expand" and node.inputs[0].op == "reduce" and attrs[0] in ("permute", "unsqueeze"):
                 return self._move_spread(node.inputs[0], attrs, shape)
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
@@ -115,6 +122,27 @@ class Mover:
             return None
         value = self.move(operand, attrs, whole)
         return self.builder.make("reduce", (value,), node.dtype, shape, (node.attrs[0], moved), node.location)
+
+    def _move_matmul(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+        """The movement applied to the activation's rows or the weight's; None where it mixes rows and columns."""
+        x, weight = node.inputs
+        kind, last, length = attrs[0], len(node.shape) - 1, x.shape[-1]
+        if kind == "slice" and attrs[1] == last:
+            if weight.op != "dequantize" and _plain(weight):
+                moved = self.move(weight, ("slice", 0, *attrs[2:]), (shape[last], length))
+                return self.builder.make("matmul", (x, moved), node.dtype, shape, node.attrs, node.location)
+            return None
+        rows_only = (
+            (kind == "slice")
+            or (kind == "unsqueeze" and attrs[1] <= last)
+            or (kind == "squeeze" and attrs[1] < last)
+            or (kind == "permute" and attrs[1][-1] == last)
+            or (kind == "reshape" and shape and shape[-1] == node.shape[-1])
+        )
+        if not rows_only:
+            return None
+        moved = self.move(x, attrs, (*shape[:-1], length))
+        return self.builder.make("matmul", (moved, weight), node.dtype, shape, node.attrs, node.location)
 
     def _move_spread(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """A reduction spread over its row, moved: the reduction is moved, and spread again."""
@@ -186,8 +214,15 @@ class Mover:
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
 
 
-BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce"})
+BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "matmul", "dequantize"})
 """Operations that a movement does not simply commute with."""
+
+
+def _plain(node: Node) -> bool:
+    """Whether ``node`` is an input, or views of one."""
+    while node.op == "view":
+        node = node.inputs[0]
+    return node.op == "input"
 
 
 def _leading_dim(before: Shape, dim: int, after: Shape) -> tuple[int, Size] | None:

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from jitgen import weights
+
 MAX_DEPTH = 8
 _GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 _GUARDED += (types.BuiltinFunctionType,)
@@ -187,6 +189,27 @@ class Captures:
 def default_dtype_guard(dtype: torch.dtype) -> Captured:
     """That torch's default dtype, which decides what a number or an integer tensor becomes, is ``dtype``."""
     return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
+
+
+def captured_part(weight: Captured, layout: str, index: int) -> Captured:
+    """Part ``index`` of a captured quantised weight, in ``layout``."""
+
+    def part(value: Any) -> Any:
+        if not weights.is_quantized(value):
+            return _MISSING
+        return (value if value.token.layout == layout else value.with_layout(layout)).parts[index]
+
+    return _derived(f"{weight.path}.parts[{index}]", weight, part)
+
+
+def captured_token(weight: Captured) -> Captured:
+    """What a captured quantised weight is, without its numbers."""
+    return _derived(f"{weight.path}.token", weight, lambda value: value.token)
+
+
+def matmul_precision_guard(setting: str) -> Captured:
+    """That torch's float32 matmul precision is ``setting``."""
+    return Captured("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, setting)
 
 
 @functools.lru_cache(maxsize=4096)

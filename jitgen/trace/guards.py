@@ -19,11 +19,13 @@ class Guards:
     Attributes:
         hints: a value for every symbol, from the call being traced.
         default_dtype: torch's default dtype, where the trace asked for it; None where it plays no part.
+        matmul_precision: torch's float32 matmul precision, likewise.
     """
 
     def __init__(self, hints: Mapping[str, Any]):
         self.hints = dict(hints)
         self.default_dtype: torch.dtype | None = None
+        self.matmul_precision: str | None = None
         self._guards: dict[Guard, None] = {}
 
     def value(self, expr: Any) -> Any:
@@ -56,3 +58,11 @@ def default_dtype() -> torch.dtype:
     if guards is not None:
         guards.default_dtype = dtype
     return dtype
+
+
+def matmul_precision() -> str:
+    """``"ieee"`` or ``"tf32"``, by torch's setting; the trace in progress holds only while that is what it is."""
+    setting, guards = torch.get_float32_matmul_precision(), tracing.get()
+    if guards is not None:
+        guards.matmul_precision = setting
+    return "ieee" if setting == "highest" else "tf32"

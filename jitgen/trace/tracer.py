@@ -22,12 +22,20 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from jitgen import weights
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
-from jitgen.trace.captures import Captured, Captures, default_dtype_guard
+from jitgen.trace.captures import (
+    Captured,
+    Captures,
+    captured_part,
+    captured_token,
+    default_dtype_guard,
+    matmul_precision_guard,
+)
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.location import quote, user_location
@@ -194,10 +202,12 @@ class Trace:
         name: the function's, for messages.
         builder, guards: where nodes and decisions go.
         device: of the inputs.
+        layout: in which a quantised weight the function closes over is read.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, guards: Guards, device: torch.device):
+    def __init__(self, function: Callable[..., Any], name: str, guards: Guards, device: torch.device, layout: str):
         self.function = function
+        self.layout = layout
         self.name = name
         self.builder = Builder()
         self.guards = guards
@@ -218,6 +228,43 @@ class Trace:
         index = len(self.inputs)
         return TensorProxy(self._input_node(tensor), self, input=index)
 
+    def quantized(self, weight: Any) -> TensorProxy:
+        """A proxy for a quantised weight whose parts are proxies already."""
+        return TensorProxy(self._dequantized([part.value for part in weight.parts], weight.token), self)
+
+    def _dequantized(self, parts: Sequence[Node], token: Any) -> Node:
+        attrs = (token.format, token.group_size, token.layout)
+        node = self.builder.make("dequantize", parts, dtype_name(token.dtype), token.weight_shape, attrs)
+        if token.transposed:
+            node = self.builder.make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
+        return node
+
+    def _captured_quantized(self, weight: Any) -> Node:
+        """The node of a quantised weight the function closes over: each part is an input."""
+        node = self._captured_nodes.get(id(weight))
+        if node is None:
+            found = self._find_captured(weight)
+            if weight.device != self.device:
+                raise UnsupportedError(
+                    f"{self.name}: {found.path} is on {weight.device}, the arguments on {self.device}; move it there"
+                )
+            apart = weights.lay_out(weight, self.layout)
+            captured = [captured_part(found, self.layout, index) for index in range(len(apart.parts))]
+            self.captured += captured
+            self.captures.guards.append(captured_token(found))
+            parts = [self._input_node(part.value) for part in captured]
+            node = self._captured_nodes[id(weight)] = self._dequantized(parts, apart.token)
+        return node
+
+    def _find_captured(self, tensor: torch.Tensor) -> Captured:
+        found = self.captures.tensor(tensor)
+        if found is None:
+            raise TraceError(
+                f"{self.name}: a tensor that is neither an argument nor reachable by a name of the function"
+                f"{quote(user_location())}\n  pass it as an argument, or give it a name the function closes over"
+            )
+        return found
+
     def host_scalar(self, scalar: SymbolicScalar) -> TensorProxy:
         """A proxy for a 0-d CPU tensor among CUDA arguments."""
         self.host_scalars.append(TensorProxy(self.builder.scalar(scalar.expr, scalar.dtype), self))
@@ -237,12 +284,7 @@ class Trace:
         """The input node of a real tensor the function closes over."""
         node = self._captured_nodes.get(id(tensor))
         if node is None:
-            found = self.captures.tensor(tensor)
-            if found is None:
-                raise TraceError(
-                    f"{self.name}: a tensor that is neither an argument nor reachable by a name of the function"
-                    f"{quote(user_location())}\n  pass it as an argument, or give it a name the function closes over"
-                )
+            found = self._find_captured(tensor)
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
                     f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
@@ -278,8 +320,11 @@ class Trace:
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
+            entered, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
+            if not (row.weights or row.is_view) and any(map(_is_weight, [*entered, *named.values()])):
+                raise UnsupportedError(self._refused_weight(name))
             try:
-                result = row.function(self, *map(self._enter, args), **{k: self._enter(v) for k, v in kwargs.items()})
+                result = row.function(self, *entered, **named)
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -289,6 +334,12 @@ class Trace:
             if row.is_view:
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._fresh(result), None)
+
+    def _refused_weight(self, what: str) -> str:
+        return (
+            f"{self.name}: {what} of a quantised weight{quote(user_location())}\n  a quantised weight is the weight of "
+            "F.linear or the right operand of @; to compute with its values, dequantise it outside the function"
+        )
 
     def attribute(self, proxy: TensorProxy, name: str) -> Any:
         """``proxy.name``: a property's value, or a method to call."""
@@ -309,6 +360,8 @@ class Trace:
         """An argument as a row sees it: nodes for tensors, anything else as it is."""
         if isinstance(value, TensorProxy):
             return value.value
+        if weights.is_quantized(value):
+            return self._captured_quantized(value)
         if isinstance(value, torch.Tensor):
             return self._captured_tensor(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -386,6 +439,8 @@ class Trace:
             if earlier is proxy:
                 return node
         node = proxy.value
+        if _is_weight(node):
+            raise UnsupportedError(self._refused_weight("the return"))
         if any(node is taken for taken in (*self.mutated.values(), *(other for _, other in self._returned))):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
         self._returned.append((proxy, node))
@@ -411,6 +466,13 @@ class Trace:
         return self.make("cast", (node,), dtype, ())
 
 
+def _is_weight(value: Any) -> bool:
+    """Whether ``value`` is a quantised weight, or a view of one."""
+    while isinstance(value, Node) and value.op == "view":
+        value = value.inputs[0]
+    return isinstance(value, Node) and value.op == "dequantize"
+
+
 def _memory(node: Node) -> Node:
     """The node whose memory ``node`` is, or may be a view of."""
     while node.op == "view" or node.attrs == CONTIGUOUS:
@@ -425,6 +487,7 @@ def trace(
     tree: pytree.TreeSpec,
     guards: Guards,
     device: torch.device,
+    layout: str = "portable",
 ) -> Traced:
     """Trace ``function``.
 
@@ -434,11 +497,12 @@ def trace(
         tree: their structure.
         guards: hints for every symbol; collects what the trace decides.
         device: where the tensors are.
+        layout: of the quantised weights the function closes over, as its kernels read them.
 
     Raises:
         TraceError, UnsupportedError: naming the operation and the user's line.
     """
-    state = Trace(function, name, guards, device)
+    state = Trace(function, name, guards, device, layout)
     arguments, keywords = pytree.tree_unflatten(
         [
             state.input(leaf)
@@ -449,6 +513,11 @@ def trace(
             for leaf in leaves
         ],
         tree,
+    )
+    arguments, keywords = pytree.tree_map(
+        lambda leaf: state.quantized(leaf) if weights.is_apart(leaf) else leaf,
+        (arguments, keywords),
+        is_leaf=weights.is_apart,
     )
     token = tracing.set(guards)
     try:
@@ -471,4 +540,6 @@ def trace(
     kept = list(state.captures.guards)
     if guards.default_dtype is not None:
         kept.append(default_dtype_guard(guards.default_dtype))
+    if guards.matmul_precision is not None:
+        kept.append(matmul_precision_guard(guards.matmul_precision))
     return Traced(graph, tuple(described), result_tree, tuple(state.captured), tuple(kept))

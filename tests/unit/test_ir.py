@@ -298,7 +298,8 @@ def test_code_is_part_of_the_request_key(monkeypatch: pytest.MonkeyPatch) -> Non
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": set(),
-    "spec": {"errors", "settings"},
+    "quant": {"errors"},
+    "spec": {"errors", "settings", "quant"},
     "ir": {"errors", "spec"},
     "trace": {"errors", "spec", "ir"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitgen.families.elementwise.explain import explain
 from jitgen.families.elementwise.launch import launch_arguments
 from jitgen.families.elementwise.schedule import Schedule, schedule
 from jitgen.families.layout import resolve
@@ -29,4 +30,4 @@ def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
     return function(*arguments)
 
 
-__all__ = ["Schedule", "launch_arguments", "resolve", "schedule", "source"]
+__all__ = ["Schedule", "explain", "launch_arguments", "resolve", "schedule", "source"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import Geometry, LaunchArguments, Layout, item_size
+from jitgen.families.layout import Geometry, LaunchArguments, Layout, item_size, pointwise_flops
 from jitgen.ir.program import Kernel
 
 
@@ -56,4 +56,6 @@ def launch_arguments(
     values["stride"] = lambda r, o, d: geometries[r].strides[o][d]
     values["offset"] = lambda r, o, d: geometries[r].offsets[o]
     integers = tuple(values[what](r, o, d) for r, what, o, d in integer_names(kernel, layouts, tiled))
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved)
+    pairs = zip(kernel.bodies, geometries, strict=True)
+    flops = sum(pointwise_flops(body.instructions, geometry.elements) for body, geometry in pairs)
+    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)

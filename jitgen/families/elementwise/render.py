@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from jitgen._version import __version__
@@ -10,7 +9,7 @@ from jitgen.codegen import environment
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import Rendered
+from jitgen.codegen.environment import Rendered, entry_name
 from jitgen.codegen.triton import TRITON
 from jitgen.families.elementwise import context, cpp, cuda, triton
 from jitgen.families.elementwise.context import Built
@@ -20,11 +19,6 @@ from jitgen.ir.program import Kernel
 from jitgen.spec import KernelSource, Target, e4m3fn_saturates
 
 TEMPLATES = {"cpp": "elementwise.cpp.j2", "cuda": "elementwise.cu.j2", "triton": "elementwise.py.j2"}
-
-
-def entry_name(kernel: Kernel) -> str:
-    """The kernel's symbol: the function's name, made an identifier."""
-    return "jitgen_" + re.sub(r"\W+", "_", kernel.name).strip("_")
 
 
 def render(
@@ -39,7 +33,7 @@ def render(
     dialect, build = _DIALECTS[language]
     regions = context.regions(kernel, layouts, schedule, dialect)
     names = context.integers(kernel, layouts, tiled=language != "cpp")
-    entry = entry_name(kernel)
+    entry = entry_name(kernel.name)
     shared = {
         "banner": f"jitgen {__version__}: {kernel.name}, template {language}/{TEMPLATES[language]}",
         "notes": [f"target {target}, {schedule}"],

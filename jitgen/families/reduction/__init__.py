@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitgen.families.reduction.explain import explain
 from jitgen.families.reduction.launch import launch_arguments
 from jitgen.families.reduction.layout import resolve
 from jitgen.families.reduction.schedule import schedule
@@ -29,4 +30,4 @@ def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
     return function(*arguments)
 
 
-__all__ = ["launch_arguments", "resolve", "schedule", "source"]
+__all__ = ["explain", "launch_arguments", "resolve", "schedule", "source"]

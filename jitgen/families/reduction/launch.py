@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jitgen.families.layout import LaunchArguments, item_size
+from jitgen.families.layout import LaunchArguments, item_size, pointwise_flops
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
@@ -58,4 +58,5 @@ def launch_arguments(
     integers = tuple(value[what](operand, dim) for _, what, operand, dim in integer_names(kernel, layout))
     blocks = -(-geometry.rows // schedule.rows) * schedule.cluster
     elements = geometry.rows * max(geometry.length, 1)
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved)
+    flops = pointwise_flops(body.instructions, elements)
+    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)

@@ -11,9 +11,8 @@ from jitgen.codegen import environment
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import Rendered
+from jitgen.codegen.environment import Rendered, entry_name
 from jitgen.codegen.triton import TRITON
-from jitgen.families.elementwise.render import entry_name
 from jitgen.families.reduction.context import context
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
@@ -34,7 +33,7 @@ def render(
     dialect, template = _DIALECTS[language]
     (layout,) = layouts
     rows = context(kernel, layout, dialect)
-    entry = entry_name(kernel)
+    entry = entry_name(kernel.name)
     shared: dict[str, Any] = {
         "banner": f"jitgen {__version__}: {kernel.name}, template {language}/{template}",
         "notes": [f"target {target}, {schedule}", rows.title],

@@ -10,7 +10,7 @@
 
 namespace jitgen {
 
-// A tile of tokens x rows (rows of the weight: columns of the result) per contraction, as floats in shared memory: one
+// A tile of tokens x rows (rows of the weight: columns of the result) per contraction, as floats (or doubles) in shared memory: one
 // partial sum for each of `parts` groups of warps.
 template <int contractions, int tokens, int rows, int parts>
 struct PartialTile {
@@ -22,14 +22,14 @@ struct PartialTile {
   }
 };
 
-// What ends every mainloop. Config: contractions, tokens, rows, warps_k (partial sums in `partial`), cluster, threads,
+// What ends every mainloop. Config: contractions, tokens, token_tiles (eights of tokens in `partial`), rows, warps_k (partial sums in `partial`), cluster, threads,
 // width. `inbox` is shared memory of tokens * rows * contractions floats that no block of the cluster uses for anything
 // else, needed where cluster > 1; the mainloop has done cluster_arrive_relaxed() at its start.
-template <class Config, class Epilogue>
-JITGEN_DEVICE void finish(float* partial, float* inbox, int M, int N, int m0, int n0, uint32_t rank,
+template <class Config, class Scalar, class Epilogue>
+JITGEN_DEVICE void finish(Scalar* partial, Scalar* inbox, int M, int N, int m0, int n0, uint32_t rank,
                           const Epilogue& epilogue) {
   constexpr int W = Config::width, runs = Config::rows / W, C = Config::contractions, cluster = Config::cluster;
-  using Tile = PartialTile<C, Config::tokens, Config::rows, Config::warps_k>;
+  using Tile = PartialTile<C, Config::token_tiles * 8, Config::rows, Config::warps_k>;
   const int live_tokens = smaller(M - m0, Config::tokens);
   const int total = live_tokens * runs;
   __syncthreads();
@@ -39,7 +39,7 @@ JITGEN_DEVICE void finish(float* partial, float* inbox, int M, int N, int m0, in
     for (int i = threadIdx.x; i < total; i += Config::threads) {
       const int token = i / runs, row = i % runs * W;
       if (n0 + row >= N) continue;
-      float acc[C][W];
+      Scalar acc[C][W];
 #pragma unroll
       for (int c = 0; c < C; ++c) {
 #pragma unroll
@@ -64,7 +64,7 @@ JITGEN_DEVICE void finish(float* partial, float* inbox, int M, int N, int m0, in
       for (int c = 0; c < C; ++c) {
 #pragma unroll
         for (int j = 0; j < W; ++j) {
-          float sum = partial[Tile::place(0, c, token, row + j)];
+          Scalar sum = partial[Tile::place(0, c, token, row + j)];
 #pragma unroll
           for (int part = 1; part < Config::warps_k; ++part) sum += partial[Tile::place(part, c, token, row + j)];
           store_to_block(shared_address(inbox + place + c * W + j), i % cluster, sum);
@@ -77,12 +77,12 @@ JITGEN_DEVICE void finish(float* partial, float* inbox, int M, int N, int m0, in
     for (int i = threadIdx.x * cluster + rank; i < total; i += Config::threads * cluster) {
       const int token = i / runs, row = i % runs * W;
       if (n0 + row >= N) continue;
-      float acc[C][W];
+      Scalar acc[C][W];
 #pragma unroll
       for (int c = 0; c < C; ++c) {
 #pragma unroll
         for (int j = 0; j < W; ++j) {
-          acc[c][j] = 0.0f;
+          acc[c][j] = Scalar(0);
 #pragma unroll
           for (int from = 0; from < cluster; ++from) {
             acc[c][j] += inbox[(from * places + i / cluster) * C * W + c * W + j];

@@ -18,6 +18,10 @@ template <int size>
 JITGEN_DEVICE void copy_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(size), "r"(bytes) : "memory");
 }
+template <int size>
+JITGEN_DEVICE void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(size) : "memory");
+}
 JITGEN_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `pending` of this thread's latest groups are still under way.
 template <int pending>
@@ -47,11 +51,16 @@ JITGEN_DEVICE void cluster_arrive_release() { asm volatile("barrier.cluster.arri
 JITGEN_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 JITGEN_DEVICE void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Writes one float into the shared memory of block `rank` of the cluster, at the place `address` has in this one's.
+// Writes one number into the shared memory of block `rank` of the cluster, at the place `address` has in this one's.
 JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, float value) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+}
+JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, double value) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote), "d"(value) : "memory");
 }
 
 // ----------------------------------------------------------------------------------------------------------- fragments
@@ -70,26 +79,26 @@ JITGEN_DEVICE void load_matrices_transposed(uint32_t (&fragment)[4], uint32_t ad
                : "memory");
 }
 
-// sum[16 x 8] += a[16 x 16] b[16 x 8]. Lane 4g+t holds a's rows g and g+8 at columns 2t, 2t+1, 2t+8, 2t+9 (in the order
-// (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), pairs), b's column g at those rows, and the sum's rows g, g at columns
-// 2t, 2t+1, then rows g+8.
+// sum[16 x 8] = a[16 x 16] b[16 x 8] + start. Lane 4g+t holds a's rows g and g+8 at columns 2t, 2t+1, 2t+8, 2t+9 (in the
+// order (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), pairs), b's column g at those rows, and the sum's row g at columns
+// 2t, 2t+1, then row g+8.
 template <class Element>
-JITGEN_DEVICE void multiply_accumulate(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+JITGEN_DEVICE void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                const float (&start)[4]);
 
-template <>
-JITGEN_DEVICE void multiply_accumulate<bfloat16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <>
-JITGEN_DEVICE void multiply_accumulate<float16>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+#define JITGEN_MULTIPLY_ADD(type, name)                                                                               \
+  template <>                                                                                                         \
+  JITGEN_DEVICE void multiply_add<type>(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,            \
+                                        const float (&start)[4]) {                                                    \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+        "{%10, %11, %12, %13};"                                                                                       \
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])                                                      \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(start[0]), "f"(start[1]), "f"(start[2]), \
+          "f"(start[3]));                                                                                             \
+  }
+JITGEN_MULTIPLY_ADD(bfloat16, "bf16")
+JITGEN_MULTIPLY_ADD(float16, "f16")
+#undef JITGEN_MULTIPLY_ADD
 
 // ------------------------------------------------------------------------------------------------------ pairs of halves
 

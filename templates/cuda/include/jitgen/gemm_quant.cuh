@@ -65,36 +65,57 @@ struct QuantWeight {
   }
   static JITGEN_DEVICE int groups(int chunks) { return group == 0 ? 1 : (chunks * 64 + group - 1) / (group ? group : 1); }
 
-  // A row tile's part of the weight. Its pointers are the same for a whole warp, and what a lane adds to them are 32-bit
-  // numbers, so that they live in uniform registers.
-  struct TileRows {
+  // One lane's walk along a row tile: chunks first, first + stride, first + 2 stride ...
+  template <int stride>
+  struct Walk {
+    // Where the stride is whole groups, a scale's place is as simple a function of the step as a code's.
+    static constexpr bool linear = group != 0 && stride * 64 % (group ? group : 1) == 0;
     const uint4* codes;
     const Scale* scales;
     const uint8_t* zeros;
+    int first;
 
-    // What lane `lane` holds of a chunk.
-    JITGEN_DEVICE Codes load_codes(uint32_t chunk, uint32_t lane) const {
+    JITGEN_DEVICE void start(const QuantWeight& weight, int tile, int chunks, int first_, int lane) {
+      first = first_;
+      codes = weight.codes + ((int64_t(tile) * chunks + first) * (32 * loads) + lane);
+      const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2;
+      const int skipped = linear && parts == 1 ? first * 64 / (group ? group : 1) * 16 : 0;
+      scales = weight.scales + (row + skipped);
+      zeros = weight.zeros + (row + skipped);
+    }
+    // `step` counts from the walk's place.
+    JITGEN_DEVICE Codes load_codes(int step) const {
       Codes result;
 #pragma unroll
-      for (int i = 0; i < loads; ++i) result.words[i] = read_once(codes + ((chunk * loads + i) * 32u + lane));
+      for (int i = 0; i < loads; ++i) result.words[i] = read_once(codes + (step * (stride * loads) + i) * 32);
       return result;
     }
-    JITGEN_DEVICE Scales load_scales(uint32_t chunk, uint32_t lane) const {
+    JITGEN_DEVICE Scales load_scales(int step) const {
       Scales result;
+      constexpr int unit = group ? group : 1;
 #pragma unroll
-      for (uint32_t part = 0; part < parts; ++part) {
-        const uint32_t place = group == 0 ? 0u : (chunk * 64u + part * 32u) / uint32_t(group ? group : 1);
-        const uint32_t at = place * 16u + lane / 4u * 2u;
-        result.scale[part] = __ldg(reinterpret_cast<const ScalePair*>(scales + at));
-        if constexpr (zero_points) result.zero[part] = __ldg(reinterpret_cast<const uint16_t*>(zeros + at));
+      for (int part = 0; part < parts; ++part) {
+        int place = 0;
+        if constexpr (linear && parts == 1) {
+          place = step * (stride * 64 / unit);
+        } else if constexpr (group != 0) {
+          place = ((first + step * stride) * 64 + part * 32) / unit;
+        }
+        result.scale[part] = __ldg(reinterpret_cast<const ScalePair*>(scales + place * 16));
+        if constexpr (zero_points) result.zero[part] = __ldg(reinterpret_cast<const uint16_t*>(zeros + place * 16));
       }
       return result;
     }
+    JITGEN_DEVICE void advance(int steps) {
+      codes += steps * (stride * loads * 32);
+      if constexpr (linear && parts == 1) {
+        scales += steps * (stride * 64 / (group ? group : 1) * 16);
+        if constexpr (zero_points) zeros += steps * (stride * 64 / (group ? group : 1) * 16);
+      } else {
+        first += steps * stride;
+      }
+    }
   };
-  JITGEN_DEVICE TileRows tile(int number, int chunks) const {
-    const int64_t row = int64_t(number) * groups(chunks) * 16;
-    return {codes + int64_t(number) * chunks * (32 * loads), scales + row, zeros + row};
-  }
 
   // What is added to a code by `fragment<false>`: rows g and g+8. Zero where the fragment is exact anyway.
   static JITGEN_DEVICE float2 bias(const Scales& s, int part) {

@@ -1,0 +1,41 @@
+"""A matmul kernel in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgen.families.gemm.layout import GemmLayout
+from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.ir.body import Body, Contraction
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+
+
+def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, tiled: bool) -> list[str]:
+    """A title, the mainloop, and a line for each region."""
+    count = sum(len(body.contractions) for body in kernel.bodies)
+    together = f", {count} products of one activation" if count > 1 else ""
+    tile = f"tiles of {schedule.block_m} x {schedule.block_n}, {schedule.block_k} of K at a time"
+    lines = [f"matrix product by the {schedule.path} mainloop{together}, the epilogue in the same kernel", tile]
+    if schedule.split > 1:
+        lines.append(f"K is split over {schedule.split} blocks, whose sums are added in order before the epilogue")
+    for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
+        operations = sum(instruction.op in OPS for instruction in body.instructions)
+        lines.append(
+            f"region {region}: {_prologue(body)}weight {', '.join(map(_weight, body.contractions))}; epilogue of "
+            f"{operations} operations, {len(body.stores)} result{'s' * (len(body.stores) != 1)}; operands "
+            f"{', '.join(layout.operands)}"
+        )
+    return lines
+
+
+def _prologue(body: Body) -> str:
+    count = sum(instruction.op in OPS for instruction in body.contractions[0].x)
+    return f"{count} operations on the activation as it is read; " if count else ""
+
+
+def _weight(contraction: Contraction) -> str:
+    format, group = contraction.format, contraction.group_size
+    if format is None:
+        return "dense"
+    return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}"

@@ -1,0 +1,104 @@
+"""How a matmul kernel is computed: the mainloop and its tiles, chosen by a rule of each dialect.
+
+``GemmSchedule`` is a part of the request key: for given weights it takes at most eight values over all numbers of rows
+(the M buckets), so that a few kernels serve every batch size. ``Problem`` is all that a rule may look at.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
+from jitgen.ir.body import Contraction
+from jitgen.ir.program import Kernel
+from jitgen.spec import Target
+
+ROW_BUCKETS = (1, 4, 8, 16, 64, 256, 1024)
+"""Upper ends of the M buckets; more rows than the last are one bucket more."""
+
+
+@dataclass(frozen=True)
+class GemmSchedule:
+    """Attributes:
+    path: the mainloop, by the name of its dialect's header or template part.
+    block_m, block_n, block_k: the tile: rows (tokens), columns (of the weight's N) and K of one step.
+    warps: of a block (GPU).
+    stages: K steps in flight.
+    split: blocks (of a cluster) that share one tile's K; their sums are added in order, and the epilogue runs once.
+    raster: tile columns (or rows) that neighbouring blocks walk together, so that they share a cache.
+    shared_bytes: of dynamic shared memory for a block.
+    wide: 64-bit indices.
+    """
+
+    path: str
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int = 1
+    stages: int = 1
+    split: int = 1
+    raster: int = 1
+    shared_bytes: int = 0
+    wide: bool = False
+
+    @property
+    def block_threads(self) -> int:
+        return self.warps * 32
+
+    def blocks(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Blocks of the grid for regions of (rows, columns); at least one for a region without columns."""
+        return self.split * sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a dialect's rule decides by.
+
+    Attributes:
+        rows: the upper end of the call's M bucket (so that a rule cannot tell two calls of one bucket apart); for the
+            last bucket twice its lower end.
+        columns: N of each region; ``length``: K.
+        contractions: of one region; all regions have alike ones.
+        layouts: of the regions. The activation and the weights are ``layouts[r].operands[i]`` for their operands ``i``.
+        wide: 64-bit indices.
+    """
+
+    rows: int
+    columns: tuple[int, ...]
+    length: int
+    contractions: tuple[Contraction, ...]
+    layouts: tuple[GemmLayout, ...]
+    wide: bool
+    target: Target
+
+    @property
+    def dtype(self) -> str:
+        """Of the activation."""
+        return self.contractions[0].dtype
+
+    @property
+    def quantized(self) -> bool:
+        return self.contractions[0].format is not None
+
+
+def bucket(rows: int) -> int:
+    """The upper end of the M bucket that ``rows`` is in; twice the last one's lower end beyond it."""
+    return next((end for end in ROW_BUCKETS if rows <= end), 2 * ROW_BUCKETS[-1])
+
+
+def schedule(
+    kernel: Kernel, layouts: tuple[GemmLayout, ...], geometries: tuple[GemmGeometry, ...], target: Target, backend: str
+) -> GemmSchedule:
+    """The schedule of ``kernel`` on ``target``, by the rule of ``backend`` (``schedules/<backend>.py``)."""
+    problem = Problem(
+        rows=bucket(geometries[0].rows),
+        columns=tuple(geometry.columns for geometry in geometries),
+        length=geometries[0].length,
+        contractions=kernel.bodies[0].contractions,
+        layouts=layouts,
+        wide=any(layout.wide for layout in layouts),
+        target=target,
+    )
+    return importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)

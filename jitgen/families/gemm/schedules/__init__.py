@@ -1,0 +1,1 @@
+"""The rule of each dialect by which ``schedule`` chooses: ``choose(problem) -> GemmSchedule``."""

@@ -1,0 +1,29 @@
+"""A row kernel in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.schedule import RowSchedule, passes
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+
+
+def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule, tiled: bool) -> list[str]:
+    """A title, and how a row is walked."""
+    (body,), (layout,) = kernel.bodies, layouts
+    kinds = [instruction.attr for instruction in body.instructions if instruction.op == "reduce"]
+    count = passes(kernel)
+    operations = sum(instruction.op in OPS for instruction in body.instructions)
+    lines = [f"row reduction by {', '.join(kinds)} in {count} pass{'es' * (count != 1)} over a row"]
+    if tiled:
+        kept = "kept in registers, read once" if schedule.resident else "read by every pass"
+        lines.append(
+            f"a row is {kept}: {schedule.threads} threads in {schedule.cluster} block{'s' * (schedule.cluster != 1)}, "
+            f"{schedule.rows} row{'s' * (schedule.rows != 1)} in a block, {schedule.vector} wide"
+        )
+    elif schedule.rows > 1:
+        lines.append(f"{schedule.rows} neighbouring rows are walked together")
+    lines.append(f"{operations} operations; operands {', '.join(layout.operands)}")
+    return lines

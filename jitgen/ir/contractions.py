@@ -1,0 +1,336 @@
+"""Matrix products: which results one matmul kernel can compute, prologue and epilogue included.
+
+A *contraction region* iterates over ``(rows, columns)`` and reads ``matmul`` nodes of that shape as if they were
+leaves: everything pointwise between a product and what is returned is its epilogue, computed from the accumulator
+while it is still in registers. Several products of one shape may meet in one region (the two of SwiGLU), and regions
+whose products share an activation become one kernel (the three projections of attention).
+
+``group`` finds the results such regions can hold. A product that something else stands behind (a reduction, a
+concatenation, another product) is materialized, together with as much pointwise work as every way to the results
+passes through; what remains is computed from the temporary by the other families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.ops import OPS
+from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.views import Mover
+
+Materialize = Callable[[Node], Node]
+
+
+def has_matmul(node: Node) -> bool:
+    return any(part.op == "matmul" for part in topological([node]))
+
+
+def group(
+    results: Sequence[Node], mover: Mover, materialize: Materialize, prologue: bool
+) -> tuple[list[Region], list[Node | None]]:
+    """Contraction regions for what they can hold of ``results``, and the other results without products.
+
+    Args:
+        prologue: whether a kernel may compute its activation while it reads it; otherwise that is done before, into a
+            temporary.
+
+    Returns:
+        the regions, whose stores name results by position, and a list as long as ``results``: None where a region
+        computes the result, else the node the other families shall compute.
+    """
+    stores = [_flat(position, node, mover) for position, node in enumerate(results)]
+    stores = _without_hidden_products(stores, mover, materialize)
+    regions: list[Region] = []
+    rest: list[Node | None] = list(results)
+    for store in stores:
+        if not _products(store.value):
+            rest[store.result] = _restored(store, results[store.result], mover)
+            continue
+        if not _keeps_columns(store, results[store.result]):
+            # As in eager torch the result is a view of the product, whose rows lie in memory as they are computed.
+            held = Store(store.result, materialize(store.value), store.movements)
+            rest[store.result] = _restored(held, results[store.result], mover)
+            continue
+        rest[store.result] = None
+        place = next((i for i, region in enumerate(regions) if _shares_product(region, store)), None)
+        if place is None:
+            regions.append(Region(store.value.shape, (store,)))
+        else:
+            regions[place] = Region(regions[place].shape, (*regions[place].stores, store))
+    return [_computable(region, mover, materialize, prologue) for region in regions], rest
+
+
+def _is_pointwise(node: Node) -> bool:
+    return node.op in OPS or node.op == "cast"
+
+
+def _products(root: Node) -> list[Node]:
+    """The products whose values ``root`` is computed from by pointwise operations alone, at its own coordinates."""
+    found, stack, seen = [], [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "matmul":
+            found.append(node)
+        elif _is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+    return found
+
+
+def _shares_product(region: Region, store: Store) -> bool:
+    own = {id(node) for node in _products(store.value)}
+    return region.shape == store.value.shape and any(
+        id(node) in own for other in region.stores for node in _products(other.value)
+    )
+
+
+# ------------------------------------------------------------------------------------------- rows and columns
+
+
+def _flat(position: int, node: Node, mover: Mover) -> Store:
+    """The store of a result: views above its products undone, and moved to (rows, columns)."""
+    value = node
+    movements: tuple[Movement, ...] = ()
+    while (view := _view_of_product(value)) is not None:
+        inverse = _inverse(view)
+        if inverse is None:
+            return Store(position, node)
+        attrs, shape = inverse
+        value, movements = mover.move(value, attrs, shape), (*movements, inverse)
+        if len(movements) > 16:
+            return Store(position, node)
+    products = _products(value)
+    if not products or any(product.shape != value.shape for product in products):
+        return Store(position, node)
+    shape = value.shape
+    if len(shape) == 2:
+        return Store(position, value, movements)
+    attrs = ("unsqueeze", 0) if len(shape) == 1 else ("reshape",)
+    flat = (1, *shape) if len(shape) == 1 else (symbols.product(shape[:-1]), shape[-1])
+    return Store(position, mover.move(value, attrs, flat), (*movements, (attrs, flat)))
+
+
+def _keeps_columns(store: Store, result: Node) -> bool:
+    """Whether the columns of the store's value are the innermost dimension of ``result`` too."""
+    shapes = [result.shape, *(shape for _, shape in store.movements)]
+    for (attrs, shape), before in zip(store.movements, shapes, strict=False):
+        if attrs[0] == "permute" or (attrs[0] == "reshape" and (not before or before[-1] != shape[-1])):
+            return False
+    return True
+
+
+def _view_of_product(root: Node) -> Node | None:
+    """A view whose source leads to a product by views alone, met from ``root`` through pointwise nodes."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "view":
+            base = node
+            while base.op == "view":
+                base = base.inputs[0]
+            if base.op == "matmul":
+                return node
+        elif _is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+    return None
+
+
+def _inverse(view: Node) -> Movement | None:
+    kind, shape = view.attrs[0], view.inputs[0].shape
+    if kind == "permute":
+        return ("permute", tuple(view.attrs[1].index(dim) for dim in range(len(shape)))), shape
+    if kind == "reshape":
+        return ("reshape",), shape
+    if kind == "unsqueeze":
+        return ("squeeze", view.attrs[1]), shape
+    if kind == "squeeze":
+        return ("unsqueeze", view.attrs[1]), shape
+    return None
+
+
+def _restored(store: Store, node: Node, mover: Mover) -> Node:
+    """``node`` again, of a store whose products have been materialized: its movements undone."""
+    if not store.movements:
+        return store.value
+    value = store.value
+    shapes = [node.shape, *(shape for _, shape in store.movements)]
+    for (attrs, _), shape in zip(reversed(store.movements), reversed(shapes[:-1]), strict=True):
+        if attrs[0] == "permute":
+            attrs = ("permute", tuple(attrs[1].index(dim) for dim in range(len(shape))))
+        elif attrs[0] in ("squeeze", "unsqueeze"):
+            attrs = ("unsqueeze" if attrs[0] == "squeeze" else "squeeze", attrs[1])
+        value = mover.move(value, attrs, shape)
+    return value
+
+
+# --------------------------------------------------------------------------------------- products behind others
+
+
+def _without_hidden_products(stores: Sequence[Store], mover: Mover, materialize: Materialize) -> list[Store]:
+    """``stores`` with every product that is not an epilogue away from all results read from a temporary."""
+    while True:
+        hidden = _first_hidden([store.value for store in stores])
+        if hidden is None:
+            return list(stores)
+        memo: dict[int, Node] = {id(hidden): materialize(hidden)}
+        stores = [Store(s.result, _substituted(s.value, memo, mover), s.movements) for s in stores]
+
+
+def _first_hidden(roots: Sequence[Node]) -> Node | None:
+    """What to materialize for the first product that some result does not read through pointwise operations alone."""
+    order = _until_products(roots)
+    users: dict[int, list[Node]] = {id(node): [] for node in order}
+    for node in order:
+        if node.op != "matmul":
+            for child in node.inputs:
+                users[id(child)].append(node)
+    results = {id(root) for root in roots}
+    for product in order:
+        if product.op == "matmul" and not _leads_only_to_results(product, users, results):
+            return _widest(product, order, users, results)
+    return None
+
+
+def _until_products(roots: Iterable[Node]) -> list[Node]:
+    """Every node under ``roots``, inputs before users, without what products are made of."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            if node.op != "matmul":
+                stack.extend((child, False) for child in reversed(node.inputs))
+    return order
+
+
+def _leads_only_to_results(product: Node, users: dict[int, list[Node]], results: set[int]) -> bool:
+    stack, seen = [product], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.shape != product.shape or len(node.shape) != 2 or not (node is product or _is_pointwise(node)):
+            return False
+        stack.extend(users[id(node)])
+    return True
+
+
+def _widest(product: Node, order: Sequence[Node], users: dict[int, list[Node]], results: set[int]) -> Node:
+    """The last node, by way of pointwise ones alone, that every path from ``product`` to a result passes.
+
+    The post-dominators of a graph in topological order, as compilers compute them (Cooper, Harvey and Kennedy).
+    """
+    position = {id(node): number for number, node in enumerate(order)}
+    after: dict[int, Node | None] = {}
+    for node in reversed(order):
+        meeting: Node | None = None
+        ends = id(node) in results
+        for number, user in enumerate(users[id(node)]):
+            meeting = user if number == 0 else _meet(meeting, user, after, position)
+        after[id(node)] = None if ends else meeting
+    chosen = product
+    while (candidate := after[id(chosen)]) is not None and _only_pointwise(chosen, candidate, users):
+        chosen = candidate
+    return chosen
+
+
+def _meet(
+    left: Node | None, right: Node | None, after: dict[int, Node | None], position: dict[int, int]
+) -> Node | None:
+    while left is not right:
+        if left is None or right is None:
+            return None
+        if position[id(left)] < position[id(right)]:
+            left = after[id(left)]
+        else:
+            right = after[id(right)]
+    return left
+
+
+def _only_pointwise(start: Node, end: Node, users: dict[int, list[Node]]) -> bool:
+    stack, seen = [start], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.shape != start.shape or not (node is start or _is_pointwise(node)):
+            return False
+        if node is not end:
+            stack.extend(users[id(node)])
+    return True
+
+
+def _substituted(root: Node, memo: dict[int, Node], mover: Mover) -> Node:
+    """``root`` with the nodes in ``memo`` replaced, and views of what was replaced moved on toward the inputs."""
+    for node in topological([root]):
+        if id(node) in memo:
+            continue
+        children = [memo[id(child)] for child in node.inputs]
+        if all(a is b for a, b in zip(children, node.inputs, strict=True)):
+            memo[id(node)] = node
+        elif node.op == "view":
+            memo[id(node)] = mover.move(children[0], node.attrs, node.shape)
+        else:
+            memo[id(node)] = mover.builder.like(node, children)
+    return memo[id(root)]
+
+
+# ---------------------------------------------------------------------------------------- operands of a region
+
+
+def _computable(region: Region, mover: Mover, materialize: Materialize, prologue: bool) -> Region:
+    """``region`` reading nothing but tensors: reductions and the like in its epilogue or its operands come first."""
+    memo: dict[int, Node] = {}
+    for node in _until_products(store.value for store in region.stores):
+        if node.op in ("reduce", "cat"):
+            memo[id(node)] = materialize(node)
+        elif node.op == "matmul":
+            x, weight = node.inputs
+            operands = (_activation(x, materialize, prologue), _weight(weight, materialize))
+            memo[id(node)] = mover.builder.like(node, operands)
+        else:
+            children = [memo[id(child)] for child in node.inputs]
+            same = all(a is b for a, b in zip(children, node.inputs, strict=True))
+            memo[id(node)] = node if same else mover.builder.like(node, children)
+    return Region(region.shape, tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores))
+
+
+def _activation(node: Node, materialize: Materialize, prologue: bool) -> Node:
+    if _is_tensor(node):
+        return node
+    parts = topological([node])
+    if prologue and not any(part.op in ("reduce", "cat", "matmul") for part in parts):
+        return node
+    return materialize(node)
+
+
+def _weight(node: Node, materialize: Materialize) -> Node:
+    if node.op == "dequantize" or _is_tensor(node):
+        return node
+    if any(part.op == "dequantize" for part in topological([node])):
+        raise UnsupportedError(
+            "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "
+            "transposed otherwise; dequantise it outside the decorated function for anything else"
+        )
+    return materialize(node)
+
+
+def _is_tensor(node: Node) -> bool:
+    while node.op == "view":
+        node = node.inputs[0]
+    return node.op == "input"

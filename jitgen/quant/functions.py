@@ -1,0 +1,260 @@
+"""What torch may do with a ``QTensor``: functions that ask, that copy and move, and matrix products.
+
+``FUNCTIONS`` maps a torch function to its handler ``(func, args, kwargs)``; ``METADATA`` are those that run as they
+are. A function in neither is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import resolve_name
+
+from jitgen.errors import UnsupportedError
+from jitgen.quant import layouts
+from jitgen.quant.formats import find
+from jitgen.quant.qtensor import QTensor
+
+_GETTERS = (
+    *("shape", "dtype", "device", "ndim", "itemsize", "names", "requires_grad", "is_leaf", "grad", "grad_fn"),
+    *("retains_grad", "output_nr", "_version", "_base", "_backward_hooks", "is_meta", "is_cuda", "is_cpu", "is_xpu"),
+    *("is_mps", "is_xla", "is_vulkan", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn"),
+)
+_METHODS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"),
+    *("is_signed", "is_contiguous", "get_device", "is_inference", "is_pinned", "is_same_size", "has_names"),
+    *("_is_view", "_is_zerotensor", "_use_count", "__dir__", "is_conj", "is_neg", "storage_offset"),
+    "untyped_storage",  # of no memory: what torch.compile asks to see whether two tensors share theirs
+)
+METADATA = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in _GETTERS if hasattr(torch.Tensor, name)]
+    + [getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)]
+    + [torch.is_floating_point, torch.is_complex, torch.numel, torch.is_inference, torch._is_zerotensor]
+    + [torch._has_compatible_shallow_copy_type]
+)
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+FUNCTIONS: dict[Any, Handler] = {}
+
+
+def refuse(func: Any, args: Any) -> NoReturn:
+    """UnsupportedError naming the function."""
+    name = resolve_name(func) or getattr(func, "__name__", None) or str(func)
+    weight = next((arg for arg in args if isinstance(arg, QTensor)), None)
+    raise UnsupportedError(
+        f"{name} of a quantised weight" + (f", {weight!r}," if weight is not None else "") + " is not supported; "
+        "call .dequantize() on it first"
+    )
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    """Enter a handler into the table."""
+
+    def enter(handler: Handler) -> Handler:
+        FUNCTIONS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return enter
+
+
+T = torch.Tensor
+
+# ------------------------------------------------------------------------------------------- aliases, copies, moves
+
+
+@handles(T.detach, T.data.__get__, T.contiguous, torch.detach)  # type: ignore[attr-defined]
+def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return args[0]._alias()
+
+
+@handles(T.requires_grad_, T.requires_grad.__set__)  # type: ignore[attr-defined]
+def _requires_grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[1] if len(args) > 1 else kwargs.get("requires_grad", True):
+        raise UnsupportedError(
+            "a quantised weight takes no gradients; use requires_grad=False, as in Parameter(w, requires_grad=False), "
+            "or model.requires_grad_(False) before loading into it"
+        )
+    return args[0]
+
+
+@handles(T.grad.__set__)  # type: ignore[union-attr]
+def _grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if args[1] is not None:
+        refuse(func, args)
+
+
+@handles(T.share_memory_, T.is_shared)
+def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = [func(part) for part in args[0].parts]
+    return all(found) if func is T.is_shared else args[0]
+
+
+@handles(T.clone, torch.clone)
+def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return args[0]._map(torch.clone)
+
+
+@handles(T.pin_memory)
+def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return args[0]._map(torch.Tensor.pin_memory)
+
+
+@handles(T.to)
+def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    copy = kwargs.pop("copy", False)
+    tensor, *rest = args
+    if len(rest) > 1 and type(rest[-1]) is bool and type(rest[-2]) is bool:
+        *rest, copy = rest
+    if rest and isinstance(rest[0], torch.Tensor):
+        rest = [rest[0].device, rest[0].dtype, *rest[1:]]
+    elif isinstance(kwargs.get("other"), torch.Tensor):
+        other = kwargs.pop("other")
+        rest = [other.device, other.dtype, *rest]
+    device, dtype, non_blocking, _ = torch._C._nn._parse_to(*rest, **kwargs)
+    return _moved(tensor, device, dtype, non_blocking, copy)
+
+
+@handles(T.cuda, T.cpu)
+def _to_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    if func is T.cpu:
+        return _moved(args[0], torch.device("cpu"), None, False, False)
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    device = torch.device("cuda", torch.cuda.current_device()) if device is None else device
+    if isinstance(device, int):
+        device = torch.device("cuda", device)
+    return _moved(args[0], torch.device(device), None, kwargs.get("non_blocking", False), False)
+
+
+_CASTS = {T.half: torch.float16, T.bfloat16: torch.bfloat16, T.float: torch.float32, T.double: torch.float64}
+
+
+@handles(*_CASTS)
+def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return _moved(args[0], None, _CASTS[func], False, False)
+
+
+def _moved(
+    tensor: QTensor, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool, copy: bool
+) -> QTensor:
+    dtype = tensor.dtype if dtype is None else dtype
+    if not dtype.is_floating_point:
+        raise UnsupportedError(f"{tensor!r} cannot be of {dtype}: its dtype is what .dequantize() gives by default")
+    device = tensor.device if device is None else device
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device == tensor.device and not copy:
+        return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
+    if device.type != tensor.device.type:  # what reads it there lays it out anew
+        tensor = QTensor._of(tensor._parts_in("portable", keep=False), tensor.token.replace(layout="portable"), {})
+    return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
+
+
+@handles(torch.empty_like)
+def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return args[0]._map(lambda part: torch.empty_like(part, device=kwargs.get("device")))
+
+
+@handles(T.copy_)
+def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, source = args[0], args[1] if len(args) > 1 else kwargs["src"]
+    if not (isinstance(target, QTensor) and isinstance(source, QTensor)):
+        raise UnsupportedError(
+            f"copying {_described(source)} into {_described(target)}: quantise the one with jitgen.quantize, or call "
+            ".dequantize() on the other"
+        )
+    ours, theirs = target.token, source.token
+    if (ours.format, ours.group_size, ours.weight_shape, ours.transposed) != (
+        *(theirs.format, theirs.group_size, theirs.weight_shape, theirs.transposed),
+    ):
+        raise UnsupportedError(
+            f"copying {source!r} into {target!r}: they must have the same format, group size and shape"
+        )
+    with torch.no_grad():
+        plain = tuple(part.to(target.device) for part in source._parts_in("portable", keep=False))
+        # Copies in other layouts follow, so that whoever holds one reads the new weight.
+        for layout, parts in {**target._converted, ours.layout: target.parts}.items():
+            packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
+            for part, values in zip(parts, packed, strict=True):
+                part.copy_(values)
+    return target
+
+
+def _described(value: Any) -> str:
+    return repr(value) if isinstance(value, QTensor) else f"a plain tensor of {getattr(value, 'dtype', type(value))}"
+
+
+# ------------------------------------------------------------------------------------------------------ transposing
+
+
+@handles(T.t, torch.t, T.T.__get__, T.mT.__get__)  # type: ignore[attr-defined]
+def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return args[0]._alias(transposed=not args[0].transposed)
+
+
+@handles(T.transpose, torch.transpose, T.permute, torch.permute, T.swapaxes, T.swapdims)
+def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    tensor, *dims = args
+    dims = [*dims, *kwargs.values()]
+    if len(dims) == 1:
+        dims = list(dims[0])
+    order = [dim % 2 for dim in dims]
+    permutes = func in (T.permute, torch.permute)
+    if len(order) != 2 or (permutes and order[0] == order[1]):
+        refuse(func, args)
+    swapped = order == [1, 0] if permutes else order[0] != order[1]
+    return tensor._alias(transposed=tensor.transposed != swapped)
+
+
+# -------------------------------------------------------------------------------------------------- matrix products
+
+
+@handles(F.linear)
+def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def linear(input: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+        return _product(func, input, weight, bias)
+
+    return linear(*args, **kwargs)
+
+
+@handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul)
+def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    left, right = [*args, *(kwargs[name] for name in ("input", "self", "other", "mat2", "tensor2") if name in kwargs)]
+    if isinstance(right, QTensor) and not isinstance(left, QTensor) and left.dim():
+        return _product(func, left, right.t(), None)
+    return _dequantized(func, args, kwargs)
+
+
+@handles(T.__rmatmul__)
+def _rmatmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    return _matmul(torch.matmul, (args[1], args[0]), {})
+
+
+@handles(torch.addmm, T.addmm)
+def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    plain = len(args) == 3 and kwargs.get("beta", 1) == 1 and kwargs.get("alpha", 1) == 1 and "out" not in kwargs
+    if plain and isinstance(args[2], QTensor) and not isinstance(args[1], QTensor) and args[0].dim() == 1:
+        return _product(func, args[1], args[2].t(), args[0])
+    return _dequantized(func, args, kwargs)
+
+
+def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
+    """``x @ weight.T + bias`` with a weight that is quantised."""
+    from jitgen.quant import eager
+
+    if isinstance(x, QTensor) or isinstance(bias, QTensor) or not x.dtype.is_floating_point:
+        refuse(func, (x, weight, bias))
+    if weight.transposed:
+        return F.linear(x, weight.dequantize(x.dtype), bias)
+    return eager.linear(x, weight, bias)
+
+
+def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The function itself, on the weight dequantised to the other operands' dtype."""
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not isinstance(arg, QTensor)}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        refuse(func, args)
+    dtype = dtypes.pop()
+    return func(*(arg.dequantize(dtype) if isinstance(arg, QTensor) else arg for arg in args), **kwargs)

@@ -1,0 +1,144 @@
+"""Quantised weights in safetensors files: their parts as plain tensors, everything else as JSON in the metadata.
+
+A weight ``name`` is stored as ``name.codes``, ``name.scales`` and perhaps ``name.zeros``, always in the portable
+layout, so that any program can read a file. The metadata entry ``jitgen.quant`` holds each weight's format, group size,
+shape and dtype, and the names that share one tensor (tied weights), which is stored once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.qtensor import QTensor
+
+METADATA_KEY = "jitgen.quant"
+SCHEMA = 1
+_DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+def state_tensors(tensor: QTensor, name: str) -> dict[str, torch.Tensor]:
+    """The plain tensors that ``tensor`` is stored as, in the portable layout, by the names they get."""
+    parts = tensor._parts_in("portable", keep=False)
+    return {f"{name}.{part}": values for part, values in zip(find(tensor.format).part_names, parts, strict=True)}
+
+
+def description(tensor: QTensor) -> str:
+    """The rest of it, as a JSON string."""
+    token = tensor.token
+    facts = {
+        "format": token.format,
+        "group_size": token.group_size,
+        "shape": list(token.weight_shape),
+        "dtype": str(token.dtype),
+        "transposed": token.transposed,
+    }
+    return json.dumps(facts, sort_keys=True)
+
+
+def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> QTensor:
+    """The weight that ``state_tensors`` and ``description`` describe.
+
+    Raises:
+        FormatError: a part is missing or does not fit, or the description is not one.
+    """
+    try:
+        facts = json.loads(text)
+        row, group_size = find(facts["format"]), check_group_size(facts["group_size"])
+        rows, columns = facts["shape"]
+        dtype, transposed = _DTYPES[facts["dtype"]], bool(facts["transposed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
+    missing = [part for part in row.part_names if f"{name}.{part}" not in tensors]
+    if missing:
+        raise FormatError(f"{name}: there is no tensor {', '.join(f'{name}.{part}' for part in missing)}")
+    parts = tuple(tensors[f"{name}.{part}"].contiguous() for part in row.part_names)
+    try:
+        return QTensor(parts, row.name, group_size, (rows, columns), dtype, transposed=transposed)
+    except FormatError as error:
+        raise FormatError(f"{name}: {error}") from None
+
+
+def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """Write a model's state, or a dict of tensors, quantised weights among them, to a safetensors file.
+
+    Raises:
+        UnsupportedError: safetensors is not installed.
+    """
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    tensors: dict[str, torch.Tensor] = {}
+    descriptions: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedError(f"{name} is a {type(tensor).__name__}; a safetensors file holds tensors only")
+        same = first.setdefault(_identity(tensor), name)
+        if same != name:
+            aliases[name] = same
+        elif isinstance(tensor, QTensor):
+            descriptions[name] = description(tensor)
+            tensors |= state_tensors(tensor, name)
+        else:
+            tensors[name] = tensor
+    # Parts of one storage, such as slices of one tensor, are written apart.
+    separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    content = json.dumps({"schema": SCHEMA, "weights": descriptions, "aliases": aliases}, sort_keys=True)
+    _safetensors().save_file(separate, os.fspath(path), metadata={METADATA_KEY: content, "format": "pt"})
+
+
+def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    """What ``save_quantized`` wrote, on ``device``: plain tensors and ``QTensor``s by name; names that were tied share.
+
+    For a model of the same structure: ``model.requires_grad_(False).load_state_dict(state, assign=True)``. A file
+    without quantised weights is read as it is.
+
+    Raises:
+        FormatError: a weight does not fit its description. UnsupportedError: safetensors is not installed.
+    """
+    with _safetensors().safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
+        metadata = (file.metadata() or {}).get(METADATA_KEY)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    if metadata is None:
+        return tensors
+    try:
+        content = json.loads(metadata)
+        schema, weights, aliases = content["schema"], dict(content["weights"]), dict(content["aliases"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{os.fspath(path)}: its metadata {METADATA_KEY!r} is not readable: {error!r}") from None
+    if schema != SCHEMA:
+        raise FormatError(f"{os.fspath(path)} is of schema {schema}; this jitgen reads {SCHEMA}: quantise it again")
+    state: dict[str, torch.Tensor] = {}
+    for name, text in weights.items():
+        state[name] = from_tensors(tensors, name, text)
+        for part in find(state[name].format).part_names:  # type: ignore[attr-defined]
+            del tensors[f"{name}.{part}"]
+    state |= tensors
+    for name, same in aliases.items():
+        if same not in state:
+            raise FormatError(f"{os.fspath(path)}: {name} is said to be {same}, which is not there")
+        state[name] = state[same]
+    return state
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are the same memory seen the same way."""
+    if isinstance(tensor, QTensor):
+        return id(tensor.parts[0]), tensor.token
+    if not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device
+
+
+def _safetensors() -> Any:
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ImportError as error:
+        raise UnsupportedError(f"files of weights need safetensors ({error}): pip install safetensors") from error

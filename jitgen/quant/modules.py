@@ -1,0 +1,177 @@
+"""``quantize_``: the weight of every ``nn.Linear`` of a model, in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from jitgen.errors import FormatError
+from jitgen.quant import layouts
+from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.qtensor import QTensor
+from jitgen.quant.quantize import quantize, sqnr
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """One weight that was quantised.
+
+    Attributes:
+        names: fully qualified names of the layers that have it; more than one where it is tied.
+        shape: (N, K).
+        sqnr: signal to quantisation noise, in dB.
+        bytes_before, bytes_after: of the weight.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, int]
+    format: str
+    group_size: int | None
+    sqnr: float
+    bytes_before: int
+    bytes_after: int
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """One layer that was left as it was, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """What ``quantize_`` did. Its string is a table."""
+
+    layers: tuple[QuantizedLayer, ...]
+    skipped: tuple[SkippedLayer, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(layer.bytes_before for layer in self.layers)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(layer.bytes_after for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [("layer", "shape", "format", "SQNR", "bytes before", "after")]
+        rows += [
+            (
+                " = ".join(layer.names),
+                "x".join(map(str, layer.shape)),
+                f"{layer.format} {f'g{layer.group_size}' if layer.group_size else 'per row'}",
+                "exact" if math.isinf(layer.sqnr) else f"{layer.sqnr:.1f} dB",
+                f"{layer.bytes_before:,}",
+                f"{layer.bytes_after:,}",
+            )
+            for layer in self.layers
+        ]
+        rows.append((f"{len(self.layers)} weights", "", "", "", f"{self.bytes_before:,}", f"{self.bytes_after:,}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"left as it was: {skip.name}: {skip.reason}" for skip in self.skipped)])
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
+    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+        yield text.ljust(width) if place < 3 else text.rjust(width)
+
+
+def quantize_(
+    model: nn.Module,
+    format: str,
+    group_size: int | None = None,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    *,
+    layout: str | None = None,
+) -> QuantizationReport:
+    """Quantise the weight of every ``nn.Linear`` of ``model`` in place; the model runs as before.
+
+    Args:
+        model: its Linears' weights become Parameters that hold a ``QTensor`` and take no gradients. A weight that
+            several Linears share is quantised once and stays shared.
+        format, group_size, layout: as ``jitgen.quantize`` takes them.
+        filter_fn: ``(module, fully qualified name) -> bool``: which Linears; None is all.
+
+    Returns:
+        a report: per weight its SQNR and bytes, and every Linear that was left as it was, with the reason.
+
+    Raises:
+        FormatError: there is no such format or group size. UnsupportedError: there is no such layout. The model is
+            then as it was.
+    """
+    row = find(format)
+    check_group_size(group_size)
+    layouts.find(layout or "portable")
+    users = _users(model)
+    wanted: dict[int, list[tuple[str, nn.Linear]]] = {}
+    skipped: list[SkippedLayer] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        reason = "filter_fn" if filter_fn is not None and not filter_fn(module, name) else _obstacle(module, users)
+        if reason is None:
+            wanted.setdefault(id(module.weight), []).append((name, module))
+        else:
+            skipped.append(SkippedLayer(name, reason))
+    layers: list[QuantizedLayer] = []
+    for owners in wanted.values():
+        names = tuple(name for name, _ in owners)
+        weight = owners[0][1].weight
+        if len(owners) < len(users[id(weight)]):
+            skipped += [SkippedLayer(name, "tied to a weight that filter_fn keeps") for name in names]
+            continue
+        try:
+            quantised = quantize(weight, row.name, group_size, layout=layout)
+        except FormatError as error:
+            skipped += [SkippedLayer(name, str(error)) for name in names]
+            continue
+        shape = (weight.shape[0], weight.shape[1])
+        noise = sqnr(weight, quantised)
+        layers.append(QuantizedLayer(names, shape, row.name, group_size, noise, weight.nbytes, quantised.nbytes))
+        parameter = nn.Parameter(quantised, requires_grad=False)
+        for _, module in owners:
+            module.weight = parameter
+    return QuantizationReport(tuple(layers), tuple(skipped))
+
+
+def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """By identity of a parameter: the modules that have it, and under which name."""
+    users: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                users.setdefault(id(parameter), []).append((module, name))
+    return users
+
+
+def _obstacle(module: nn.Linear, users: dict[int, list[tuple[nn.Module, str]]]) -> str | None:
+    """Why this layer's weight stays as it is; None where nothing speaks against it."""
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is not a plain parameter (a parametrisation, or weight norm); remove that first"
+    if isinstance(weight, QTensor):
+        return f"quantised already, as {weight.format}"
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        return "its weight has no shape yet; run the model once first"
+    if weight.device.type == "meta":
+        return "its weight is on the meta device; load it first"
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "nn.MultiheadAttention reads its weight itself"
+    other = next((type(user).__name__ for user, name in users[id(weight)] if not _is_linear_weight(user, name)), None)
+    if other is not None:
+        return f"its weight is tied to that of a module of type {other}, which reads it itself"
+    return None
+
+
+def _is_linear_weight(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and name == "weight"

@@ -1,0 +1,259 @@
+"""``QTensor``: a quantised weight that is a ``torch.Tensor`` of the dequantised weight's shape.
+
+It holds plain tensors (``parts``) in one layout and a ``token`` that says which. It stands where a weight stands: in a
+``Parameter``, a state dict, a checkpoint, ``F.linear``, ``x @ w.T``. What torch may do with it is the table in
+``functions``; anything else is an ``UnsupportedError``, never a quiet dequantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jitgen import quant
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant import layouts
+from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.layouts import Parts, portable
+from jitgen.quant.token import Token, intern
+
+
+class QTensor(torch.Tensor):
+    """A quantised weight. Made by ``jitgen.quantize``.
+
+    Attributes:
+        parts: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
+        token: everything else about it; tensors alike have the same object.
+    """
+
+    parts: Parts
+    token: Token
+    _converted: dict[str, Parts]
+    _is_param: bool
+
+    @staticmethod
+    def __new__(
+        cls,
+        parts: Parts,
+        format: str,
+        group_size: int | None,
+        weight_shape: tuple[int, int],
+        dtype: torch.dtype,
+        layout: str = "portable",
+        transposed: bool = False,
+    ) -> QTensor:
+        """Of parts that exist already: ``weight_shape`` is (N, K), ``dtype`` what ``dequantize`` gives by default.
+
+        Raises:
+            FormatError: the parts do not fit.
+        """
+        row = find(format)
+        check_group_size(group_size)
+        shape = (int(weight_shape[0]), int(weight_shape[1]))
+        if layout == "portable":
+            portable.check(row, group_size, shape, parts)
+        else:
+            layouts.find(layout)
+        if any(part.device != parts[0].device for part in parts):
+            raise FormatError(f"parts on {', '.join(sorted({str(part.device) for part in parts}))}; move them to one")
+        token = intern(row.name, group_size, layout, shape, _floating(dtype), parts[0].device, transposed)
+        return QTensor._of(tuple(parts), token, {})
+
+    @staticmethod
+    def _of(parts: Parts, token: Token, converted: dict[str, Parts]) -> QTensor:
+        """``converted``: parts in other layouts made so far, shared between tensors that share their parts."""
+        rows, columns = token.shape
+        strides = (1, rows) if token.transposed else (columns, 1)
+        made = torch.Tensor._make_wrapper_subclass(
+            QTensor, (rows, columns), strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
+        )
+        made.parts = parts
+        made.token = token
+        made._converted = converted
+        return made
+
+    # Python properties: torch's own would each take the way through __torch_function__.
+    @property
+    def format(self) -> str:
+        return self.token.format
+
+    @property
+    def group_size(self) -> int | None:
+        return self.token.group_size
+
+    @property
+    def layout(self) -> str:  # type: ignore[override]
+        return self.token.layout
+
+    @property
+    def transposed(self) -> bool:
+        """Whether this is the transpose of a weight: of shape (K, N), with groups along K."""
+        return self.token.transposed
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size(self.token.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.token.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.token.device
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Of the parts, in this layout."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def codes(self) -> torch.Tensor:
+        return self.parts[0]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        return self.parts[1]
+
+    @property
+    def zeros(self) -> torch.Tensor | None:
+        return self.parts[2] if len(self.parts) > 2 else None
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made of."""
+        from jitgen.quant.decode import decode
+
+        token = self.token
+        with torch.no_grad():
+            parts = self._parts_in("portable", keep=False)
+            weight = decode(
+                find(token.format), token.group_size, token.weight_shape, parts, _floating(dtype or token.dtype)
+            )
+        return weight.t() if token.transposed else weight
+
+    def with_layout(self, layout: str) -> QTensor:
+        """The same weight in ``layout``. What is converted is kept, and given again by the next call."""
+        if layout == self.token.layout:
+            return self
+        return QTensor._of(self._parts_in(layout, keep=True), self.token.replace(layout=layout), self._converted)
+
+    def relayout_(self, layout: str) -> QTensor:
+        """This weight laid out anew, in place; what it was before is not kept."""
+        if layout != self.token.layout:
+            parts = self._parts_in(layout, keep=False)
+            self.parts, self.token, self._converted = parts, self.token.replace(layout=layout), {}
+        return self
+
+    def _parts_in(self, layout: str, keep: bool) -> Parts:
+        token = self.token
+        if layout == token.layout:
+            return self.parts
+        parts = self._converted.get(layout)
+        if parts is None:
+            format = find(token.format)
+            parts = layouts.convert(self.parts, token.layout, layout, format, token.group_size, token.weight_shape)
+            if keep:
+                self._converted.setdefault(token.layout, self.parts)
+                parts = self._converted.setdefault(layout, parts)
+        return parts
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> QTensor:
+        """A tensor of its own: every part through ``function``."""
+        parts = tuple(map(function, self.parts))
+        return QTensor._of(parts, self.token.replace(device=parts[0].device, **changes), {})
+
+    def _alias(self, **changes: Any) -> QTensor:
+        """A tensor that shares this one's parts."""
+        return QTensor._of(self.parts, self.token.replace(**changes), self._converted)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        token = self.token
+        parameter = ", Parameter" if getattr(self, "_is_param", False) else ""
+        transposed = ", transposed" if token.transposed else ""
+        return (
+            f"QTensor({token.format}, group_size={token.group_size}, shape={token.shape}, layout={token.layout!r}, "
+            f"dtype={token.dtype}, device={str(token.device)!r}{transposed}{parameter})"
+        )
+
+    __hash__ = object.__hash__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __len__(self) -> int:
+        return self.token.shape[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
+        if id(self) not in memo:
+            with torch.no_grad():
+                memo[id(self)] = _as_parameter(self._map(torch.clone), getattr(self, "_is_param", False))
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        token = self.token
+        parts = self._parts_in("portable", keep=False)
+        facts = (token.format, token.group_size, token.weight_shape, token.dtype, token.transposed)
+        return quant.rebuild, (parts, *facts, getattr(self, "_is_param", False))
+
+    # What torch asks of a subclass that wraps several tensors: Module.to swaps such parameters in place.
+    def __tensor_flatten__(self) -> tuple[list[str], Token]:
+        return list(find(self.token.format).part_names), self.token
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], token: Token, size: Any, stride: Any) -> QTensor:
+        parts = tuple(inner[name] for name in find(token.format).part_names)
+        return QTensor._of(parts, token.replace(device=parts[0].device), {})
+
+    def _stable_hash_for_caching(self) -> str:
+        """What torch.compile's cache knows this weight by."""
+        return repr(self.token.facts())
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from jitgen.quant.functions import FUNCTIONS, METADATA, refuse
+
+        if func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        handler = FUNCTIONS.get(func)
+        if handler is None:
+            return refuse(func, args)
+        return handler(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return args[0]._alias()
+        from jitgen.quant.functions import refuse
+
+        return refuse(func, args)
+
+
+def rebuild(
+    parts: Parts,
+    format: str,
+    group_size: int | None,
+    weight_shape: tuple[int, int],
+    dtype: torch.dtype,
+    transposed: bool = False,
+    parameter: bool = False,
+) -> QTensor:
+    """A tensor from what its pickle holds; ``jitgen.quant.rebuild`` is the name the pickle calls."""
+    made = QTensor(tuple(parts), format, group_size, weight_shape, dtype, transposed=transposed)
+    return _as_parameter(made, parameter)
+
+
+def _as_parameter(tensor: QTensor, parameter: bool) -> QTensor:
+    if parameter:
+        tensor._is_param = True
+    return tensor
+
+
+def _floating(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        raise UnsupportedError(f"a quantised weight has no dtype {dtype}; use a floating-point one, such as bfloat16")
+    return dtype

@@ -1,0 +1,40 @@
+"""A quantised weight as a node of an argument tree: its parts are the leaves, its token the node's context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from jitgen.quant.qtensor import QTensor
+from jitgen.quant.token import Token
+
+
+class QuantizedLeaves:
+    """A quantised weight taken apart. ``parts`` are tensors, or what stands for them in a trace."""
+
+    __slots__ = ("parts", "token")
+
+    def __init__(self, parts: Iterable[Any], token: Token):
+        self.parts: tuple[Any, ...] = tuple(parts)
+        self.token = token
+
+    @staticmethod
+    def of(tensor: QTensor, layout: str) -> QuantizedLeaves:
+        converted = tensor.with_layout(layout)
+        return QuantizedLeaves(converted.parts, converted.token)
+
+    def __repr__(self) -> str:
+        return f"QuantizedLeaves({self.token})"
+
+
+def _flatten(node: QuantizedLeaves) -> tuple[list[Any], Token]:
+    return list(node.parts), node.token
+
+
+def _unflatten(parts: Iterable[Any], token: Token) -> QuantizedLeaves:
+    return QuantizedLeaves(parts, token)
+
+
+pytree.register_pytree_node(QuantizedLeaves, _flatten, _unflatten)

@@ -1,0 +1,183 @@
+// Weights as the tiles read them: quantised blocks as they are stored, dense ones through a panel.
+//
+// A decoder turns `bytes` of a block's 16 rows into `steps` sets of weights, each for one element of x (element(step)
+// tells which of the `steps`). Codes stay whole numbers, which bfloat16 holds exactly; the group's scale is applied to
+// the group's sum.
+//
+// Four bits become bfloat16 by one table look-up of 16 bits, two weights at a time, as in the LUT kernels of FBGEMM and
+// T-MAC; here the table is one register, and shifting is all that is done to the codes: the bits above the index are
+// not looked at.
+#pragma once
+
+#include "jitgen/gemm_compute.hpp"
+
+namespace jitgen {
+namespace gemm {
+
+// -------------------------------------------------------------------------------------------------------- decoders
+
+// A block of `Element`s as it lies: dense weights after packing.
+template <class Compute>
+struct Ready {
+  static constexpr int steps = 4;
+  static constexpr int bytes = steps * block_rows * sizeof(typename Compute::Element);
+  const char* at;
+
+  JITGEN_INLINE int element(int step) { return step; }
+  inline __attribute__((always_inline)) void group(const uint8_t*) {}
+  inline __attribute__((always_inline)) void open(const char* from) { at = from; }
+  inline __attribute__((always_inline)) void take(int step, typename Compute::Weights (&w)[Compute::vectors]) const {
+    for (int v = 0; v < Compute::vectors; ++v) {
+      w[v] = load_vector<typename Compute::Weights>(at + (step * Compute::vectors + v) * vector_bytes);
+    }
+  }
+};
+
+// Four bits, eight k of each row in a word: bits 4j are k = 2j for j < 4 and 2(j - 4) + 1 above, so that the halves of
+// a word, shifted together, are the pair (k, k + 1). Symmetric codes are stored with 8 added; with zero-points, `zeroed`.
+template <class Compute, bool zeroed>
+struct Nibbles;
+
+// Eight bits, four k of each row in a word, in order; 128 is added to the codes.
+template <class Compute>
+struct Bytes;
+
+namespace detail {
+
+// `count` small unsigned numbers as floats, exactly: the number in the low bits of 2^23, and 2^23 taken off again.
+constexpr uint32_t magic = 0x4b000000u;
+constexpr float magic_value = 8388608.0f;
+
+JITGEN_INLINE Floats small_to_float(Words low_bits, Floats offset) { return (Floats)(low_bits | magic) - offset; }
+
+// One zero-point for each row of a block, as floats from `bytes`, `value` added.
+JITGEN_INLINE void offsets(const uint8_t* bytes, float value, Floats (&to)[block_rows / float_lanes]) {
+  for (int v = 0; v < block_rows / float_lanes; ++v) {
+    for (int lane = 0; lane < float_lanes; ++lane) to[v][lane] = static_cast<float>(bytes[v * float_lanes + lane]) + value;
+  }
+}
+
+// Floats as they are, or widened to the doubles of a block.
+JITGEN_INLINE void give(const Floats (&from)[block_rows / float_lanes], Floats (&to)[block_rows / float_lanes]) {
+  for (int v = 0; v < block_rows / float_lanes; ++v) to[v] = from[v];
+}
+JITGEN_INLINE void give(const Floats (&from)[block_rows / float_lanes], Doubles (&to)[block_rows / double_lanes]) {
+  for (int row = 0; row < block_rows; ++row) {
+    to[row / double_lanes][row % double_lanes] = from[row / float_lanes][row % float_lanes];
+  }
+}
+
+}  // namespace detail
+
+template <class Compute, bool zeroed>
+struct Nibbles {
+  static constexpr int steps = 8;
+  static constexpr int bytes = 64;
+  static constexpr int vectors = block_rows / float_lanes;
+  Words raw[vectors];
+  Floats offset[vectors];
+
+  JITGEN_INLINE int element(int step) { return step < 4 ? 2 * step : 2 * step - 7; }
+  inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
+    if (zeroed) {
+#if defined(JITGEN_AVX512)
+      detail::offsets(zeros, 0.0f, offset);
+#else
+      detail::offsets(zeros, detail::magic_value, offset);
+#endif
+    } else {
+      for (int v = 0; v < vectors; ++v) offset[v] = splat(detail::magic_value + 8.0f);
+    }
+  }
+  inline __attribute__((always_inline)) void open(const char* from) {
+    for (int v = 0; v < vectors; ++v) raw[v] = load_vector<Words>(from + v * vector_bytes);
+  }
+  inline __attribute__((always_inline)) void take(int step, typename Compute::Weights (&w)[Compute::vectors]) const {
+    Floats codes[vectors];
+    for (int v = 0; v < vectors; ++v) {
+#if defined(JITGEN_AVX512)
+      constexpr float first = zeroed ? 0 : -8;
+      const Floats table = {first,     first + 1, first + 2,  first + 3,  first + 4,  first + 5,  first + 6,  first + 7,
+                            first + 8, first + 9, first + 10, first + 11, first + 12, first + 13, first + 14, first + 15};
+      codes[v] = look_up(table, raw[v] >> (4 * step));
+      if (zeroed) codes[v] -= offset[v];
+#else
+      codes[v] = detail::small_to_float(raw[v] >> (4 * step) & 15u, offset[v]);
+#endif
+    }
+    detail::give(codes, w);
+  }
+};
+
+template <class Compute>
+struct Bytes {
+  static constexpr int steps = 4;
+  static constexpr int bytes = 64;
+  static constexpr int vectors = block_rows / float_lanes;
+  Words raw[vectors];
+
+  JITGEN_INLINE int element(int step) { return step; }
+  inline __attribute__((always_inline)) void group(const uint8_t*) {}
+  inline __attribute__((always_inline)) void open(const char* from) {
+    for (int v = 0; v < vectors; ++v) raw[v] = load_vector<Words>(from + v * vector_bytes);
+  }
+  inline __attribute__((always_inline)) void take(int step, typename Compute::Weights (&w)[Compute::vectors]) const {
+    Floats codes[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      codes[v] = detail::small_to_float(raw[v] >> (8 * step) & 255u, splat(detail::magic_value + 128.0f));
+    }
+    detail::give(codes, w);
+  }
+};
+
+#if defined(JITGEN_AVX512)
+
+template <int rows, bool zeroed>
+struct Nibbles<Few<Pairs, rows>, zeroed> {
+  static constexpr int steps = 4;
+  static constexpr int bytes = 64;
+  Words raw;
+  Halves offset;
+
+  JITGEN_INLINE int element(int step) { return step; }
+  // The table's index is code + 16 - zero-point: 1 to 31.
+  inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
+    if (!zeroed) return;
+    for (int row = 0; row < block_rows; ++row) offset[2 * row] = offset[2 * row + 1] = uint16_t(16 - zeros[row]);
+  }
+  inline __attribute__((always_inline)) void open(const char* from) { raw = load_vector<Words>(from); }
+  inline __attribute__((always_inline)) void take(int step, Words (&w)[1]) const {
+    // The numbers from -16 to 15 as bfloat16. Of the sixteen from -8 on, twice, only the lower four bits choose.
+    const Halves signs = {0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130, 0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0,
+                          0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+                          0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+    const Halves twice = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+                          0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+                          0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+    const Halves shifted = (Halves)raw >> (4 * step);
+    w[0] = zeroed ? look_up(signs, (Words)((shifted & 15) + offset)) : look_up(twice, (Words)shifted);
+  }
+};
+
+template <int rows>
+struct Bytes<Few<Pairs, rows>> {
+  static constexpr int steps = 2;
+  static constexpr int bytes = 64;
+  Words raw;
+
+  JITGEN_INLINE int element(int step) { return step; }
+  inline __attribute__((always_inline)) void group(const uint8_t*) {}
+  inline __attribute__((always_inline)) void open(const char* from) { raw = load_vector<Words>(from); }
+  // Whole numbers up to 128 fill no more than the upper half of a float, which is their bfloat16.
+  inline __attribute__((always_inline)) void take(int step, Words (&w)[1]) const {
+    const Floats offset = splat(detail::magic_value + 128.0f);
+    const Words even = (Words)detail::small_to_float(raw >> (16 * step) & 255u, offset);
+    const Words odd = (Words)detail::small_to_float(raw >> (16 * step + 8) & 255u, offset);
+    w[0] = even >> 16 | (odd & 0xffff0000u);
+  }
+};
+
+#endif
+
+}  // namespace gemm
+}  // namespace jitgen

@@ -1,0 +1,169 @@
+"""How functions with matrix products are cut into kernels: what shares a kernel, what is materialized first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.errors import TraceError, UnsupportedError
+from jitgen.ir.program import Alias, Program
+
+M, N, K = 5, 9, 7
+
+
+def tensors(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape) for shape in shapes]
+
+
+def program(function: Callable[..., Any], *arguments: Any) -> Program:
+    return jitgen.jit(function).lower(*arguments, target="x86-64-v3", backend="cpp")._lowered.program
+
+
+def kinds(cut: Program) -> list[str]:
+    return [kernel.family for kernel in cut.kernels]
+
+
+@pytest.mark.parametrize("lead", [(), (M,), (2, M), (2, 3, M)])
+def test_linear_with_an_epilogue_is_one_kernel(lead: tuple[int, ...]) -> None:
+    cut = program(lambda x, w, b: F.gelu(F.linear(x, w, b)), *tensors((*lead, K), (N, K), (N,)))
+    assert kinds(cut) == ["gemm"]
+    assert not cut.temporaries
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: x @ w.T,
+        lambda x, w: torch.matmul(x, w.t()),
+        lambda x, w: torch.mm(x, w.T),
+        lambda x, w: F.linear(x, w),
+        lambda x, w: x.matmul(w.mT),
+    ],
+)
+def test_every_spelling_is_the_same_product(function: Callable[..., Any]) -> None:
+    cut = program(function, *tensors((M, K), (N, K)))
+    (contraction,) = cut.kernels[0].bodies[0].contractions
+    assert contraction.activation == 0
+    assert [cut.kernels[0].bodies[0].operands[i].kind for i in contraction.weight] == ["weight"]
+
+
+def test_two_products_that_meet_are_one_region() -> None:
+    cut = program(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), *tensors((M, K), (N, K), (N, K)))
+    assert [[len(body.contractions) for body in kernel.bodies] for kernel in cut.kernels] == [[2]]
+
+
+def test_the_halves_of_one_weight_are_two_products() -> None:
+    def swiglu(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        gate, up = F.linear(x, w).chunk(2, -1)
+        return F.silu(gate) * up
+
+    cut = program(swiglu, *tensors((M, K), (2 * N, K)))
+    assert [[len(body.contractions) for body in kernel.bodies] for kernel in cut.kernels] == [[2]]
+    assert not cut.temporaries
+
+
+def test_products_of_one_activation_share_a_kernel() -> None:
+    cut = program(lambda x, q, k, v: (x @ q.T, x @ k.T, x @ v.T + 1), *tensors((M, K), (N, K), (3, K), (3, K)))
+    assert [len(kernel.bodies) for kernel in cut.kernels] == [3]
+
+
+def test_products_of_different_activations_do_not() -> None:
+    cut = program(lambda x, y, w: (x @ w.T, y @ w.T), *tensors((M, K), (M, K), (N, K)))
+    assert [len(kernel.bodies) for kernel in cut.kernels] == [1, 1]
+
+
+def test_several_results_of_one_product() -> None:
+    def results(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x @ w.T
+        return y, torch.relu(y), y.to(torch.bfloat16)
+
+    cut = program(results, *tensors((M, K), (N, K)))
+    assert [[len(body.stores) for body in kernel.bodies] for kernel in cut.kernels] == [[3]]
+
+
+def test_a_reduction_of_a_product_reads_a_temporary() -> None:
+    cut = program(lambda x, w, b: torch.softmax(F.linear(x, w, b) * 2, -1), *tensors((M, K), (N, K), (N,)))
+    assert kinds(cut) == ["gemm", "reduction"]
+    assert len(cut.temporaries) == 1
+    assert [len(body.operands) for body in cut.kernels[0].bodies] == [4], (
+        "bias and scale belong to the product's kernel"
+    )
+
+
+def test_a_returned_sum_is_the_temporary_its_norm_reads() -> None:
+    def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.linear(x, w) + r
+        return h, F.layer_norm(h, (N,))
+
+    cut = program(block, *tensors((M, K), (N, K), (M, N)))
+    assert kinds(cut) == ["gemm", "reduction"]
+    assert isinstance(cut.outputs[0], Alias)
+    assert cut.outputs[0].input == len(cut.inputs)
+
+
+def test_chained_products_are_two_kernels() -> None:
+    def mlp(x: torch.Tensor, g: torch.Tensor, u: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return x + F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d)
+
+    cut = program(mlp, *tensors((M, K), (N, K), (N, K), (K, N)))
+    assert kinds(cut) == ["gemm", "gemm"]
+    assert len(cut.temporaries) == 1
+
+
+def test_a_transposed_result_is_a_view_of_the_product() -> None:
+    heads = program(
+        lambda x, w, b: F.linear(x, w, b).view(2, M, 3, 3).transpose(1, 2), *tensors((2, M, K), (N, K), (N,))
+    )
+    assert kinds(heads) == ["gemm"]
+    (output,) = heads.outputs
+    assert isinstance(output, Alias)
+    assert [attrs[0] for attrs, _ in output.movements] == ["reshape", "permute"]
+
+
+def test_an_activation_is_computed_in_the_kernel_or_before_it() -> None:
+    arguments = tensors((M, K), (N, K))
+    low = jitgen.jit(lambda x, w: torch.relu(x) @ w.T)
+    assert kinds(low.lower(*arguments, target="x86-64-v3")._lowered.program) == ["gemm"]
+    gpu = low.lower(*arguments, target="sm_90a")._lowered.program
+    assert kinds(gpu) == ["elementwise", "gemm"]
+
+
+def test_a_normalised_activation_comes_first() -> None:
+    cut = program(lambda x, w: F.linear(F.rms_norm(x, (K,)), w), *tensors((M, K), (N, K)))
+    assert kinds(cut) == ["reduction", "gemm"]
+
+
+def test_a_quantised_weight_keeps_its_parts() -> None:
+    weight = jitgen.quantize(torch.randn(40, 70), "uint4", 32)
+    cut = jitgen.jit(lambda x, w: F.linear(x, w)).lower(torch.randn(3, 70), weight, target="sm_90a")._lowered.program
+    (contraction,) = cut.kernels[0].bodies[0].contractions
+    assert (contraction.format, contraction.group_size, contraction.layout) == ("uint4", 32, "mma")
+    assert [cut.kernels[0].bodies[0].operands[i].kind for i in contraction.weight] == ["codes", "scales", "zeros"]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "error", "words"),
+    [
+        (lambda x, w: x @ w, [(M, K), (N, K)], TraceError, "cannot be multiplied"),
+        (lambda x, w: x @ w, [(M, K), (2, K, N)], UnsupportedError, "batch"),
+        (lambda x, w: torch.mm(x, w), [(2, M, K), (K, N)], TraceError, "two matrices"),
+        (lambda x, w: x @ w.to(torch.bfloat16), [(M, K), (K, N)], TraceError, "same dtype"),
+        (lambda x, w: x.int() @ w.int(), [(M, K), (K, N)], UnsupportedError, "int32"),
+    ],
+)
+def test_refusals_say_why(
+    function: Callable[..., Any], shapes: list[tuple[int, ...]], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        program(function, *tensors(*shapes))
+
+
+def test_a_quantised_weight_cannot_be_computed_with() -> None:
+    weight = jitgen.quantize(torch.randn(32, 64), "int4", 32)
+    with pytest.raises((UnsupportedError, TraceError), match="quantised"):
+        program(lambda x, w: x + w, torch.randn(32, 64), weight)

@@ -1,0 +1,124 @@
+"""Quantised weights in safetensors files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import jitgen
+from jitgen import _data
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant import io
+from jitgen.quant.formats import FORMATS
+from jitgen.quant.layouts import LAYOUTS
+from jitgen.quant.qtensor import QTensor
+
+
+def same(one: QTensor, other: QTensor) -> bool:
+    return one.token is other.token and all(map(torch.equal, one.parts, other.parts))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_tensors_and_back(format: str, layout: str) -> None:
+    for shape in ((17, 129), (0, 64), (3, 0)):
+        weight = jitgen.quantize(torch.randn(shape).bfloat16(), format, 32, layout=layout)
+        for tensor in (weight, weight.t()):
+            tensors = io.state_tensors(tensor, "a.weight")
+            assert list(tensors) == [f"a.weight.{part}" for part in FORMATS[format].part_names]
+            assert all(type(part) is torch.Tensor for part in tensors.values())
+            text = io.description(tensor)
+            assert json.loads(text)["format"] == format
+            assert same(io.from_tensors(tensors, "a.weight", text), tensor.with_layout("portable"))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    weight = jitgen.quantize(torch.randn(4, 64), "int4", 32)
+    tensors, text = io.state_tensors(weight, "w"), io.description(weight)
+    for broken in ("", "[]", "{}", text.replace("float32", "int8"), text.replace("[4, 64]", "[4]")):
+        with pytest.raises(FormatError, match="does not describe"):
+            io.from_tensors(tensors, "w", broken)
+    with pytest.raises(FormatError, match="int8, int4, uint4"):
+        io.from_tensors(tensors, "w", text.replace("int4", "int7"))
+    with pytest.raises(FormatError, match=r"no tensor w\.scales"):
+        io.from_tensors({"w.codes": weight.codes}, "w", text)
+    with pytest.raises(FormatError, match=r"w: .*scales bfloat16\[4, 2\]"):
+        io.from_tensors(tensors, "w", text.replace("[4, 64]", "[4, 128]").replace("32", "64", 1))
+    with pytest.raises(FormatError, match=r"w: "):
+        io.from_tensors(tensors | {"w.scales": weight.scales.float()}, "w", text)
+
+
+def test_without_safetensors_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(UnsupportedError, match="pip install safetensors"):
+        io.save_quantized({}, tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file(tmp_path: Path, layout: str) -> None:
+    pytest.importorskip("safetensors")
+    model = nn.ModuleDict({"a": nn.Linear(64, 48), "b": nn.Linear(64, 48, bias=False), "norm": nn.LayerNorm(48)})
+    model["b"].weight = model["a"].weight
+    jitgen.quantize_(model, "uint4", 32, layout=layout)
+    model["norm"].bias = nn.Parameter(torch.randn(48 * 2)[::2])
+    path = tmp_path / "model.safetensors"
+    io.save_quantized(model, path)
+    assert path.stat().st_size < 48 * (32 + 2 * 2 + 2) + 3 * 48 * 4 + 2000, "tied weights are stored once"
+    state = io.load_quantized(path)
+    assert set(state) == set(model.state_dict())
+    assert state["a.weight"] is state["b.weight"]
+    assert same(state["a.weight"], model["a"].weight.with_layout("portable"))
+    assert torch.equal(state["norm.bias"], model["norm"].bias)
+    fresh = nn.ModuleDict({"a": nn.Linear(64, 48), "b": nn.Linear(64, 48, bias=False), "norm": nn.LayerNorm(48)})
+    fresh.requires_grad_(False).load_state_dict(state, assign=True)
+    x = torch.randn(3, 64)
+    for name in ("a", "b"):
+        assert torch.equal(fresh[name](x), model[name](x))
+
+
+def test_slices_of_one_tensor_and_plain_files(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    whole = torch.randn(8, 4)
+    path = tmp_path / "w.safetensors"
+    io.save_quantized({"top": whole[:4], "bottom": whole[4:], "turned": whole.t(), "empty": torch.empty(0)}, path)
+    state = io.load_quantized(path)
+    assert torch.equal(torch.cat([state["top"], state["bottom"]]), whole)
+    assert torch.equal(state["turned"], whole.t())
+    safetensors.save_file({"x": whole}, path)
+    assert torch.equal(io.load_quantized(path)["x"], whole)
+    with pytest.raises(UnsupportedError, match="step is a int"):
+        io.save_quantized({"step": 3}, path)  # type: ignore[dict-item]
+
+
+def test_a_damaged_description_is_refused(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "w.safetensors"
+    for metadata, message in (
+        ("{", "not readable"),
+        ('{"schema": 99, "weights": {}, "aliases": {}}', "schema 99"),
+        ('{"schema": 1, "weights": {}, "aliases": {"a": "b"}}', "not there"),
+    ):
+        safetensors.save_file({"x": torch.ones(1)}, path, metadata={io.METADATA_KEY: metadata})
+        with pytest.raises(FormatError, match=message):
+            io.load_quantized(path)
+
+
+def test_importing_jitgen_imports_little_of_this() -> None:
+    script = (
+        "import sys, jitgen\n"
+        "heavy = ('qtensor', 'quantize', 'modules', 'io', 'layouts', 'functions')\n"
+        "print([name for name in heavy if f'jitgen.quant.{name}' in sys.modules])\n"
+        "assert jitgen.quantize and jitgen.quantize_ and jitgen.QTensor\n"
+        "print('safetensors' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=_data.checkout_directory(), check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]

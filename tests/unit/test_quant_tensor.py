@@ -1,0 +1,496 @@
+"""``QTensor`` stands where a weight stands: in modules, state dicts, pickles and matrix products, and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import jitgen
+from jitgen import _data
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.formats import FORMATS
+from jitgen.quant.layouts import LAYOUTS
+from jitgen.quant.qtensor import QTensor
+from jitgen.quant.token import intern
+from jitgen.quant.tracing import QuantizedLeaves
+
+
+def quantised(
+    format: str = "int4",
+    shape: tuple[int, int] = (24, 100),
+    dtype: torch.dtype = torch.float32,
+    layout: str = "portable",
+) -> QTensor:
+    return jitgen.quantize(torch.randn(shape).to(dtype), format, 32, layout=layout)
+
+
+def same(one: QTensor, other: QTensor) -> bool:
+    return one.token is other.token and all(map(torch.equal, one.parts, other.parts))
+
+
+def apart(one: QTensor, other: QTensor) -> bool:
+    return all(a.data_ptr() != b.data_ptr() for a, b in zip(one.parts, other.parts, strict=True))
+
+
+def test_it_is_a_tensor_of_the_weights_shape() -> None:
+    weight = quantised("uint4", dtype=torch.bfloat16)
+    assert isinstance(weight, torch.Tensor)
+    assert weight.shape == torch.Size((24, 100))
+    assert isinstance(weight.shape, torch.Size)
+    assert weight.dtype == torch.bfloat16
+    assert weight.device == torch.device("cpu")
+    assert (weight.format, weight.group_size, weight.layout) == ("uint4", 32, "portable")
+    assert (weight.size(0), weight.size(), weight.dim(), weight.ndim, weight.numel(), len(weight)) == (
+        *(24, weight.shape, 2, 2, 2400, 24),
+    )
+    assert weight.stride() == (100, 1)
+    assert weight.is_floating_point()
+    assert weight.is_contiguous()
+    assert not weight.requires_grad
+    assert weight.grad is None
+    assert weight.is_leaf
+    assert not weight.is_cuda
+    assert [type(part) for part in weight.parts] == [torch.Tensor] * 3
+    assert weight.nbytes == sum(part.nbytes for part in weight.parts) == 24 * (64 + 4 * 2 + 4)
+    assert weight.codes is weight.parts[0]
+    assert weight.scales is weight.parts[1]
+    assert weight.zeros is weight.parts[2]
+    assert quantised("int4").zeros is None
+
+
+def test_repr_says_what_it_is() -> None:
+    weight = quantised()
+    expected = "QTensor(int4, group_size=32, shape=(24, 100), layout='portable', dtype=torch.float32, device='cpu'"
+    assert repr(weight) == str(weight) == f"{weight}" == expected + ")"
+    assert repr(weight.t()) == expected.replace("(24, 100)", "(100, 24)") + ", transposed)"
+    assert repr(nn.Parameter(weight, requires_grad=False)) == expected + ", Parameter)"
+
+
+def test_tokens_of_alike_are_one_object() -> None:
+    one, other = quantised(), quantised()
+    assert one.token is other.token
+    assert hash(one.token) == hash(other.token)
+    assert nn.Parameter(one, requires_grad=False).token is one.token
+    different = [
+        quantised("int8"),
+        quantised("uint4"),
+        quantised(shape=(24, 101)),
+        quantised(dtype=torch.float16),
+        jitgen.quantize(torch.randn(24, 100), "int4", 64),
+        jitgen.quantize(torch.randn(24, 100), "int4"),
+        one.t(),
+        one.to("meta"),
+    ]
+    assert len({tensor.token for tensor in [one, *different]}) == 1 + len(different)
+    assert pickle.loads(pickle.dumps(one.token)) is one.token
+    assert copy.deepcopy(one.token) is one.token
+    assert intern(*one.token.facts()) is one.token
+    assert one.token.replace(transposed=True) is one.t().token
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_with_layout(format: str, layout: str) -> None:
+    weight = quantised(format)
+    there = weight.with_layout(layout)
+    assert there.layout == layout
+    assert there.format == format
+    assert (there is weight) == (layout == "portable")
+    assert torch.equal(there.dequantize(), weight.dequantize())
+    again = weight.with_layout(layout)
+    assert all(one is other for one, other in zip(there.parts, again.parts, strict=True)), "converted once"
+    assert all(one is other for one, other in zip(there.with_layout("portable").parts, weight.parts, strict=True))
+    for alias in (weight.t(), weight.detach(), nn.Parameter(weight, requires_grad=False), weight.half()):
+        assert alias.with_layout(layout).parts[0] is there.parts[0]
+
+
+def test_unknown_layouts_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="portable"):
+        quantised().with_layout("diagonal")
+
+
+# ------------------------------------------------------------------------------------------- copies, moves, modules
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_moves_and_casts(format: str) -> None:
+    weight = quantised(format)
+    assert weight.to("cpu") is weight
+    assert weight.cpu() is weight
+    assert weight.to(torch.float32) is weight
+    for cast in (
+        weight.to(torch.bfloat16),
+        weight.bfloat16(),
+        weight.to(dtype=torch.bfloat16),
+        weight.to("cpu", torch.bfloat16),
+        weight.to(torch.empty(0, dtype=torch.bfloat16)),
+    ):
+        assert cast.dtype == torch.bfloat16
+        assert cast.parts[0] is weight.parts[0]
+        assert cast.dequantize().dtype == torch.bfloat16
+        assert torch.equal(cast.dequantize(torch.float32), weight.dequantize())
+    assert weight.half().float().token is weight.token
+    assert weight.double().dequantize().dtype == torch.float64
+    moved = weight.to("meta", torch.float16)
+    assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.float16, weight.shape)
+    assert all(part.is_meta for part in moved.parts)
+    assert moved.dequantize().is_meta
+    for twin in (weight.clone(), torch.clone(weight), weight.to("cpu", copy=True), copy.deepcopy(weight)):
+        assert same(twin, weight)
+        assert apart(twin, weight)
+    for alias in (weight.detach(), weight.data, weight.contiguous()):
+        assert same(alias, weight)
+        assert alias.parts is weight.parts
+    with pytest.raises(UnsupportedError, match=r"torch\.int8"):
+        weight.to(torch.int8)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_copy_between_layouts(format: str, layout: str) -> None:
+    target, source = quantised(format, layout=layout), quantised(format)
+    parts, elsewhere = target.parts, {name: target.with_layout(name) for name in LAYOUTS}
+    assert target.copy_(source) is target
+    assert target.parts is parts
+    assert torch.equal(target.dequantize(), source.dequantize())
+    for name, converted in elsewhere.items():
+        assert same(converted, source.with_layout(name)), "a converted copy follows"
+    back = quantised(format)
+    back.copy_(target)
+    assert same(back, source)
+
+
+def test_copies_that_would_convert_are_refused() -> None:
+    weight = quantised()
+    with pytest.raises(UnsupportedError, match="format, group size and shape"):
+        weight.copy_(quantised("int8"))
+    with pytest.raises(UnsupportedError, match="format, group size and shape"):
+        weight.copy_(jitgen.quantize(torch.randn(24, 100), "int4", 64))
+    with pytest.raises(UnsupportedError, match=r"jitgen\.quantize"):
+        weight.copy_(torch.randn(24, 100))
+    with pytest.raises(UnsupportedError, match="dequantize"):
+        torch.randn(24, 100).copy_(weight)
+
+
+def test_a_parameter() -> None:
+    weight = quantised()
+    parameter = nn.Parameter(weight, requires_grad=False)
+    assert isinstance(parameter, nn.Parameter)
+    assert isinstance(parameter, QTensor)
+    assert parameter.parts is weight.parts
+    assert not isinstance(weight, nn.Parameter)
+    twin = copy.deepcopy(parameter)
+    assert isinstance(twin, nn.Parameter)
+    assert same(twin, parameter)
+    assert apart(twin, parameter)
+    assert parameter.requires_grad_(False) is parameter
+    for refused in (
+        lambda: nn.Parameter(weight),
+        lambda: weight.requires_grad_(),
+        lambda: setattr(weight, "requires_grad", True),
+    ):
+        with pytest.raises(UnsupportedError, match="requires_grad=False"):
+            refused()
+    weight.requires_grad = False
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(100, 24)
+        self.second = nn.Linear(100, 24, bias=False)
+        self.norm = nn.LayerNorm(24)
+        self.first.weight = self.second.weight = nn.Parameter(quantised(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(x) + self.second(x))
+
+
+def test_a_module_moves_and_is_copied() -> None:
+    model = Tied()
+    x = torch.randn(3, 100)
+    expected = model(x)
+    twin = copy.deepcopy(model)
+    assert twin.first.weight is twin.second.weight
+    assert isinstance(twin.first.weight, nn.Parameter)
+    assert torch.equal(twin(x), expected)
+    model.to(torch.float64)
+    assert model.first.weight is model.second.weight
+    assert model.first.weight.dtype == model.norm.weight.dtype == torch.float64
+    assert isinstance(model.first.weight, nn.Parameter)
+    torch.testing.assert_close(model(x.double()), expected.double(), atol=1e-4, rtol=1e-4)
+    model.double().float().to("cpu").cpu()
+    assert torch.equal(model(x), expected)
+    model.requires_grad_(False).eval()
+    assert {name for name, _ in model.named_parameters()} == {
+        *("first.weight", "first.bias", "norm.weight", "norm.bias"),
+    }
+    model.to("meta")
+    assert model.first.weight.device.type == "meta"
+    model.to_empty(device="cpu")
+    assert model.first.weight.device.type == "cpu"
+    model.load_state_dict(twin.state_dict())
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_state_dicts(layout: str, assign: bool) -> None:
+    source, target = Tied(), Tied()
+    weight = target.first.weight.with_layout(layout)
+    target.first.weight = target.second.weight = nn.Parameter(weight, requires_grad=False)
+    state = source.state_dict()
+    assert isinstance(state["first.weight"], QTensor)
+    assert target.load_state_dict(state, assign=assign).missing_keys == []
+    assert target.first.weight.layout == ("portable" if assign else layout)
+    assert torch.equal(target.first.weight.dequantize(), source.first.weight.dequantize())
+    x = torch.randn(2, 100)
+    assert torch.equal(target(x), source(x))
+
+
+def test_loading_plain_weights_into_quantised_ones_says_what_to_do() -> None:
+    model = Tied()
+    state = model.state_dict() | {"first.weight": torch.randn(24, 100)}
+    with pytest.raises(RuntimeError, match=r"jitgen\.quantize"):
+        model.load_state_dict(state)
+
+
+# ----------------------------------------------------------------------------------------------------- serialization
+
+
+def saved(value: object, **options: object) -> object:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_pickles(format: str, layout: str) -> None:
+    weight = quantised(format, dtype=torch.bfloat16, layout=layout)
+    plain = weight.with_layout("portable")
+    for back in (
+        saved(weight, weights_only=True),
+        saved({"w": [weight]}, weights_only=True)["w"][0],  # type: ignore[index]
+        saved(weight, weights_only=False),
+        pickle.loads(pickle.dumps(weight)),
+    ):
+        assert isinstance(back, QTensor)
+        assert same(back, plain), "stored in the portable layout"
+    parameter = nn.Parameter(weight.t(), requires_grad=False)
+    back = saved(parameter, weights_only=True)
+    assert isinstance(back, nn.Parameter)
+    assert torch.equal(back.dequantize(), parameter.dequantize())
+    assert saved(weight, map_location="meta", weights_only=True).device.type == "meta"  # type: ignore[attr-defined]
+
+
+def test_a_whole_module_in_a_file() -> None:
+    model, x = Tied(), torch.randn(2, 100)
+    back = pickle.loads(pickle.dumps(model))
+    assert back.first.weight is back.second.weight
+    assert torch.equal(back(x), model(x))
+    state = saved(model.state_dict(), weights_only=True)
+    fresh = Tied()
+    fresh.load_state_dict(state)  # type: ignore[arg-type]
+    assert torch.equal(fresh(x), model(x))
+
+
+def test_a_file_is_read_where_jitgen_is_imported_and_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save({"w": quantised()}, path)
+    script = f"import torch, jitgen; print(torch.load({str(path)!r}, weights_only=True)['w'].format)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=_data.checkout_directory(), check=True
+    )
+    assert done.stdout.strip() == "int4"
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    weight = quantised("uint4")
+    codes, scales, zeros = weight.parts
+    make: Callable[..., QTensor] = lambda *parts: QTensor(parts, "uint4", 32, (24, 100), torch.float32)  # noqa: E731
+    assert same(make(codes, scales, zeros), weight)
+    for parts in (
+        (codes, scales),
+        (codes, scales, zeros, zeros),
+        (codes[1:], scales, zeros),
+        (codes.to(torch.int8), scales, zeros),
+        (codes, scales.float(), zeros),
+        (codes, scales.t().contiguous().t(), zeros),
+        (codes, scales, zeros.int()),
+    ):
+        with pytest.raises(FormatError, match=r"codes uint8\[24, 64\], scales bfloat16\[24, 4\], zeros uint8\[24, 4\]"):
+            make(*parts)
+    with pytest.raises(FormatError, match="meta"):
+        make(codes, scales, zeros.to("meta"))
+    with pytest.raises(UnsupportedError, match="floating"):
+        QTensor(weight.parts, "uint4", 32, (24, 100), torch.int8)
+
+
+# -------------------------------------------------------------------------------------------------- matrix products
+
+
+def close(
+    found: torch.Tensor,
+    x: torch.Tensor,
+    weight: QTensor,
+    added: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> None:
+    """``found`` against float64: the weight, the product and the sum are rounded once each to x's dtype at most."""
+    dense = weight.dequantize(torch.float64)
+    exact, sizes = x.double() @ dense.T, x.double().abs() @ dense.abs().T
+    exact, sizes = exact * alpha, sizes * alpha
+    if added is not None:
+        exact, sizes = exact + beta * added.double(), sizes + (beta * added.double()).abs()
+    accumulation = x.shape[-1] * torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    bound = sizes * (1.5 * torch.finfo(x.dtype).eps + accumulation)
+    assert found.shape == exact.shape
+    assert ((found.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("format", FORMATS)
+def test_products_with_a_weight(format: str, dtype: torch.dtype, layout: str) -> None:
+    weight = quantised(format, layout=layout)
+    dense = weight.dequantize(dtype)
+    bias = torch.randn(24).to(dtype)
+    for shape in ((100,), (1, 100), (3, 100), (2, 5, 100), (0, 100)):
+        x = torch.randn(shape).to(dtype)
+        for found in (
+            F.linear(x, weight),
+            F.linear(input=x, weight=weight),
+            x @ weight.T,
+            x @ weight.t(),
+            x @ weight.mT,
+            x.matmul(weight.t()),
+            torch.matmul(x, weight.t()),
+            torch.matmul(x, torch.t(weight)),
+            torch.matmul(x, weight.transpose(0, 1)),
+            torch.matmul(x, torch.transpose(weight, -1, -2)),
+            torch.matmul(x, weight.permute(1, 0)),
+        ):
+            assert found.dtype == dtype
+            assert type(found) is torch.Tensor
+            close(found, x, weight)
+        close(F.linear(x, weight, bias), x, weight, bias)
+    x = torch.randn(3, 100).to(dtype)
+    close(torch.mm(x, weight.t()), x, weight)
+    close(x.mm(weight.t()), x, weight)
+    full = torch.randn(3, 24).to(dtype)
+    for operands in ((bias, {}), (full, {}), (bias, {"alpha": 2}), (full, {"beta": 0.5})):
+        added, options = operands
+        close(torch.addmm(added, x, weight.t(), **options), x, weight, added, **options)  # type: ignore[arg-type]
+        close(added.addmm(x, weight.t(), **options), x, weight, added, **options)  # type: ignore[attr-defined]
+    # The weight on the left, or as it lies.
+    y = torch.randn(3, 24).to(dtype)
+    torch.testing.assert_close(y @ weight, y @ dense)
+    torch.testing.assert_close(F.linear(y, weight.t()), y @ dense)
+    torch.testing.assert_close(weight @ x.t(), dense @ x.t())
+    torch.testing.assert_close(torch.mm(weight, x.t()), dense @ x.t())
+    torch.testing.assert_close(weight @ x[0], dense @ x[0])
+
+
+def test_transposing() -> None:
+    weight = quantised()
+    turned = weight.t()
+    assert turned.shape == (100, 24)
+    assert turned.stride() == (1, 100)
+    assert turned.transposed
+    assert turned.token.weight_shape == (24, 100)
+    assert torch.equal(turned.dequantize(), weight.dequantize().t())
+    assert turned.t().token is weight.token
+    assert turned.parts is weight.parts
+    assert weight.transpose(0, 0).token is weight.token
+    assert weight.permute(0, 1).token is weight.token
+    assert weight.permute((1, 0)).token is turned.token
+    assert same(copy.deepcopy(turned), turned)
+    with pytest.raises(UnsupportedError, match="permute"):
+        weight.permute(0, 0)
+
+
+def test_gradients_flow_to_activations() -> None:
+    weight, x = quantised(), torch.randn(3, 100, requires_grad=True)
+    F.linear(x, weight).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, weight.dequantize().sum(0).expand(3, -1))
+
+
+def test_autocast() -> None:
+    weight, x = quantised(), torch.randn(3, 100)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.linear(x, weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (lambda w: w + 1, "add"),
+        (lambda w: 2 * w, "mul"),
+        (lambda w: w.add_(1), "add_"),
+        (lambda w: torch.relu(w), "relu"),
+        (lambda w: w[0], "getitem"),
+        (lambda w: w.__setitem__(0, 1), "setitem"),
+        (lambda w: w.sum(), "sum"),
+        (lambda w: w.view(-1), "view"),
+        (lambda w: w.reshape(-1), "reshape"),
+        (lambda w: torch.cat([w, w]), "cat"),
+        (lambda w: w.numpy(), "numpy"),
+        (lambda w: w.tolist(), "tolist"),
+        (lambda w: w.data_ptr(), "data_ptr"),
+        (lambda w: w == w, "eq"),
+        (lambda w: bool(w), "bool"),
+        (lambda w: list(w), "iter|unbind"),
+        (lambda w: F.embedding(torch.tensor([0]), w), "embedding"),
+        (lambda w: F.linear(w, w), "linear"),
+        (lambda w: w @ w.t(), "matmul"),
+        (lambda w: F.linear(torch.ones(1, 100, dtype=torch.long), w), "linear"),
+        (lambda w: torch.bmm(w, w), "bmm"),
+        (lambda w: nn.init.zeros_(w), "zero_"),
+    ],
+)
+def test_anything_else_is_refused_by_name(operation: Callable[[QTensor], object], name: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"(?s)({name}).*call \.dequantize\(\)"):
+        operation(quantised())
+
+
+# ---------------------------------------------------------------------------------------------------------- tracing
+
+
+def test_leaves_of_an_argument_tree() -> None:
+    weight = quantised("uint4")
+    node = QuantizedLeaves(weight.parts, weight.token)
+    leaves, tree = pytree.tree_flatten(((node, 1.5), {"w": node}))
+    assert len(leaves) == 7
+    assert leaves[1] is weight.parts[1]
+    other = quantised("uint4")
+    assert pytree.tree_flatten(((QuantizedLeaves(other.parts, other.token), 2), {"w": node}))[1] == tree
+    turned = QuantizedLeaves(weight.parts, weight.t().token)
+    assert pytree.tree_flatten(((turned, 2), {"w": node}))[1] != tree
+    (back, _), _ = pytree.tree_unflatten(["a", "b", "c", 2, "d", "e", "f"], tree)
+    assert isinstance(back, QuantizedLeaves)
+    assert (back.parts, back.token) == (("a", "b", "c"), weight.token)
+    assert QuantizedLeaves.of(weight, "portable").parts is weight.parts
+    assert hash(tree) == hash(pytree.tree_flatten(((node, 2), {"w": node}))[1])
+
+
+@pytest.mark.slow
+def test_torch_compile() -> None:
+    model, x = Tied().requires_grad_(False), torch.randn(3, 100)
+    for backend in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))
