@@ -16,24 +16,29 @@ from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 
 
 def described(**changes: Any) -> TensorMap:
-    fields: dict[str, Any] = dict(
-        buffer=0, offset=0, dtype="bfloat16", sizes=(100, 4096), strides=(4096, 1), box=(64, 64)
-    )
+    fields: dict[str, Any] = {
+        "buffer": 0,
+        "offset": 0,
+        "dtype": "bfloat16",
+        "sizes": (100, 4096),
+        "strides": (4096, 1),
+        "box": (64, 64),
+    }
     return TensorMap(**(fields | changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(dtype="int4"), "expected one of uint8, float16"),
-        (dict(sizes=(100,)), "1 to 5 dimensions"),
-        (dict(swizzle=48), "swizzle 48; expected one of 0, 32, 64, 128"),
-        (dict(sizes=(0, 4096)), "sizes are at least 1"),
-        (dict(box=(512, 64)), "boxes are 1 to 256"),
-        (dict(strides=(1, 100)), "innermost stride 100"),
-        (dict(box=(64, 128)), "a box row of 256 bytes"),
-        (dict(box=(64, 4)), "a box row of 8 bytes"),
-        (dict(strides=(4097, 1)), "strides of 8194 bytes; they must be multiples of 16"),
+        ({"dtype": "int4"}, "expected one of uint8, float16"),
+        ({"sizes": (100,)}, "1 to 5 dimensions"),
+        ({"swizzle": 48}, "swizzle 48; expected one of 0, 32, 64, 128"),
+        ({"sizes": (0, 4096)}, "sizes are at least 1"),
+        ({"box": (512, 64)}, "boxes are 1 to 256"),
+        ({"strides": (1, 100)}, "innermost stride 100"),
+        ({"box": (64, 128)}, "a box row of 256 bytes"),
+        ({"box": (64, 4)}, "a box row of 8 bytes"),
+        ({"strides": (4097, 1)}, "strides of 8194 bytes; they must be multiples of 16"),
     ],
 )
 def test_what_the_hardware_cannot_copy_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -49,7 +54,12 @@ def test_the_stride_of_a_single_row_is_of_no_account() -> None:
 
 def test_addresses_are_encoded_once_and_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(TensorMap, "encode", lambda self, address: calls.append(address) or bytes(tensor_map.BYTES))
+
+    def encode(self: TensorMap, address: int) -> bytes:
+        calls.append(address)
+        return bytes(tensor_map.BYTES)
+
+    monkeypatch.setattr(TensorMap, "encode", encode)
     monkeypatch.setattr(tensor_map, "MOST_REMEMBERED", 2)
     maps = EncodedMaps(described())
     for address in (16, 32, 16, 32, 48, 48, 16):
@@ -68,6 +78,8 @@ class FakeDriver:
 
     class CUlaunchConfig:
         pass
+
+    CUlaunchAttributeID = None
 
     def cuLaunchKernelEx(self, config: Any, handle: Any, addresses: int, extra: int) -> tuple[int]:
         self.seen.append(addresses)
@@ -97,7 +109,7 @@ def test_a_launcher_looks_maps_up_by_address(monkeypatch: pytest.MonkeyPatch) ->
     result = Allocation((4,), (1,), torch.float32)
     spec = LaunchSpec("f", torch.device("cpu", 0), 1, 0, (), (result,), (step,), (1,))
     call = make_launcher(spec)
-    assert "maps0_0[p0]" in call.source
+    assert "maps0_0[p0]" in call.source  # type: ignore[attr-defined]
     x = torch.zeros(4)
     y = call(x, x.data_ptr())
     slots = (ctypes.c_uint64 * 3).from_address(driver.seen[0])

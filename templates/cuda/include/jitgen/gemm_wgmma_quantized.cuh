@@ -8,7 +8,7 @@
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
 //   struct Config {                          // measured choices: see the table in families/gemm's schedule
-//     static constexpr int tokens = 128;     // of a tile: 32, 64, 96, 128, 192, 256; one wgmma's n
+//     static constexpr int tokens = 128;     // of a tile: 16, 32, 64, 96, 128, 192, 256; one wgmma's n
 //     static constexpr int warpgroups = 2;   // consumers
 //     static constexpr int blocks = 2;       // of 64 weight rows per warpgroup; blocks * tokens <= 256
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
@@ -65,7 +65,7 @@ struct QuantizedShape {
   static constexpr int side_bytes = scale_bytes + zero_bytes;
 
   // For the epilogue: a warpgroup's [contractions][chunk][64 columns], rows 4 floats apart in banks.
-  static constexpr int chunk = 32 / Config::contractions;
+  static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
   static constexpr int pitch = 68;
   static constexpr int staging_bytes = Config::split > 1 ? 0 : consumers / 128 * Config::contractions * chunk * pitch * 4;
 
@@ -81,7 +81,7 @@ struct QuantizedShape {
                 "partial sums fit where the stages were");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
-  static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % 32 == 0, "tokens of a tile");
+  static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % chunk == 0, "tokens of a tile");
 };
 
 template <class Config, class Weight, class Epilogue>
