@@ -60,9 +60,11 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
     dtype = DTYPES[config.element]
     widths = [n, 8, 64 + n][: config.regions]
     x = matrix(m, k, dtype)
-    maps, pointers, weights = [], [], []
+    maps: list[bytes] = []
+    pointers: list[int] = []
+    weights: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
     for width in widths:
-        both = []
+        both: list[tuple[torch.Tensor, torch.Tensor]] = []
         for _ in range(config.contractions):
             if isinstance(config, Quantized):
                 group = config.group or None
@@ -75,15 +77,16 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
                 both.append((weight, exact.to(dtype).double() if group else exact))
             else:
                 rows, columns = (k, width) if config.transposed else (width, k)
-                weight = matrix(rows, columns, dtype, 0.05)
-                maps.append(mapped(weight, (64, 64) if config.transposed else (config.columns // config.multicast, 64)))
-                both.append((weight, (weight.t() if config.transposed else weight).double()))
+                dense = matrix(rows, columns, dtype, 0.05)
+                maps.append(mapped(dense, (64, 64) if config.transposed else (config.columns // config.multicast, 64)))
+                both.append((dense, (dense.t() if config.transposed else dense).double()))
         weights.append(both)
     outputs = [torch.full((m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
     tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.rows
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
     parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)
-    values = (mapped(x, (tile, 64)), *maps, *pointers, *(y.data_ptr() for y in outputs), *widths, m, k)
+    arguments = (*pointers, *(y.data_ptr() for y in outputs), *widths, m, k)
+    values: tuple[int | bytes, ...] = (mapped(x, (tile, 64)), *maps, *arguments)
     cluster = (config.cluster, 1, 1) if config.cluster > 1 else None
     function = loaded(config)
     launch = cuda.Launch(
