@@ -176,7 +176,9 @@ def test_prologues(dtype: torch.dtype) -> None:
     for rows, columns, length in [(1, 50, 300), (29, 40, 1100)]:
         x, w = operands(rows, columns, length, dtype)
         gain, shift = torch.randn(length).to(dtype), torch.randn(rows, 1).to(dtype)
-        activation = (x.float() * gain.float() + shift.float()).to(dtype) if dtype != torch.float64 else x * gain + shift
+        activation = (
+            (x.float() * gain.float() + shift.float()).to(dtype) if dtype != torch.float64 else x * gain + shift
+        )
         exact, spread = product(activation, w)
         assert len(function.lower(x, gain, shift, w).kernels) == 1
         found = run(function, (x, gain, shift, w), exact.shape, dtype)
