@@ -1,4 +1,4 @@
-"""Matrix products on the CPU: against float64 of the dequantised operands, over shapes, formats and instruction sets."""
+"""Matrix products on the CPU: against float64 of the dequantised operands, over shapes, formats, instruction sets."""
 
 from __future__ import annotations
 
