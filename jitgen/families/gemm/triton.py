@@ -16,7 +16,7 @@ Triton, for AMD and the interpreter.
 
 The scale of a group of weights is applied to the sums of that group in float32 where x has few rows, and else to each
 weight, rounded once to x's dtype; with one scale for a row, to the row's sum behind the loop. Scales and zero-points
-are narrower than an asynchronous copy, so those of the next step are loaded into registers while this one is multiplied.
+are narrower than an asynchronous copy, so those of the next step are loaded into registers during this one's products.
 """
 
 from __future__ import annotations

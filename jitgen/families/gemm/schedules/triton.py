@@ -65,7 +65,7 @@ def _dense(problem: Problem) -> GemmSchedule:
 
 
 def _float32(problem: Problem) -> GemmSchedule:
-    """float32 products are the cores' (or three-way tensor-core) work: small tiles, for their operands are registers."""
+    """float32 products are the cores' (or three-way tensor-core) work: small tiles, with operands in registers."""
     if problem.rows <= FEW_ROWS:
         return _slices(problem.rows, 16, 32, 4)
     return GemmSchedule("weights" if problem.quantized else "tokens", 64, 64, 32, 4, 3, raster=8)
