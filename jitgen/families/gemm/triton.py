@@ -153,7 +153,9 @@ def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, in
     for region, layout in zip(products.regions, layouts, strict=True):
         units[region.columns] = layout.columns_unit
         for operand in region.operands:
-            units |= dict.fromkeys((stride for stride in operand.strides if not stride.isdigit()), operand.unit)
+            # A row's one stride may be any, whatever its unit.
+            if operand.kind in ("full", "k", "outer"):
+                units |= dict.fromkeys((stride for stride in operand.strides if not stride.isdigit()), operand.unit)
     return {name: min(unit, DIVISOR) for name, unit in units.items()}
 
 
