@@ -117,7 +117,7 @@ def _int4_torch(product: Product, device: str) -> Maker | None:
 
 
 def _packed_for_torch(weight: QTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    portable = weight.detach().with_layout("portable")
+    portable: QTensor = weight.detach().with_layout("portable")  # type: ignore[attr-defined]
     codes = unpack_codes(find(weight.format), portable.codes).int() + 8
     scales = portable.scales.t().contiguous()
     both = torch.stack([scales, torch.zeros_like(scales)], -1)
@@ -164,7 +164,8 @@ def measure(product: Product, rows: Sequence[int], bench: Bench) -> Iterator[Mea
     device = torch.device(bench.device)
     columns, length = product.shape
     copies = max(2, min(MOST_COPIES, 4 * bench.elements * 4 // max(1, product.bytes(0))))
-    weights = [[_weight(product, device) for _ in range(product.weights)] for _ in range(copies)]
+    first = [_weight(product, device) for _ in range(product.weights)]
+    weights = [first, *([weight.clone() for weight in first] for _ in range(copies - 1))]
     peers = {
         "F.linear": _dense_torch(product),
         "int4pack_mm": _int4_torch(product, bench.device),

@@ -1,4 +1,4 @@
-"""Matrix products on a GPU against float64 on the same (rounded, quantised) numbers: formats, shapes, strides, fusion."""
+"""Matrix products on a GPU against float64 on the same (rounded, quantised) numbers: formats, shapes, strides."""
 
 from __future__ import annotations
 

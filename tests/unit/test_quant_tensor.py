@@ -452,7 +452,6 @@ def test_autocast() -> None:
         (lambda w: w.numpy(), "numpy"),
         (lambda w: w.tolist(), "tolist"),
         (lambda w: w.data_ptr(), "data_ptr"),
-        (lambda w: w.untyped_storage(), "untyped_storage"),
         (lambda w: w == w, "eq"),
         (lambda w: bool(w), "bool"),
         (lambda w: list(w), "iter|unbind"),
@@ -487,3 +486,11 @@ def test_leaves_of_an_argument_tree() -> None:
     assert (back.parts, back.token) == (("a", "b", "c"), weight.token)
     assert QuantizedLeaves.of(weight, "portable").parts is weight.parts
     assert hash(tree) == hash(pytree.tree_flatten(((node, 2), {"w": node}))[1])
+
+
+@pytest.mark.slow
+def test_torch_compile() -> None:
+    model, x = Tied().requires_grad_(False), torch.randn(3, 100)
+    for backend in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))

@@ -6,11 +6,12 @@ epilogue of each region, the types that describe its weights, and an entry that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import Built
+from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
@@ -30,16 +31,22 @@ def build(
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
     first = products.regions[0].contractions[0]
-    shape = shape_of(schedule, len(products.regions[0].contractions), first.described.dtype)
     assert first.x is not None  # a prologue is a kernel of its own on GPUs
+    if schedule.maps:
+        return _mapped(kernel, layouts, schedule, products)
+    shape = shape_of(schedule, len(products.regions[0].contractions), first.described.dtype)
     resident = _resident(shape, first.described)
     parameters = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     parameters += [f"Index {name}" for name in products.integers]
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = [
-        _region(region, layout, schedule, shape) for region, layout in zip(products.regions, layouts, strict=True)
+        _region(region, layout, shape.width)
+        | dict(zip(("config", "weight_type"), _config(region, schedule, shape), strict=True))
+        | {"weights": [_weight(part, schedule.path) for part in region.contractions]}
+        for region, layout in zip(products.regions, layouts, strict=True)
     ]
     return {
+        "maps": [],
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "shape": shape,
@@ -71,26 +78,81 @@ def _activation(x: GemmOperand, path: str) -> str:
     return f"jitgen::SimtDense<{_list(x.storage, x.kind == 'k')}>{{{values}}}" if path == "simt" else values
 
 
+# ------------------------------------------------------------------------------------------------------------- wgmma
+
+
+def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext) -> Built:
+    """The context of a mainloop that copies by tensor maps."""
+    first = products.regions[0].contractions[0]
+    assert first.x is not None
+    count = len(products.regions[0].contractions)
+    quantised = schedule.path == wgmma.QUANTIZED
+    names = [f"map{number}" for number in range(1 + count * len(products.regions))]
+    parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
+    parameters += [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
+    parameters += [f"Index {name}" for name in products.integers]
+    parameters += [f"{kind} {name}" for name, kind in products.scalars]
+    regions = []
+    for region, layout in zip(products.regions, layouts, strict=True):
+        own = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
+        weights = [f"Weight{_weight(part, schedule.path)}" for part in region.contractions] if quantised else []
+        parts = [f"{{{', '.join(weights)}}}"] if quantised else []
+        made = ", ".join([*parts, f"{{{', '.join(own)}}}", f"int({region.columns})"])
+        regions.append(_region(region, layout, wgmma.EPILOGUE_WIDTH) | {"made": f"{{{made}}}"})
+    return {
+        "parameters": parameters,
+        "index": "int64_t" if schedule.wide else "int32_t",
+        "maps": names,
+        "mainloop": f"jitgen/gemm_{schedule.path}.cuh",
+        "config": list(_mapped_config(schedule, products)),
+        "weight_type": _quantised(first, first.x.storage) if quantised else "",
+        "shape_type": "jitgen::QuantizedShape<Config, Weight>" if quantised else "jitgen::DenseShape<Config>",
+        "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
+        "call": f"gemm_{schedule.path}<{'Config, Weight' if quantised else 'Config'}>",
+        "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",
+        "element": first.x.storage,
+        "regions": regions,
+        "alike": True,
+        "epilogues": [f"epilogue{part['index']}" for part in regions],
+    }, {}
+
+
+def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tuple[str, str, str]]:
+    """(type, name, value) of each member of the mainloop's Config."""
+    first = products.regions[0].contractions[0]
+    count, consumers = len(products.regions[0].contractions), wgmma.consumers(schedule)
+    numbers: dict[str, int] = {"contractions": count, "regions": len(products.regions)}
+    if schedule.path == wgmma.QUANTIZED:
+        numbers |= {
+            "tokens": schedule.block_m,
+            "warpgroups": consumers,
+            "blocks": wgmma.blocks_of_rows(schedule, count),
+            "steps": schedule.steps,
+            "split": schedule.split,
+        }
+    else:
+        down = schedule.block_m // 64
+        numbers |= {"down": down, "across": consumers // down, "columns": schedule.block_n}
+        yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
+    numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
+    numbers |= {"resident": schedule.resident}
+    for name, value in numbers.items():
+        yield "int", name, str(value)
+
+
 # ----------------------------------------------------------------------------------------------------------- regions
 
 
-def _region(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, shape: Shape) -> dict[str, Any]:
-    width = shape.width
+def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any]:
+    """A region's epilogue, computed for ``width`` columns of a row at a time."""
     fields, arguments = _members(region)
-    x = region.contractions[0].x
-    assert x is not None
-    weights = [_weight(part, schedule.path) for part in region.contractions]
-    config, weight_type = _config(region, x, schedule, shape)
     return {
         "index": region.index,
         "title": region.title,
         "columns": region.columns,
         "fields": fields,
         "arguments": arguments,
-        "contractions": len(weights),
-        "config": config,
-        "weight_type": weight_type,
-        "weights": weights,
+        "contractions": len(region.contractions),
         "accumulator": region.contractions[0].type,
         "accumulators": [part.accumulator for part in region.contractions],
         "whole": layout.columns_unit >= width,
@@ -102,9 +164,11 @@ def _region(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, shap
     }
 
 
-def _config(region: GemmRegion, x: GemmOperand, schedule: GemmSchedule, s: Shape) -> tuple[str, str]:
+def _config(region: GemmRegion, schedule: GemmSchedule, s: Shape) -> tuple[str, str]:
     """The types of a region's mainloop configuration and of its weights."""
     first = region.contractions[0]
+    x = first.x
+    assert x is not None
     count = len(region.contractions)
     x_vector = x.unit if x.kind == "k" else 1
     numbers: tuple[int, ...]
@@ -118,12 +182,12 @@ def _config(region: GemmRegion, x: GemmOperand, schedule: GemmSchedule, s: Shape
         # Neighbouring weights of one region may lie differently; then none is taken to lie well.
         kinds = {part.weight[0].kind for part in region.contractions}
         unit = min(part.weight[0].unit for part in region.contractions)
-        numbers = (count, s.token_tiles, s.row_tiles, s.warps_m, s.warps_n, s.warps_k, schedule.split, schedule.stages)
+        tiles = (s.token_tiles, s.row_tiles, s.warps_m, s.warps_n, s.warps_k)
         w = (_along(kinds.pop()), unit) if len(kinds) == 1 else (_along("strided"), 1)
-        config = f"jitgen::DenseConfig<{_list(*numbers, s.width, _along(x.kind), x.unit, *w)}>"
+        steps = (schedule.split, schedule.stages, s.width)
+        config = f"jitgen::DenseConfig<{_list(count, *tiles, *steps, _along(x.kind), x.unit, *w)}>"
         return config, f"jitgen::DenseWeight<{x.storage}>"
-    numbers = (count, s.tokens, s.rows, *s.run, schedule.split)
-    config = f"jitgen::SimtConfig<{_list(*numbers, s.width)}>"
+    config = f"jitgen::SimtConfig<{_list(count, s.tokens, s.rows, *s.run, schedule.split, s.width)}>"
     if first.described.format is not None:
         return config, f"jitgen::SimtQuant<{_quantised(first, 'jitgen::bfloat16')}>"
     along_k = all(part.weight[0].kind == "k" for part in region.contractions)

@@ -1,10 +1,10 @@
-"""The layout "mma": the order in which a warp's tensor-core instructions take a weight, 16 rows by 16 columns at once.
+"""The layout "mma": the order in which a warp's tensor-core instructions take a weight, tile by tile of 16 by 16.
 
 Lane 4g + t of a warp holds of such a tile rows g and g + 8 at columns 2t, 2t + 1, 2t + 8 and 2t + 9, as operand A of
 ``mma.sync.m16n8k16`` (and of wgmma, whose warp w has rows 16w): four registers of two 16-bit floats each, register
 ``h + 2q`` being row g + 8h at columns 8q + 2t (low half) and 8q + 2t + 1. The layout gives each lane the codes of
 several tiles along K in one 16-byte load. The order of codes within a word is the one of Kim et al., "Who Says
-Elephants Can't Run", and of the marlin kernels: a shift and one logic instruction give a register of two codes.
+Elephants Can't Run", and of the marlin kernels, by which a shift and a logic instruction give a register of two codes.
 
 codes
     4-bit: ``uint8[Np/16, Kc/64, 32, 16]``, Kc being the portable layout's columns rounded up to 64; by row tile, 64

@@ -1,8 +1,9 @@
 """Which mainloop and tiles the cuda dialect takes.
 
 ``mma``: quantised weights from global memory straight to the tensor cores (``gemm_mma.cuh``); ``dense``: 16-bit
-weights through shared memory (``gemm_dense.cuh``); ``simt``: float32 and float64 (``gemm_simt.cuh``). The tables are
-measured on an H200; elsewhere they are as good a guess as any.
+weights through shared memory (``gemm_dense.cuh``); ``simt``: float32 and float64 (``gemm_simt.cuh``); on sm_90a and for
+more than a few rows ``wgmma_quantized`` and ``wgmma_dense``. The tables are measured on an H200; elsewhere they are as
+good a guess as any.
 
 ``shape_of`` tells what a schedule's numbers mean for its mainloop; the template's context is made from it.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.layout import item_size
 from jitgen.spec import Target
@@ -57,7 +59,9 @@ def choose(problem: Problem) -> GemmSchedule:
     if problem.dtype in ("float32", "float64"):
         candidate = _simt(problem)
     else:
-        candidate = _mma(problem) if problem.quantized else _dense(problem)
+        candidate = _wgmma(problem) or (_mma(problem) if problem.quantized else _dense(problem))
+    if candidate.maps:
+        return _fitted(replace(candidate, wide=problem.wide), problem)
     candidate = replace(candidate, wide=problem.wide)
     if not _has_clusters(problem.target):
         candidate = replace(candidate, split=1)
@@ -73,6 +77,55 @@ def _has_clusters(target: Target) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- the rules
+
+
+def _wgmma(problem: Problem) -> GemmSchedule | None:
+    """For many rows on sm_90a, where the operands lie as tensor maps want them."""
+    if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
+        return None
+    count = len(problem.contractions)
+    if count > 2 or 0 in problem.columns:
+        return None
+    if problem.quantized:
+        return _quantised(64, 2, 2, 8, count, steps=2) if problem.rows <= 64 else _quantised(128, 2, 2, 8, count)
+    if problem.rows <= 64:
+        return GemmSchedule(wgmma.DENSE, 64, 128 // count, wgmma.CHUNK, 8, 6, raster=8, resident=1)
+    return GemmSchedule(wgmma.DENSE, 128, 256 // count, wgmma.CHUNK, 12, 4, multicast=2, raster=8, resident=1)
+
+
+def _quantised(
+    tokens: int, warpgroups: int, blocks: int, stages: int, contractions: int, steps: int = 1, split: int = 1
+) -> GemmSchedule:
+    rows = warpgroups * blocks * 64 // contractions
+    warps = wgmma.WARPGROUP * (warpgroups + 1)
+    path = wgmma.QUANTIZED
+    return GemmSchedule(path, tokens, rows, wgmma.CHUNK, warps, stages, split, steps=steps, raster=16, resident=1)
+
+
+def _fitted(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
+    """``candidate`` with as many of its stages as shared memory holds."""
+    while (taken := wgmma.shared_bytes(candidate, problem.contractions)) > 227 * 1024:
+        candidate = replace(candidate, stages=candidate.stages - 1)
+    return replace(candidate, shared_bytes=taken)
+
+
+def _mappable(problem: Problem) -> bool:
+    """Whether x, and dense weights, are matrices that tensor maps describe, all weights alike."""
+    bodies = problem.bodies
+    for body, layout in zip(bodies, problem.layouts, strict=True):
+        for contraction in body.contractions:
+            index = contraction.activation
+            if index is None or layout.operands[index] != "k" or layout.units[index] < 8:
+                return False
+    weights = [
+        (layout.operands[index], layout.units[index])
+        for body, layout in zip(bodies, problem.layouts, strict=True)
+        for contraction in body.contractions
+        for index in contraction.weight[:1]
+    ]
+    if problem.quantized:
+        return True
+    return len({kind for kind, _ in weights}) == 1 and all(k != "strided" and unit >= 8 for k, unit in weights)
 
 
 # For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
