@@ -320,7 +320,10 @@ def _activation(node: Node, materialize: Materialize, prologue: bool) -> Node:
 
 
 def _weight(node: Node, materialize: Materialize) -> Node:
-    if node.op == "dequantize" or _is_tensor(node):
+    base = node
+    while base.op == "view" and base.attrs[:2] == ("slice", 0):
+        base = base.inputs[0]
+    if base.op == "dequantize" or _is_tensor(node):
         return node
     if any(part.op == "dequantize" for part in topological([node])):
         raise UnsupportedError(

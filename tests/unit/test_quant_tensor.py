@@ -231,7 +231,7 @@ def test_a_module_moves_and_is_copied() -> None:
     assert isinstance(model.first.weight, nn.Parameter)
     torch.testing.assert_close(model(x.double()), expected.double(), atol=1e-4, rtol=1e-4)
     model.double().float().to("cpu").cpu()
-    assert torch.equal(model(x), expected)
+    torch.testing.assert_close(model(x), expected)
     model.requires_grad_(False).eval()
     assert {name for name, _ in model.named_parameters()} == {
         *("first.weight", "first.bias", "norm.weight", "norm.bias"),
@@ -241,7 +241,7 @@ def test_a_module_moves_and_is_copied() -> None:
     model.to_empty(device="cpu")
     assert model.first.weight.device.type == "cpu"
     model.load_state_dict(twin.state_dict())
-    assert torch.equal(model(x), expected)
+    torch.testing.assert_close(model(x), expected)  # another kernel, where nothing takes gradients
 
 
 @pytest.mark.parametrize("assign", [False, True])

@@ -54,7 +54,12 @@ def test_the_stride_of_a_single_row_is_of_no_account() -> None:
 
 def test_addresses_are_encoded_once_and_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(TensorMap, "encode", lambda self, address: calls.append(address) or bytes(tensor_map.BYTES))
+
+    def encode(self: TensorMap, address: int) -> bytes:
+        calls.append(address)
+        return bytes(tensor_map.BYTES)
+
+    monkeypatch.setattr(TensorMap, "encode", encode)
     monkeypatch.setattr(tensor_map, "MOST_REMEMBERED", 2)
     maps = EncodedMaps(described())
     for address in (16, 32, 16, 32, 48, 48, 16):
@@ -73,6 +78,8 @@ class FakeDriver:
 
     class CUlaunchConfig:
         pass
+
+    CUlaunchAttributeID = None
 
     def cuLaunchKernelEx(self, config: Any, handle: Any, addresses: int, extra: int) -> tuple[int]:
         self.seen.append(addresses)
@@ -102,7 +109,7 @@ def test_a_launcher_looks_maps_up_by_address(monkeypatch: pytest.MonkeyPatch) ->
     result = Allocation((4,), (1,), torch.float32)
     spec = LaunchSpec("f", torch.device("cpu", 0), 1, 0, (), (result,), (step,), (1,))
     call = make_launcher(spec)
-    assert "maps0_0[p0]" in call.source
+    assert "maps0_0[p0]" in call.source  # type: ignore[attr-defined]
     x = torch.zeros(4)
     y = call(x, x.data_ptr())
     slots = (ctypes.c_uint64 * 3).from_address(driver.seen[0])

@@ -17,6 +17,8 @@ from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
+OTHER_ROWS = 12
+
 
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
@@ -24,6 +26,7 @@ def build(
     """Template context and source options; see ``gemm/render.py``."""
     contractions = [part for region in products.regions for part in region.contractions]
     dtype = contractions[0].described.dtype
+    pairs = dtype == "bfloat16" and all(_in_pairs(part) for part in contractions)
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     scalars = [f"{kind} {name}" for name, kind in products.scalars]
     integers = [f"int64_t {name}" for name in products.integers]
@@ -35,8 +38,10 @@ def build(
         "regions_given": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
         "compute": "Wide" if dtype == "float64" else "Singles",
-        "pairs": dtype == "bfloat16" and all(_in_pairs(part) for part in contractions),
+        "pairs": pairs,
         "tile_rows": schedule.block_m,
+        # Beside a mainloop of pairs, the one for processors without their dot product is compiled in fewer sizes.
+        "other_rows": min(schedule.block_m, OTHER_ROWS) if pairs else schedule.block_m,
     }, {}
 
 

@@ -11,8 +11,8 @@ A program makes one tile of one region. ``schedule.path`` says in which form, an
   the slices are summed in a fixed order behind the loop. Few rows of x give few tiles; warps that share a tile keep
   enough loads in flight.
 
-``_packed`` behind a form decodes 4-bit codes with inline PTX (``nibbles_packed``); without it the text is plain Triton,
-for AMD and the interpreter.
+``_packed`` behind a form decodes int4 codes with inline PTX (``int4_values_packed``); without it the text is plain
+Triton, for AMD and the interpreter.
 
 The scale of a group of weights is applied to the sums of that group in float32 where x has few rows, and else to each
 weight, rounded once to x's dtype; with one scale for a row, to the row's sum behind the loop. Scales and zero-points
@@ -328,7 +328,7 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
     at = f"{start} + {w}_row + {w}_k"
     lines.body.append(f"{w}_codes = {_load(codes.pointer, at, form.beyond(place))}")
     compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(described.dtype, part.type)
-    packed = "_packed" if form.packed and format.bits == 4 and described.dtype in ("bfloat16", "float16") else ""
+    packed = "_packed" if form.packed and format.name == "int4" and described.dtype in ("bfloat16", "float16") else ""
     values = f"{format.name}_values{packed}({w}_codes{zero}, {compute})"
     if group and schedule.block_m > FEW_ROWS:
         if DTYPE_NAMES[format.scale_dtype] == described.dtype or compute == part.type:

@@ -4,7 +4,8 @@ codes
     4-bit: ``uint8[Np/16, Kp/8, 64]``. The word of row ``r`` of the 16 is bytes 4r to 4r + 3, lowest first; it has eight
     consecutive columns: bits 4j to 4j + 3 are column 2j for j < 4 and column 2(j - 4) + 1 for the others, so that the
     two halves of the word, shifted together, are a pair of neighbours (what a dot product of bfloat16 takes).
-    8-bit: ``uint8[Np/16, Kp/4, 64]``, four consecutive columns to a word. Signed codes are stored with 8 or 128 added.
+    8-bit: ``uint8[Np/16, Kp/4, 64]``, four consecutive columns to a word, in the order 0, 2, 1, 3. Signed codes are
+    stored with 8 or 128 added.
 scales
     ``[Np/16, groups, 16]`` of the format's scale dtype.
 zeros
@@ -33,7 +34,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: 
     blocks = sizes.padded_rows // BLOCK_ROWS
     if format.bits == 8:
         biased = codes.view(torch.uint8) ^ (0x80 if format.signed else 0)
-        packed = biased.view(blocks, BLOCK_ROWS, sizes.padded_columns // 4, 4).transpose(1, 2)
+        packed = biased.view(blocks, BLOCK_ROWS, sizes.padded_columns // 4, 2, 2).permute(0, 2, 1, 4, 3)
     else:
         # A byte of the portable layout is columns 2b (low) and 2b + 1, each byte of a word two places here.
         bytes_ = codes.view(blocks, BLOCK_ROWS, sizes.padded_columns // 8, 4).transpose(1, 2)
@@ -52,7 +53,8 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts
     codes, *rest = parts
     words = codes.unflatten(-1, (BLOCK_ROWS, 4)).transpose(1, 2)
     if format.bits == 8:
-        plain = words.reshape(sizes.padded_rows, sizes.padded_columns) ^ (0x80 if format.signed else 0)
+        plain = words.unflatten(-1, (2, 2)).transpose(-1, -2).reshape(sizes.padded_rows, sizes.padded_columns)
+        plain = plain ^ (0x80 if format.signed else 0)
     else:
         nibbles = [nibble for byte in range(4) for nibble in (words[..., byte] & 0x0F, words[..., byte] >> 4)]
         plain = torch.stack([nibbles[place] | nibbles[place + 4] << 4 for place in range(4)], -1)

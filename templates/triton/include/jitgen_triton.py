@@ -239,35 +239,40 @@ def nibbles(codes, zero, FLIP: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def nibbles_packed(codes, zero, FLIP: tl.constexpr, DTYPE: tl.constexpr):
-    """``nibbles`` in a 16-bit DTYPE with inline PTX: four bytes share a shift, and a pair is subtracted from at once."""
-    zero = zero + (128.0 if DTYPE == tl.bfloat16 else 1024.0)
-    halves = (zero * -1.0).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    less = (halves | (halves << 16)) + tl.zeros_like(codes).to(tl.int32)
-    exponent: tl.constexpr = 0x4300 if DTYPE == tl.bfloat16 else 0x6400
-    FLIPPED: tl.constexpr = (exponent + FLIP) * 0x10001
-    ONE: tl.constexpr = 0x3F803F80 if DTYPE == tl.bfloat16 else 0x3C003C00
-    KIND: tl.constexpr = "bf16x2" if DTYPE == tl.bfloat16 else "f16x2"
+def int4_values(codes, DTYPE: tl.constexpr):
+    """Bytes of two's complement nibbles [.., K / 2] as numbers [.., K]; the low nibble is the even one."""
+    return nibbles(codes, tl.full((), 8.0, DTYPE), 8, DTYPE)
+
+
+@triton.jit
+def int4_values_packed(codes, DTYPE: tl.constexpr):
+    """``int4_values`` in a 16-bit DTYPE with inline PTX: four bytes share a shift, two codes a subtraction."""
+    WIDE: tl.constexpr = DTYPE == tl.bfloat16
+    KIND: tl.constexpr = "bf16x2" if WIDE else "f16x2"
+    EXPONENTS: tl.constexpr = "0x43084308" if WIDE else "0x64086408"
+    ONE: tl.constexpr = "0x3F803F80" if WIDE else "0x3C003C00"
+    LESS: tl.constexpr = "0xC308C308" if WIDE else "0xE408E408"  # -136, -1032
     pair = tl.inline_asm_elementwise(
         f"""{{
-        .reg .b32 high, one;
+        .reg .b32 high, one, less;
         mov.b32 one, {ONE};
+        mov.b32 less, {LESS};
         shr.b32 high, $4, 4;
         prmt.b32 $0, $4, high, 0x0400;
         prmt.b32 $1, $4, high, 0x0501;
         prmt.b32 $2, $4, high, 0x0602;
         prmt.b32 $3, $4, high, 0x0703;
-        lop3.b32 $0, $0, 0x000F000F, {FLIPPED}, 0x6A;
-        lop3.b32 $1, $1, 0x000F000F, {FLIPPED}, 0x6A;
-        lop3.b32 $2, $2, 0x000F000F, {FLIPPED}, 0x6A;
-        lop3.b32 $3, $3, 0x000F000F, {FLIPPED}, 0x6A;
-        fma.rn.{KIND} $0, $0, one, $5;
-        fma.rn.{KIND} $1, $1, one, $6;
-        fma.rn.{KIND} $2, $2, one, $7;
-        fma.rn.{KIND} $3, $3, one, $8;
+        lop3.b32 $0, $0, 0x000F000F, {EXPONENTS}, 0x6A;
+        lop3.b32 $1, $1, 0x000F000F, {EXPONENTS}, 0x6A;
+        lop3.b32 $2, $2, 0x000F000F, {EXPONENTS}, 0x6A;
+        lop3.b32 $3, $3, 0x000F000F, {EXPONENTS}, 0x6A;
+        fma.rn.{KIND} $0, $0, one, less;
+        fma.rn.{KIND} $1, $1, one, less;
+        fma.rn.{KIND} $2, $2, one, less;
+        fma.rn.{KIND} $3, $3, one, less;
         }}""",
-        "=&r,=&r,=&r,=&r,r,r,r,r,r",
-        [codes, less],
+        "=&r,=&r,=&r,=&r,r",
+        [codes],
         dtype=tl.int32,
         is_pure=True,
         pack=4,
@@ -278,25 +283,9 @@ def nibbles_packed(codes, zero, FLIP: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def int4_values(codes, DTYPE: tl.constexpr):
-    """Bytes of two's complement nibbles [.., K / 2] as numbers [.., K]; the low nibble is the even one."""
-    return nibbles(codes, tl.full((), 8.0, DTYPE), 8, DTYPE)
-
-
-@triton.jit
-def int4_values_packed(codes, DTYPE: tl.constexpr):
-    return nibbles_packed(codes, tl.full((), 8.0, DTYPE), 8, DTYPE)
-
-
-@triton.jit
 def uint4_values(codes, zeros, DTYPE: tl.constexpr):
     """Bytes of unsigned nibbles [.., K / 2] as numbers [.., K], minus zero-points of one row each [.., 1]."""
     return nibbles(codes, zeros.to(tl.float32).to(DTYPE), 0, DTYPE)
-
-
-@triton.jit
-def uint4_values_packed(codes, zeros, DTYPE: tl.constexpr):
-    return nibbles_packed(codes, zeros.to(tl.float32).to(DTYPE), 0, DTYPE)
 
 
 @triton.jit

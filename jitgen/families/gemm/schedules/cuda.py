@@ -84,7 +84,8 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
     if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
         return None
     count = len(problem.contractions)
-    if count > 2 or 0 in problem.columns:
+    group = problem.contractions[0].group_size
+    if count > 2 or 0 in problem.columns or (group is not None and group % wgmma.CHUNK and group != 32):
         return None
     if problem.quantized:
         return _quantised(64, 2, 2, 8, count, steps=2) if problem.rows <= 64 else _quantised(128, 2, 2, 8, count)

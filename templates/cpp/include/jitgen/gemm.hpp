@@ -51,12 +51,14 @@ constexpr bool same<A, A> = true;
 
 // `units` of a block's weights against `rows` rows of x, added to `c` (put there, when `first`). Few rows have several
 // accumulators each, so that one sum need not wait for the last.
-template <class Compute, class Decode, class Scale, int rows>
+template <class Compute, class Decoder, class Scale, int rows>
 __attribute__((noinline)) void tile(const char* w, const typename Compute::Element* x, int64_t units,
                                     int64_t units_per_group, const Scale* scales, const uint8_t* zeros,
                                     typename Compute::Accumulator* c, int64_t row_stride, bool first) {
   using Vector = typename Compute::Vector;
+  using Decode = typename Decoder::template type<rows>;
   constexpr int vectors = Compute::vectors;
+  constexpr int elements = Decoder::elements;
   constexpr bool scaled = !same<Scale, Unscaled>;
   constexpr int wanted = rows <= 3 ? 4 : rows <= 5 ? 2 : 1;
   constexpr int ways = Decode::steps % wanted == 0 && rows * wanted <= Compute::most_rows ? wanted : 1;
@@ -85,7 +87,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
         for (int m = 0; m < rows; ++m) accumulate_block(acc[m][step % ways], weights, at + m);
       }
       w += Decode::bytes;
-      x += Decode::steps * rows;
+      x += elements * rows;
     }
     Vector scale[vectors];
     if constexpr (scaled) {
@@ -114,15 +116,15 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
   }
 }
 
-template <class Compute, class Decode, class Scale>
+template <class Compute, class Decoder, class Scale>
 struct Tiles {
-  using Tile = decltype(&tile<Compute, Decode, Scale, 1>);
+  using Tile = decltype(&tile<Compute, Decoder, Scale, 1>);
   template <int rows = Compute::tile_rows>
   JITGEN_INLINE Tile of(int64_t count) {
     if constexpr (rows > 1) {
       if (count < rows) return of<rows - 1>(count);
     }
-    return tile<Compute, Decode, Scale, rows>;
+    return tile<Compute, Decoder, Scale, rows>;
   }
 };
 
@@ -154,19 +156,6 @@ struct Task {
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-namespace detail {
-
-template <class Compute, int bits, bool zeroed>
-struct Decoder {
-  using type = Nibbles<Compute, zeroed>;
-};
-template <class Compute>
-struct Decoder<Compute, 8, false> {
-  using type = Bytes<Compute>;
-};
-
-}  // namespace detail
-
 // Weights of `bits` bits in the layout "cpu" (jitgen/quant/layouts/cpu.py): 16 rows side by side, 64 bytes of codes for
 // 8 or 4 k; scales and zero-points of 16 rows side by side for each group. `group` 0: one scale for each row.
 template <int bits, int64_t group, bool zeroed, class Scale>
@@ -176,7 +165,8 @@ struct Quantised {
   const uint8_t* zeros;
   int64_t k;
 
-  static constexpr int64_t per_unit = bits == 4 ? 8 : 4;
+  static constexpr int64_t unit_bytes = 64;
+  static constexpr int64_t per_unit = unit_bytes * 8 / bits / block_rows;
 
   template <class Compute>
   static constexpr int64_t panel() {
@@ -189,13 +179,13 @@ struct Quantised {
 
   template <class Compute>
   void sum(const Task<Compute>& task) const {
-    using Decode = typename detail::Decoder<Compute, bits, zeroed>::type;
-    using Tiles = detail::Tiles<Compute, Decode, Scale>;
+    using Tiles = detail::Tiles<Compute, Decoder<Compute, bits, zeroed>, Scale>;
+    constexpr int64_t elements = per_unit / Compute::per_element;
     constexpr int64_t per_group = group != 0 ? group / per_unit : 64;
-    const int64_t units = depth<Compute>() / Decode::steps;
+    const int64_t units = depth<Compute>() / elements;
     const int64_t groups = group != 0 ? units / per_group : 1;
     // One tile reads the weights as they lie; several read as much of them as stays in the cache, one after another.
-    const int64_t chunk = task.tiles.end - task.tiles.begin == 1 ? units : round_up(chunk_elements / Decode::steps, per_group);
+    const int64_t chunk = task.tiles.end - task.tiles.begin == 1 ? units : round_up(chunk_elements / elements, per_group);
     for (int64_t unit = 0; unit < units; unit += chunk) {
       const int64_t here = units - unit < chunk ? units - unit : chunk;
       const int64_t first_group = group != 0 ? unit / per_group : 0;
@@ -203,11 +193,11 @@ struct Quantised {
         const Range rows = task.x.tile(t);
         const int64_t count = rows.end - rows.begin;
         const auto tile = Tiles::of(count);
-        const auto* const x = task.x.data + rows.begin * task.x.depth + unit * Decode::steps * count;
+        const auto* const x = task.x.data + rows.begin * task.x.depth + unit * elements * count;
         for (int64_t b = 0; b < task.blocks; ++b) {
           const int64_t block = task.block + b;
           const int64_t at = (block * groups + first_group) * block_rows;
-          tile(reinterpret_cast<const char*>(codes) + (block * units + unit) * Decode::bytes, x, here,
+          tile(reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes, x, here,
                group != 0 ? per_group : here, scales + at, zeroed ? zeros + at : nullptr,
                task.sums + rows.begin * group_columns + b * block_rows, group_columns, unit == 0);
         }
@@ -231,13 +221,12 @@ struct Dense {
   }
   template <class Compute>
   int64_t depth() const {
-    return round_up(round_up(k, Compute::per_element) / Compute::per_element, Ready<Compute>::steps);
+    return round_up(round_up(k, Compute::per_element) / Compute::per_element, ready_steps);
   }
 
   template <class Compute>
   void sum(const Task<Compute>& task) const {
-    using Decode = Ready<Compute>;
-    using Tiles = detail::Tiles<Compute, Decode, Unscaled>;
+    using Tiles = detail::Tiles<Compute, Panel<Compute>, Unscaled>;
     const int64_t elements = depth<Compute>();
     for (int64_t e = 0; e < elements; e += chunk_elements) {
       const int64_t here = elements - e < chunk_elements ? elements - e : chunk_elements;
@@ -255,7 +244,7 @@ struct Dense {
         const auto tile = Tiles::of(count);
         for (int64_t b = 0; b < task.blocks; ++b) {
           tile(reinterpret_cast<const char*>(task.panel + b * here * block_rows),
-               task.x.data + rows.begin * task.x.depth + e * count, here / Decode::steps, here / Decode::steps, nullptr,
+               task.x.data + rows.begin * task.x.depth + e * count, here / ready_steps, here / ready_steps, nullptr,
                nullptr, task.sums + rows.begin * group_columns + b * block_rows, group_columns, e == 0);
         }
       }

@@ -17,9 +17,10 @@ namespace gemm {
 // -------------------------------------------------------------------------------------------------------- decoders
 
 // A block of `Element`s as it lies: dense weights after packing.
+constexpr int ready_steps = 4;
 template <class Compute>
 struct Ready {
-  static constexpr int steps = 4;
+  static constexpr int steps = ready_steps;
   static constexpr int bytes = steps * block_rows * sizeof(typename Compute::Element);
   const char* at;
 
@@ -38,7 +39,8 @@ struct Ready {
 template <class Compute, bool zeroed>
 struct Nibbles;
 
-// Eight bits, four k of each row in a word, in order; 128 is added to the codes.
+// Eight bits, four k of each row in a word, in the order 0, 2, 1, 3: a half of a word, or the other shifted there, has a
+// pair's lower bits. 128 is added to the codes.
 template <class Compute>
 struct Bytes;
 
@@ -50,11 +52,10 @@ constexpr float magic_value = 8388608.0f;
 
 JITGEN_INLINE Floats small_to_float(Words low_bits, Floats offset) { return (Floats)(low_bits | magic) - offset; }
 
-// One zero-point for each row of a block, as floats from `bytes`, `value` added.
-JITGEN_INLINE void offsets(const uint8_t* bytes, float value, Floats (&to)[block_rows / float_lanes]) {
-  for (int v = 0; v < block_rows / float_lanes; ++v) {
-    for (int lane = 0; lane < float_lanes; ++lane) to[v][lane] = static_cast<float>(bytes[v * float_lanes + lane]) + value;
-  }
+// One zero-point for each row of a vector.
+JITGEN_INLINE Words zeros_at(const uint8_t* from) {
+  typedef uint8_t Row __attribute__((vector_size(float_lanes)));
+  return __builtin_convertvector(load_vector<Row>(from), Words);
 }
 
 // Floats as they are, or widened to the doubles of a block.
@@ -79,14 +80,12 @@ struct Nibbles {
 
   JITGEN_INLINE int element(int step) { return step < 4 ? 2 * step : 2 * step - 7; }
   inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
-    if (zeroed) {
+    for (int v = 0; v < vectors; ++v) {
+      offset[v] = splat(detail::magic_value + 8.0f);
+      if (zeroed) offset[v] = (Floats)(detail::zeros_at(zeros + v * float_lanes) | detail::magic);
 #if defined(JITGEN_AVX512)
-      detail::offsets(zeros, 0.0f, offset);
-#else
-      detail::offsets(zeros, detail::magic_value, offset);
+      offset[v] -= splat(detail::magic_value);
 #endif
-    } else {
-      for (int v = 0; v < vectors; ++v) offset[v] = splat(detail::magic_value + 8.0f);
     }
   }
   inline __attribute__((always_inline)) void open(const char* from) {
@@ -116,7 +115,7 @@ struct Bytes {
   static constexpr int vectors = block_rows / float_lanes;
   Words raw[vectors];
 
-  JITGEN_INLINE int element(int step) { return step; }
+  JITGEN_INLINE int element(int step) { return step == 1 ? 2 : step == 2 ? 1 : step; }
   inline __attribute__((always_inline)) void group(const uint8_t*) {}
   inline __attribute__((always_inline)) void open(const char* from) {
     for (int v = 0; v < vectors; ++v) raw[v] = load_vector<Words>(from + v * vector_bytes);
@@ -143,7 +142,8 @@ struct Nibbles<Few<Pairs, rows>, zeroed> {
   // The table's index is code + 16 - zero-point: 1 to 31.
   inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
     if (!zeroed) return;
-    for (int row = 0; row < block_rows; ++row) offset[2 * row] = offset[2 * row + 1] = uint16_t(16 - zeros[row]);
+    const Words zero = detail::zeros_at(zeros);
+    offset = 16 - (Halves)(zero | zero << 16);
   }
   inline __attribute__((always_inline)) void open(const char* from) { raw = load_vector<Words>(from); }
   inline __attribute__((always_inline)) void take(int step, Words (&w)[1]) const {
@@ -171,13 +171,73 @@ struct Bytes<Few<Pairs, rows>> {
   // Whole numbers up to 128 fill no more than the upper half of a float, which is their bfloat16.
   inline __attribute__((always_inline)) void take(int step, Words (&w)[1]) const {
     const Floats offset = splat(detail::magic_value + 128.0f);
-    const Words even = (Words)detail::small_to_float(raw >> (16 * step) & 255u, offset);
-    const Words odd = (Words)detail::small_to_float(raw >> (16 * step + 8) & 255u, offset);
+    const Words even = (Words)detail::small_to_float(raw >> (8 * step) & 255u, offset);
+    const Words odd = (Words)detail::small_to_float(raw >> (8 * step + 16) & 255u, offset);
     w[0] = even >> 16 | (odd & 0xffff0000u);
   }
 };
 
+// The same for one or two rows of x, where decoding costs more than multiplying: a code is 16 times its upper half less
+// 128, and its lower half. Each is looked up, and each is multiplied.
+struct SplitBytes {
+  static constexpr int steps = 4;
+  static constexpr int bytes = 64;
+  Words raw;
+
+  JITGEN_INLINE int element(int step) { return step / 2; }
+  inline __attribute__((always_inline)) void group(const uint8_t*) {}
+  inline __attribute__((always_inline)) void open(const char* from) { raw = load_vector<Words>(from); }
+  inline __attribute__((always_inline)) void take(int step, Words (&w)[1]) const {
+    const Halves lower = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+                          0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+                          0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+    const Halves upper = {0xc300, 0xc2e0, 0xc2c0, 0xc2a0, 0xc280, 0xc240, 0xc200, 0xc180, 0x0000, 0x4180, 0x4200,
+                          0x4240, 0x4280, 0x42a0, 0x42c0, 0x42e0, 0xc300, 0xc2e0, 0xc2c0, 0xc2a0, 0xc280, 0xc240,
+                          0xc200, 0xc180, 0x0000, 0x4180, 0x4200, 0x4240, 0x4280, 0x42a0, 0x42c0, 0x42e0};
+    w[0] = look_up(step % 2 == 0 ? lower : upper, (Words)((Halves)raw >> (4 * step)));
+  }
+};
+
 #endif
+
+// -------------------------------------------------------------------------------- which decoder, by the rows of a tile
+
+namespace detail {
+
+template <class Compute, int bits, bool zeroed, int rows>
+struct Choice {
+  using type = Nibbles<Compute, zeroed>;
+};
+template <class Compute, int rows>
+struct Choice<Compute, 8, false, rows> {
+  using type = Bytes<Compute>;
+};
+#if defined(JITGEN_AVX512)
+template <int most>
+struct Choice<Few<Pairs, most>, 8, false, 1> {
+  using type = SplitBytes;
+};
+template <int most>
+struct Choice<Few<Pairs, most>, 8, false, 2> {
+  using type = SplitBytes;
+};
+#endif
+
+}  // namespace detail
+
+// `elements` of x meet what is decoded at once.
+template <class Compute, int bits, bool zeroed>
+struct Decoder {
+  static constexpr int elements = 64 * 8 / bits / block_rows / Compute::per_element;
+  template <int rows>
+  using type = typename detail::Choice<Compute, bits, zeroed, rows>::type;
+};
+template <class Compute>
+struct Panel {
+  static constexpr int elements = ready_steps;
+  template <int rows>
+  using type = Ready<Compute>;
+};
 
 }  // namespace gemm
 }  // namespace jitgen

@@ -52,19 +52,20 @@ struct Decode {
   float scale[2];      // else, if scaled
   typename Weight::Offsets offsets;
 
-  // `pair`: scales of the two rows, of no account unless scaled.
-  JITGEN_DEVICE void set(typename Weight::ScalePair pair, const typename Weight::Scales& scales, int part) {
+  JITGEN_DEVICE void set(const typename Weight::Scales& scales, int part) {
     if constexpr (!subnormal) {
       offsets = Weight::offsets(scales, part);
       if constexpr (scaled) {
-        const float2 both = unpack_pair(pair);
+        const float2 both = unpack_pair(scales.scale[part]);
         scale[0] = both.x;
         scale[1] = both.y;
       }
     } else {
       if constexpr (scaled) {
-        spread(factor, multiply_pair(pair, 0x75807780u));  // 2^112 of row g, 2^108
-        if constexpr (!Weight::zero_points) spread(addend, multiply_pair(pair, 0xb680b680u));  // -8 * 2^-133 * 2^112
+        spread(factor, multiply_pair(scales.scale[part], 0x75807780u));  // 2^112 of row g, 2^108
+        if constexpr (!Weight::zero_points) {
+          spread(addend, multiply_pair(scales.scale[part], 0xb680b680u));  // -8 * 2^-133 * 2^112
+        }
       } else {
         factor[0] = 0x7f007f00u;  // 2^127
         factor[1] = Weight::bits == 4 ? 0x7d007d00u : factor[0];

@@ -165,7 +165,8 @@ JITGEN_DEVICE uint64_t descriptor_transposed(uint32_t address, int block) {
 
 #define JITGEN_D(o) \
   "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), "+f"(d[o + 6]), "+f"(d[o + 7])
-#define JITGEN_D1 JITGEN_D(0), JITGEN_D(8)
+#define JITGEN_D0 JITGEN_D(0)
+#define JITGEN_D1 JITGEN_D0, JITGEN_D(8)
 #define JITGEN_D3 JITGEN_D1, JITGEN_D(16), JITGEN_D(24)
 #define JITGEN_D5 JITGEN_D3, JITGEN_D(32), JITGEN_D(40)
 #define JITGEN_D7 JITGEN_D5, JITGEN_D(48), JITGEN_D(56)
@@ -197,6 +198,7 @@ struct Wgmma;
     }                                                                                                               \
   };
 #define JITGEN_WGMMA_SIZES(ELEMENT, TYPE)                                                               \
+  JITGEN_WGMMA(ELEMENT, TYPE, 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")                \
   JITGEN_WGMMA(ELEMENT, TYPE, 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")             \
   JITGEN_WGMMA(ELEMENT, TYPE, 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")             \
   JITGEN_WGMMA(ELEMENT, TYPE, 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")             \

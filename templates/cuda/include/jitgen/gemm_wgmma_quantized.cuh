@@ -8,7 +8,7 @@
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
 //   struct Config {                          // measured choices: see the table in families/gemm's schedule
-//     static constexpr int tokens = 128;     // of a tile: 32, 64, 96, 128, 192, 256; one wgmma's n
+//     static constexpr int tokens = 128;     // of a tile: 16, 32, 64, 96, 128, 192, 256; one wgmma's n
 //     static constexpr int warpgroups = 2;   // consumers
 //     static constexpr int blocks = 2;       // of 64 weight rows per warpgroup; blocks * tokens <= 256
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
@@ -65,7 +65,7 @@ struct QuantizedShape {
   static constexpr int side_bytes = scale_bytes + zero_bytes;
 
   // For the epilogue: a warpgroup's [contractions][chunk][64 columns], rows 4 floats apart in banks.
-  static constexpr int chunk = 32 / Config::contractions;
+  static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
   static constexpr int pitch = 68;
   static constexpr int staging_bytes = Config::split > 1 ? 0 : consumers / 128 * Config::contractions * chunk * pitch * 4;
 
@@ -81,7 +81,7 @@ struct QuantizedShape {
                 "partial sums fit where the stages were");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
-  static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % 32 == 0, "tokens of a tile");
+  static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % chunk == 0, "tokens of a tile");
 };
 
 template <class Config, class Weight, class Epilogue>
@@ -202,9 +202,21 @@ struct QuantizedKernel {
 
   // ------------------------------------------------------------------------------------------------------- consumers
 
-  struct Held {  // what a lane holds of one stage
+  struct Fetched {  // what a lane reads of one stage
+    typename Weight::Codes codes[blocks];
+    typename Weight::Scales scales[blocks];
+  };
+  struct Held {  // and has made ready
     typename Weight::Codes codes[blocks];
     Decode<Weight> decode[blocks][parts];
+    JITGEN_DEVICE void take(const Fetched& fetched) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        codes[b] = fetched.codes[b];
+#pragma unroll
+        for (int part = 0; part < parts; ++part) decode[b][part].set(fetched.scales[b], part);
+      }
+    }
   };
 
   static JITGEN_DEVICE int tile_of(int warpgroup, int block) {  // the warpgroup's first, of the block's 64 rows
@@ -212,28 +224,41 @@ struct QuantizedKernel {
            (warpgroup * contraction_blocks + block % contraction_blocks) * 4;
   }
 
-  JITGEN_DEVICE void hold(Held& held, int stage) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint8_t* const side = memory + Shape::side_at + stage * Shape::side_bytes;
+  // A lane's place in a stage, of block 0; kept, as the compiler would work it out again for each stage.
+  struct Lane {
+    uint32_t codes, side;
+    JITGEN_DEVICE Lane() {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      const int tile = tile_of(warp / 4, 0) + warp % 4;
+      codes = Shape::codes_at + tile * (128 * Weight::bits) + lane * 16;
+      side = Shape::side_at + (tile * 16 + lane / 4 * 2);
+      asm("" : "+r"(codes), "+r"(side));
+    }
+  };
+
+  JITGEN_DEVICE void fetch(Fetched& fetched, const Lane& lane, int stage) const {
+    using Pair = typename Weight::ScalePair;
+    constexpr int width = sizeof(typename Weight::Scale);
+    const uint8_t* const codes = memory + lane.codes + stage * Shape::code_bytes;
+    // Scales are `width` times as far from the area's start as zero-points.
+    const uint8_t* const zeros = memory + lane.side + stage * Shape::side_bytes;
+    const uint8_t* const scales = zeros + (lane.side - Shape::side_at) * (width - 1);
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
-      const int tile = tile_of(warp / 4, b) + warp % 4;
-      const uint4* const from =
-          reinterpret_cast<const uint4*>(memory + Shape::codes_at + stage * Shape::code_bytes) + tile * 8 * Weight::bits;
+      const int tile = tile_of(0, b) - tile_of(0, 0);
 #pragma unroll
-      for (int i = 0; i < Weight::loads; ++i) held.codes[b].words[i] = from[i * 32 + lane];
-      typename Weight::Scales scales;
+      for (int i = 0; i < Weight::loads; ++i) {
+        fetched.codes[b].words[i] = *reinterpret_cast<const uint4*>(codes + tile * (128 * Weight::bits) + i * 512);
+      }
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
-        const int at = (part * Shape::tiles + tile) * 16 + lane / 4 * 2;
+        const int at = (part * Shape::tiles + tile) * 16;
         if constexpr (Weight::zero_points) {
-          scales.zero[part] = *reinterpret_cast<const uint16_t*>(side + Shape::scale_bytes + at);
+          fetched.scales[b].zero[part] = *reinterpret_cast<const uint16_t*>(zeros + Shape::scale_bytes + at);
         }
-        typename Weight::ScalePair pair = {};
         if constexpr (Shape::group_scales) {
-          pair = *reinterpret_cast<const typename Weight::ScalePair*>(side + at * int(sizeof(typename Weight::Scale)));
+          fetched.scales[b].scale[part] = *reinterpret_cast<const Pair*>(scales + at * width);
         }
-        held.decode[b][part].set(pair, scales, part);
       }
     }
   }
@@ -270,10 +295,13 @@ struct QuantizedKernel {
     }
     if (first == last) return;
     constexpr int groups = 4 / Config::steps;  // of a stage
+    const Lane lane;
+    Fetched fetched;
     Held held;
     Fragments fragments[2];
     barrier_wait(full(ring.stage), ring.phase);
-    hold(held, ring.stage);
+    fetch(fetched, lane, ring.stage);
+    held.take(fetched);
     dequantise(fragments[0], held, 0);
     int before = 0;
 #pragma unroll 1
@@ -293,10 +321,11 @@ struct QuantizedKernel {
           }
         }
         wgmma_commit();
-        if (group == groups - 1 && chunk + 1 < last) {
+        if (group == groups - 2 && chunk + 1 < last) {
           barrier_wait(full(ring.stage), ring.phase);
-          hold(held, ring.stage);
+          fetch(fetched, lane, ring.stage);
         }
+        if (group == groups - 1) held.take(fetched);
         wgmma_wait<1>();  // the group before has read its fragments, which take the group after
         if (group == 0 && chunk > first) release(before);
         dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
@@ -479,13 +508,14 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
       Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
   if (threadIdx.x == 0) {
     prefetch_map(x);
+    for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
       barrier_init(kernel.full(stage), 1 + (Shape::side_bytes > 0 ? 32 : 0));
       barrier_init(kernel.empty(stage), Config::warpgroups * 4 * Config::multicast);
     }
     barrier_init_fence();
   }
-  if constexpr (Shape::cluster > 1) {
+  if constexpr (Config::multicast > 1) {
     cluster_sync();
   } else {
     __syncthreads();
