@@ -79,23 +79,6 @@ def _has_clusters(target: Target) -> bool:
 # ---------------------------------------------------------------------------------------------------------- the rules
 
 
-# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
-# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
-_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
-    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
-    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
-    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
-    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
-}
-_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
-    1: (2, 2, 4, 1, 2),
-    4: (2, 7, 2, 1, 2),
-    8: (2, 7, 2, 1, 2),
-    16: (7, 4, 2, 1, 2),
-}
-MANY_TOKENS = 64
-
-
 def _wgmma(problem: Problem) -> GemmSchedule | None:
     """For many rows on sm_90a, where the operands lie as tensor maps want them."""
     if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
@@ -144,6 +127,23 @@ def _mappable(problem: Problem) -> bool:
     if problem.quantized:
         return True
     return len({kind for kind, _ in weights}) == 1 and all(k != "strided" and unit >= 8 for k, unit in weights)
+
+
+# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
+# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
+_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
+    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
+    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
+    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
+    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
+}
+_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
+    1: (2, 2, 4, 1, 2),
+    4: (2, 7, 2, 1, 2),
+    8: (2, 7, 2, 1, 2),
+    16: (7, 4, 2, 1, 2),
+}
+MANY_TOKENS = 64
 
 
 def _mma(problem: Problem) -> GemmSchedule:
