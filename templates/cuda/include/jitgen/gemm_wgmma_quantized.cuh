@@ -64,6 +64,13 @@ struct QuantizedShape {
   static constexpr int zero_bytes = Weight::zero_points ? tiles * Weight::parts * 16 : 0;
   static constexpr int side_bytes = scale_bytes + zero_bytes;
 
+  // That the layout has: K padded to whole groups, then to whole chunks.
+  static JITGEN_DEVICE int groups(int depth) {
+    constexpr int group = Weight::group == 0 ? 64 : Weight::group;
+    const int padded = (depth + group - 1) / group * group;
+    return Weight::group == 0 ? 1 : Weight::groups((padded + 63) / 64);
+  }
+
   // For the epilogue: a warpgroup's [contractions][chunk][64 columns], rows 4 floats apart in banks.
   static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
   static constexpr int pitch = 68;
@@ -102,6 +109,7 @@ struct QuantizedKernel {
   const Region (&regions)[Config::regions];
   const Epilogue& epilogue;
   const int rows, chunks, row_tiles;
+  const int groups;   // of a row of the weight
   const int rank;     // in the cluster
   uint8_t* const memory;
   const uint32_t base;  // of memory
@@ -172,7 +180,6 @@ struct QuantizedKernel {
     using Scale = typename Weight::Scale;
     constexpr int pieces = int(sizeof(Scale));  // of a tile's scales
     const int lane = threadIdx.x % 32;
-    const int groups = Weight::groups(chunks);
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const int group = Weight::group == 0 ? 0 : (chunk * 64 + part * 32) / (Weight::group ? Weight::group : 1);
@@ -505,7 +512,7 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   const QuantizedKernel<Config, Weight, Epilogue> kernel{
       x, regions, epilogue, rows, (depth + 63) / 64, (rows + Config::tokens - 1) / Config::tokens,
-      Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
+      Shape::groups(depth), Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
   if (threadIdx.x == 0) {
     prefetch_map(x);
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
