@@ -79,7 +79,9 @@ def compare(function: Function, x: torch.Tensor, *rest: Any, tile: GemmSchedule 
         wrong = ~((got.double() - want).abs() <= bound)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
-            return f"result {place}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {at}: {got[at]}, not {want[at]}"
+            return (
+                f"result {place}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {at}: {got[at]}, not {want[at]}"
+            )
     return None
 
 
@@ -168,7 +170,11 @@ def operands(x: torch.Tensor, w: Any, bias: Any, scale: Any, one: Any, skip: Any
     return y, (y + torch.arange(y.shape[-1])).float(), y.t()
 
 
-EPILOGUES: dict[str, tuple[Function, int]] = {"swiglu": (swiglu, 2), "three": (three, 3), "projections": (projections, 3)}
+EPILOGUES: dict[str, tuple[Function, int]] = {
+    "swiglu": (swiglu, 2),
+    "three": (three, 3),
+    "projections": (projections, 3),
+}
 
 
 @check
@@ -263,7 +269,9 @@ def infinities() -> Iterator[str | None]:
         x[2, 9], x[4, 63] = math.inf, math.nan
         weights: list[Any] = [dense(40, 64, x.dtype)]
         if form != "tokens":
-            weights += [quantized(40, 64, format, group) for format in ("int4", "uint4", "int8") for group in (32, None)]
+            weights += [
+                quantized(40, 64, format, group) for format in ("int4", "uint4", "int8") for group in (32, None)
+            ]
         for w in weights:
             with tiled(tile):
                 got = jitgen.jit(linear, backend="triton")(x, w).double()
