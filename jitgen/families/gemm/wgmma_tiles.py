@@ -2,10 +2,10 @@
 
 The model was fitted to some 900 timings (six layer shapes of models of 8 and 70 billion parameters, 16 to 1024 rows,
 W4A16 with groups of 128); its choice takes 2 % longer than the best tiles measured for a shape on average, 13 % at the
-worst. What it says of a multiprocessor: a wgmma takes ``tokens`` / 2 cycles; the instructions that decode and keep house
-are issued from the same slots and so add up with that; and L2 delivers about 32 bytes a cycle. Blocks that share out k
-are clusters, of which fewer fit the chip than its multiprocessors could hold, because a cluster lies within one group of
-16 or 18 of them.
+worst. What it says of a multiprocessor: a wgmma takes ``tokens`` / 2 cycles; the instructions that decode and keep
+house are issued from the same slots and so add up with that; and L2 delivers about 32 bytes a cycle. Blocks that share
+out k are clusters, of which fewer fit the chip than its multiprocessors could hold, because a cluster lies within one
+group of 16 or 18 of them.
 """
 
 from __future__ import annotations
