@@ -23,9 +23,10 @@ TILES = {
     "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
     "weights": GemmSchedule("weights", 32, 64, 32, 4, 3, raster=2),
     "weights-many-rows": GemmSchedule("weights", 128, 32, 32, 4, 3, raster=2),
+    "weights-many-warps": GemmSchedule("weights", 128, 32, 32, 8, 3, raster=2),
     "slices": GemmSchedule("slices", 16, 16, 32, 4, 3),
 }
-"""Small ones of every form. How a group's scales are applied depends on the rows of a tile."""
+"""Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
 
 SHAPES = ((1, 1, 1), (16, 16, 128), (33, 65, 100), (3, 70, 257))
 """M, N, K."""
@@ -79,7 +80,9 @@ def compare(function: Function, x: torch.Tensor, *rest: Any, tile: GemmSchedule 
         wrong = ~((got.double() - want).abs() <= bound)
         if wrong.any():
             at = tuple(wrong.nonzero()[0].tolist())
-            return f"result {place}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {at}: {got[at]}, not {want[at]}"
+            return (
+                f"result {place}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {at}: {got[at]}, not {want[at]}"
+            )
     return None
 
 
@@ -168,7 +171,11 @@ def operands(x: torch.Tensor, w: Any, bias: Any, scale: Any, one: Any, skip: Any
     return y, (y + torch.arange(y.shape[-1])).float(), y.t()
 
 
-EPILOGUES: dict[str, tuple[Function, int]] = {"swiglu": (swiglu, 2), "three": (three, 3), "projections": (projections, 3)}
+EPILOGUES: dict[str, tuple[Function, int]] = {
+    "swiglu": (swiglu, 2),
+    "three": (three, 3),
+    "projections": (projections, 3),
+}
 
 
 @check
@@ -263,7 +270,8 @@ def infinities() -> Iterator[str | None]:
         x[2, 9], x[4, 63] = math.inf, math.nan
         weights: list[Any] = [dense(40, 64, x.dtype)]
         if form != "tokens":
-            weights += [quantized(40, 64, format, group) for format in ("int4", "uint4", "int8") for group in (32, None)]
+            formats = ("int4", "uint4", "int8")
+            weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
         for w in weights:
             with tiled(tile):
                 got = jitgen.jit(linear, backend="triton")(x, w).double()

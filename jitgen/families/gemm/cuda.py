@@ -134,6 +134,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
             "tokens": schedule.block_m,
             "warpgroups": consumers,
             "blocks": wgmma.blocks_of_rows(schedule, count),
+            "span": schedule.block_k // wgmma.CHUNK,
             "steps": schedule.steps,
             "split": schedule.split,
         }
