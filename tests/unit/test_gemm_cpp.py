@@ -1,9 +1,8 @@
-"""Matrix products on the CPU: against float64 of the dequantised operands, over shapes, formats and instruction sets."""
+"""Matrix products on the CPU: against float64 of the dequantised operands, over shapes, formats, instruction sets."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +19,10 @@ LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 300, 513, 1025)
 
 
 @pytest.fixture(autouse=True)
-def seeded(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+def seeded(request: pytest.FixtureRequest) -> random.Random:
     """The data of a test depends on its name alone."""
     torch.manual_seed(sum(map(ord, request.node.name)))
-    yield random.Random(request.node.name)
+    return random.Random(request.node.name)
 
 
 def check(function: Any, x: torch.Tensor, weight: Any) -> None:
@@ -176,7 +175,9 @@ def test_prologues(dtype: torch.dtype) -> None:
     for rows, columns, length in [(1, 50, 300), (29, 40, 1100)]:
         x, w = operands(rows, columns, length, dtype)
         gain, shift = torch.randn(length).to(dtype), torch.randn(rows, 1).to(dtype)
-        activation = (x.float() * gain.float() + shift.float()).to(dtype) if dtype != torch.float64 else x * gain + shift
+        activation = (
+            (x.float() * gain.float() + shift.float()).to(dtype) if dtype != torch.float64 else x * gain + shift
+        )
         exact, spread = product(activation, w)
         assert len(function.lower(x, gain, shift, w).kernels) == 1
         found = run(function, (x, gain, shift, w), exact.shape, dtype)
