@@ -1,6 +1,6 @@
 """Two chains of element operations, each one generated kernel: the whole way from a Python function to a launch.
 
-Run:   make demo            (python examples/01_double_square.py)
+Run:   python examples/01_double_square.py
 Shows: the generated source; what a first call costs and a warm one, beside eager torch; what was compiled and what
        came from the store. Run it again: nothing is compiled.
 """

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from jitgen import pipeline, settings, weights
+from jitgen import pipeline, quant, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.function import NUMBERS
@@ -123,6 +124,28 @@ class _Symbols:
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight)
+
+
+def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _register_linear() -> None:
+    """Make ``F.linear`` with a quantised weight a generated kernel in eager torch too."""
+    plain, biased = JitFunction(_linear, None, None), JitFunction(_linear_with_bias, None, None)
+
+    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        with torch.no_grad():
+            return plain(x, weight) if bias is None else biased(x, weight, bias)
+
+    quant.kernel = kernel
+
+
+_register_linear()
+
+
 @overload
 def jit(function: Callable[..., Any]) -> JitFunction: ...
 @overload
@@ -155,10 +178,14 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
     def decorate(function: Callable[..., Any]) -> JitFunction:
         if isinstance(function, JitFunction):
             function = function.function
-        if isinstance(function, torch.nn.Module):
-            function = function.__call__
+        module = function if isinstance(function, torch.nn.Module) else None
+        if module is not None:
+            function = module.__call__
         if not callable(function):
             raise TypeError(f"jit decorates functions, not {type(function).__name__}")
-        return JitFunction(function, backend if backend != "auto" else "auto", compiler)
+        made = JitFunction(function, backend, compiler)
+        if module is not None:
+            made.name = type(module).__name__
+        return made
 
     return decorate if function is None else decorate(function)

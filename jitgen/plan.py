@@ -205,7 +205,7 @@ def _extent(tensor: torch.Tensor) -> int:
 # ----------------------------------------------------------------------------------------------------- the fast way
 
 
-def _callable_class(name: str, leaves: Sequence[Any], apart: Sequence[Any] = ()) -> type[LaunchPlan]:
+def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any] = ()) -> type[LaunchPlan]:
     """A ``LaunchPlan`` whose ``__call__`` is written for these arguments: check, launch, return."""
     tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
@@ -225,7 +225,7 @@ def _callable_class(name: str, leaves: Sequence[Any], apart: Sequence[Any] = ())
     ready = " and ".join(["hot is not None", "not more", *alike_values])
     text = "\n".join(
         [
-            *_header(arguments, apart),
+            *_header(arguments, tokens),
             "    try:",
             *(f"        p{i} = a{i}.data_ptr()" for i in tensors),
             "        pass",
@@ -250,7 +250,7 @@ def _callable_class(name: str, leaves: Sequence[Any], apart: Sequence[Any] = ())
         ]
     )
     names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": _MISSING, "refuse": _refuse_weight}
-    names |= {f"w{index}": token for index, token in enumerate(apart)}
+    names |= {f"w{index}": token for index, token in enumerate(tokens)}
     names |= {f"k{index}": type(leaves[index]) for index in numbers} | {f"v{i}": leaf for i, leaf in fixed.items()}
     path = f"<jitgen plan {name} {len(leaves)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
@@ -259,13 +259,13 @@ def _callable_class(name: str, leaves: Sequence[Any], apart: Sequence[Any] = ())
     return type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
 
 
-def _header(arguments: Sequence[str], apart: Sequence[Any]) -> list[str]:
-    """The first lines of ``__call__``: its parameters, and quantised weights among them taken apart."""
-    if not apart:
+def _header(arguments: Sequence[str], tokens: Sequence[Any]) -> list[str]:
+    """The first lines of ``__call__``: its parameters, and quantised weights among them taken tokens."""
+    if not tokens:
         return [f"def __call__({', '.join(['self', *(f'{a}=missing' for a in arguments)])}, *more, out=None):"]
     names = iter(arguments)
     parameters, lines = [], []
-    for index, token in enumerate(apart):
+    for index, token in enumerate(tokens):
         if token is None:
             parameters.append(next(names))
             continue

@@ -204,30 +204,42 @@ class Specialization:
         self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any, formats: str, device: Any
     ) -> Step:
         from jitgen.runtime import cuda
+        from jitgen.runtime.tensor_map import TensorMap
 
         meta, index = built.artifact.meta, device.index
-        function = self._function(
-            built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, meta.get("shared_bytes", 0))
-        )
         schedule = lowered.schedules[number]
-        parameters = "P" * len(arguments.pointers)
+        # Triton says what a kernel it compiled takes; a schedule of ours says so itself.
+        shared = meta.get("shared_bytes", 0) if self.route.backend == "triton" else getattr(schedule, "shared_bytes", 0)
+        function = self._function(built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, shared))
+        parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
         parameters += ("q" if schedule.wide else "i") * len(arguments.integers) + formats
-        values = (*(None,) * len(arguments.pointers), *arguments.integers, *(None,) * len(scalars))
+        varying = len(arguments.maps) + len(arguments.pointers)
+        values = (*(None,) * varying, *arguments.integers, *(None,) * len(scalars))
+        blocks, resident = arguments.blocks, getattr(schedule, "resident", 0)
+        if resident:
+            most = cuda.multiprocessors(index) * resident // schedule.cluster * schedule.cluster
+            blocks = min(blocks, max(most, schedule.cluster))
         if self.route.backend == "triton":
             parameters, values = parameters + "PP", (*values, 0, 0)
         launch = cuda.Launch(
             function,
             parameters,
             values,
-            (arguments.blocks, 1, 1),
+            (blocks, 1, 1),
             (schedule.block_threads, 1, 1),
-            meta.get("shared_bytes", 0),
+            shared,
         )
-        return Step("cuda", launch, arguments.pointers, scalars)
+        maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
+        return Step("cuda", launch, arguments.pointers, scalars, maps=maps)
 
     def _operator_step(self, lowered: Any, number: int, built: Any, arguments: Any, scalars: Any) -> Step:
         from jitgen.runtime import cpu, torch_operator
 
+        if arguments.maps:
+            raise UnsupportedError(
+                f"{self.name}: this product copies by tensor maps, which a torch operator is not given; "
+                "use the backend's own compiler, without compiler='load_inline'"
+            )
         meta = built.artifact.meta
         operator = self._function(
             built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"])

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import coldstart, intensity, overhead, rows, streaming
+from jitgen.bench import coldstart, intensity, overhead, products, rows, streaming
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
 GROUPS = {
     "streaming": streaming.run,
     "rows": rows.run,
+    "products": products.run,
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,

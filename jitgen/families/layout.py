@@ -94,6 +94,7 @@ class LaunchArguments:
         elements: computed in all; a launch of none is skipped.
         written: bytes written.
         moved: bytes read and written, each operand once.
+        maps: matrices the kernel copies by tensor maps, its first parameters (``gemm/wgmma.MappedTensor``).
         flops: operations, by the weights of ``ir/ops.py``; a multiply-add of a product is two.
     """
 
@@ -104,6 +105,7 @@ class LaunchArguments:
     written: int
     moved: int
     flops: int
+    maps: tuple[Any, ...] = ()
 
 
 def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Movement, Region
 from jitgen.ir.rows import varies
 from jitgen.ir.symbols import Expr, Scalar, Size
+from jitgen.ir.views import ROW_TILE
 
 _WIDENED = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _EXACT_IN = {
@@ -227,17 +229,25 @@ class BodyBuilder:
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
         inner._value(x)
-        quantised = weight.op == "dequantize"
-        kinds = ("codes", "scales", "zeros") if quantised else ("weight",)
-        parts = weight.inputs if quantised else (weight,)
-        operands = tuple(self._operand(kind, part) for kind, part in zip(kinds, parts, strict=False))
-        described = weight.attrs if quantised else (None, None, None)
-        return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, *node.attrs, *described)
+        base, cuts = _seen_through_views(weight)
+        operands: tuple[int, ...]
+        described: tuple[Any, Any, Any]
+        if base.op != "dequantize":
+            operands, described = (self._operand("weight", weight),), (None, None, None)
+        else:
+            _, _, layout = described = base.attrs
+            tile = 1 if layout == "portable" else ROW_TILE
+            operands = tuple(
+                self._operand(kind, part, tuple(_tiles(cut, part, tile) for cut in cuts))
+                for kind, part in zip(("codes", "scales", "zeros"), base.inputs, strict=False)
+            )
+        (precision,) = node.attrs
+        return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
 
-    def _operand(self, kind: str, node: Node) -> int:
-        """The index of ``node``, an input or views of one, among the operands."""
+    def _operand(self, kind: str, node: Node, cuts: tuple[Movement, ...] = ()) -> int:
+        """The index of ``node``, an input or views of one, among the operands; ``cuts`` are movements on top."""
         base, movements = _seen_through_views(node)
-        operand = Operand(kind, base.attrs[0], node.dtype, base.shape, movements)
+        operand = Operand(kind, base.attrs[0], node.dtype, base.shape, (*movements, *cuts))
         if operand not in self.operands:
             self.operands.append(operand)
         return self.operands.index(operand)
@@ -282,6 +292,13 @@ def _is_row_value(node: Node) -> bool:
 
 def _is_leaf(node: Node) -> bool:
     return node.op in ("input", "iota", "view", "matmul")
+
+
+def _tiles(cut: Movement, part: Node, tile: int) -> Movement:
+    """A slice of a quantised weight's rows as one of a part of it, whose first dimension counts ``tile`` rows."""
+    (kind, dim, start, step), (rows, _) = cut
+    tiles: Any = symbols.floordiv(symbols.add(rows, tile - 1), tile)
+    return (kind, dim, symbols.floordiv(start, tile), step), (tiles, *part.shape[1:])
 
 
 def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:

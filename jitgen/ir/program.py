@@ -192,12 +192,15 @@ class _Cutter:
     def _held_by_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
         """Results that would be copies of a temporary or a view of one, with what can be returned in their place."""
         stores = [store for region in regions for store in region.stores if not store.movements]
-        found = ((store, _alias(store.value, [])) for store in stores)
-        return {
-            store.result: alias
-            for store, alias in found
-            if alias and alias.input >= len(self.graph.inputs) and self._concrete(store.value) is not None
-        }
+        found: dict[int, Alias] = {}
+        for store in stores:
+            alias, memory = _alias(store.value, []), self._concrete(store.value) if _is_view(store.value) else None
+            taken = {other.input for other in found.values()}
+            if alias is None or memory is None or alias.input < len(self.graph.inputs) or alias.input in taken:
+                continue
+            if min(memory.strides, default=1) > 0:  # torch has no others, and a tensor of its own repeats no element
+                found[store.result] = alias
+        return found
 
     def _reads_in_place(self, index: int, node: Node) -> bool:
         """Whether every element of ``node`` reads input ``index`` only where it will be written: no copy is needed."""
@@ -414,6 +417,11 @@ def _equal_sizes(guards: Sequence[Guard]) -> dict[str, Expr]:
                 equal = {name: first if size == second else size for name, size in equal.items()}
                 equal[second.args[0]] = first
     return equal
+
+
+def _is_view(node: Node) -> bool:
+    """Whether ``node`` is an input or views of one."""
+    return _base(node).op == "input"
 
 
 def _base(node: Node) -> Node:

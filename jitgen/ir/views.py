@@ -23,6 +23,9 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Node, Shape
 from jitgen.ir.symbols import Scalar, Size
 
+ROW_TILE = 16
+"""Rows of a quantised weight that its layouts keep together, at most."""
+
 Decide = Callable[[Scalar], bool]
 """Decides a symbolic comparison from the sizes at hand, and records the decision as a guard."""
 
@@ -128,7 +131,7 @@ class Mover:
         x, weight = node.inputs
         kind, last, length = attrs[0], len(node.shape) - 1, x.shape[-1]
         if kind == "slice" and attrs[1] == last:
-            if weight.op != "dequantize" and _plain(weight):
+            if _plain(weight) or self._is_tiles_of_weight(weight, attrs):
                 moved = self.move(weight, ("slice", 0, *attrs[2:]), (shape[last], length))
                 return self.builder.make("matmul", (x, moved), node.dtype, shape, node.attrs, node.location)
             return None
@@ -143,6 +146,14 @@ class Mover:
             return None
         moved = self.move(x, attrs, (*shape[:-1], length))
         return self.builder.make("matmul", (moved, weight), node.dtype, shape, node.attrs, node.location)
+
+    def _is_tiles_of_weight(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
+        """Whether a slice of a quantised weight's rows is of whole tiles, which every layout keeps together."""
+        while weight.op == "view" and weight.attrs[:2] == ("slice", 0):
+            weight = weight.inputs[0]
+        _, _, start, step = attrs
+        whole = symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)
+        return weight.op == "dequantize" and step == 1 and self.decide(whole)
 
     def _move_spread(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """A reduction spread over its row, moved: the reduction is moved, and spread again."""

@@ -7,6 +7,7 @@ This package needs ``errors`` alone of jitgen, so that anything may need it; imp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ def rebuild(*facts: Any) -> Any:
 
     return qtensor.rebuild(*facts)
 
+
+kernel: Callable[..., torch.Tensor] | None = None
+"""``(x, weight, bias or None) -> y``, an eager ``F.linear`` by a generated kernel; see ``eager``."""
 
 # With ``import jitgen`` alone, torch.load(weights_only=True) reads checkpoints that hold quantised weights.
 torch.serialization.add_safe_globals([rebuild])

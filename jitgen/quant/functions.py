@@ -26,7 +26,8 @@ _GETTERS = (
 _METHODS = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"),
     *("is_signed", "is_contiguous", "get_device", "is_inference", "is_pinned", "is_same_size", "has_names"),
-    *("_is_view", "_is_zerotensor", "_use_count", "__dir__"),
+    *("_is_view", "_is_zerotensor", "_use_count", "__dir__", "is_conj", "is_neg", "storage_offset"),
+    "untyped_storage",  # of no memory: what torch.compile asks to see whether two tensors share theirs
 )
 METADATA = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _GETTERS if hasattr(torch.Tensor, name)]
@@ -146,6 +147,8 @@ def _moved(
         device = torch.device("cuda", torch.cuda.current_device())
     if device == tensor.device and not copy:
         return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
+    if device.type != tensor.device.type:  # what reads it there lays it out anew
+        tensor = QTensor._of(tensor._parts_in("portable", keep=False), tensor.token.replace(layout="portable"), {})
     return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
 
 

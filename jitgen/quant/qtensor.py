@@ -206,6 +206,10 @@ class QTensor(torch.Tensor):
         parts = tuple(inner[name] for name in find(token.format).part_names)
         return QTensor._of(parts, token.replace(device=parts[0].device), {})
 
+    def _stable_hash_for_caching(self) -> str:
+        """What torch.compile's cache knows this weight by."""
+        return repr(self.token.facts())
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from jitgen.quant.functions import FUNCTIONS, METADATA, refuse

@@ -58,10 +58,10 @@ def multiprocessors(device: int) -> int:
 
 
 def _attribute(name: str, device: int) -> int:
-    driver = _driver()
+    driver = bindings()
     attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    handle = _checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
-    return _checked(driver.cuDeviceGetAttribute(attribute, handle), f"reading {name} of CUDA device {device}")
+    handle = checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
+    return checked(driver.cuDeviceGetAttribute(attribute, handle), f"reading {name} of CUDA device {device}")
 
 
 # --------------------------------------------------------------------------------------------------------- loading
@@ -104,24 +104,24 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
     Raises:
         DriverError: no driver, a cubin for another architecture, no such entry, or more shared memory than there is.
     """
-    driver = _driver()
+    driver = bindings()
     what = f"kernel {entry} on CUDA device {device}"
-    ordinal = _checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
-    context = _checked(driver.cuDevicePrimaryCtxRetain(ordinal), f"retaining the context of CUDA device {device}")
+    ordinal = checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
+    context = checked(driver.cuDevicePrimaryCtxRetain(ordinal), f"retaining the context of CUDA device {device}")
     with _current(context):
-        module = _checked(driver.cuModuleLoadData(binary), f"loading {what}")
-        handle = _checked(driver.cuModuleGetFunction(module, entry.encode()), f"finding {what}")
+        module = checked(driver.cuModuleLoadData(binary), f"loading {what}")
+        handle = checked(driver.cuModuleGetFunction(module, entry.encode()), f"finding {what}")
         if shared_bytes:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             asked = f"asking for {shared_bytes} bytes of shared memory for {what}"
-            _checked(driver.cuFuncSetAttribute(handle, limit, shared_bytes), asked)
+            checked(driver.cuFuncSetAttribute(handle, limit, shared_bytes), asked)
     return Function(entry, device, shared_bytes, handle, context)
 
 
 @contextlib.contextmanager
 def _current(context: Any) -> Iterator[None]:
-    driver = _driver()
-    _checked(driver.cuCtxPushCurrent(context), "making a CUDA context current")
+    driver = bindings()
+    checked(driver.cuCtxPushCurrent(context), "making a CUDA context current")
     try:
         yield
     finally:
@@ -134,6 +134,8 @@ def _current(context: Any) -> Iterator[None]:
 Frame = tuple[Any, Any, int, Any]
 """One launch's memory: (argument buffer, launch config, address of the array of parameter addresses, that array)."""
 
+_TENSOR_MAP = "128s"  # of an encoded CUtensorMap
+
 
 class Launch:
     """One prepared launch: ``launch(stream, *varying)`` enqueues it and returns at once.
@@ -141,7 +143,8 @@ class Launch:
     Args:
         function: what to launch.
         parameters: the kernel's parameters as ``struct`` codes: ``P`` pointer, ``i`` int32, ``q`` int64, ``f``
-            float32, ``d`` float64. Triton's two trailing scratch pointers are ordinary ``P`` parameters.
+            float32, ``d`` float64, ``T`` a tensor map (see ``tensor_map.py``; its value is 128 bytes). Triton's two
+            trailing scratch pointers are ordinary ``P`` parameters.
         values: one value per parameter; None where it varies and is given at each call, in parameter order.
         grid, block: in blocks and in threads.
         shared_bytes: dynamic shared memory per block; at most what the function was loaded with.
@@ -162,7 +165,7 @@ class Launch:
         self,
         function: Function,
         parameters: str,
-        values: tuple[int | float | None, ...],
+        values: tuple[int | float | bytes | None, ...],
         grid: Dim3,
         block: Dim3,
         shared_bytes: int = 0,
@@ -174,21 +177,22 @@ class Launch:
             raise ValueError(f"{function.entry}: {len(values)} values for {len(parameters)} parameters")
         self.function = function
         self.handle = function.handle
-        self.call = _driver().cuLaunchKernelEx
+        self.call = bindings().cuLaunchKernelEx
         self._shape = (grid, block, shared_bytes, cluster, pdl, cooperative)
 
         varying = [place for place, value in enumerate(values) if value is None]
         fixed = [place for place, value in enumerate(values) if value is not None]
-        layout = "".join(parameters[place] for place in varying + fixed)
-        ends = (struct.calcsize(layout[: count + 1]) for count in range(len(layout)))
+        codes = [_TENSOR_MAP if code == "T" else code for code in parameters]
+        layout = [codes[place] for place in varying + fixed]
+        ends = (struct.calcsize("".join(layout[: count + 1])) for count in range(len(layout)))
         starts = (end - struct.calcsize(code) for end, code in zip(ends, layout, strict=True))
         self._offsets = tuple(start for _, start in sorted(zip(varying + fixed, starts, strict=True)))
-        self._size = struct.calcsize(layout)
-        self.pack = struct.Struct(layout[: len(varying)]).pack_into
-        self._constants = [(parameters[place], self._offsets[place], values[place]) for place in fixed]
+        self._size = struct.calcsize("".join(layout))
+        self.pack = struct.Struct("".join(layout[: len(varying)])).pack_into
+        self._constants = [(codes[place], self._offsets[place], values[place]) for place in fixed]
         self.pools: dict[int, list[Frame]] = {}
 
-    def __call__(self, stream: int, *varying: int | float) -> None:
+    def __call__(self, stream: int, *varying: int | float | bytes) -> None:
         # runtime/launcher.py writes these lines into its launchers, which saves them this call.
         try:
             pool = self.pools[stream]
@@ -210,13 +214,13 @@ class Launch:
         _, config, addresses, _ = frame
         # The default stream means the thread's current context, which is none in a thread that torch has not used
         # yet, or another device's. Both are refused rather than launched wrongly, so only then is it set.
-        results = _driver().CUresult
+        results = bindings().CUresult
         if status in (results.CUDA_ERROR_INVALID_CONTEXT, results.CUDA_ERROR_INVALID_HANDLE):
             with self.function.current():
                 status = self.call(config, self.handle, addresses, 0)[0]
         if status:
             grid, block, shared_bytes, cluster, *_ = self._shape
-            _checked(
+            checked(
                 (status,),
                 f"launching kernel {self.function.entry} on CUDA device {self.function.device} with grid {grid}, "
                 f"block {block}, {shared_bytes} bytes of dynamic shared memory, cluster {cluster}",
@@ -235,7 +239,7 @@ class Launch:
 
 def _config(grid: Dim3, block: Dim3, shared_bytes: int, cluster: Dim3 | None, pdl: bool, cooperative: bool) -> Any:
     """The driver's launch configuration, all but its stream."""
-    driver = _driver()
+    driver = bindings()
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block
@@ -268,7 +272,7 @@ def _config(grid: Dim3, block: Dim3, shared_bytes: int, cluster: Dim3 | None, pd
 
 
 @functools.cache
-def _driver() -> Any:
+def bindings() -> Any:
     """The initialised ``cuda.bindings.driver``."""
     try:
         from cuda.bindings import driver
@@ -283,11 +287,11 @@ def _driver() -> Any:
     return driver
 
 
-def _checked(result: tuple[Any, ...], what: str) -> Any:
+def checked(result: tuple[Any, ...], what: str) -> Any:
     """The value beside a driver call's status, or DriverError saying ``what`` was being done."""
     status, *values = result
     if status:
-        raise DriverError(_message(_driver(), status, what), int(status))
+        raise DriverError(_message(bindings(), status, what), int(status))
     return values[0] if values else None
 
 

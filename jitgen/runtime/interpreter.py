@@ -4,7 +4,8 @@ This is how Triton kernels' numerics are tested without a GPU. The source is the
 interpreter lacks or gets wrong is supplied here, for the duration of a launch:
 
 - ``libdevice``: its functions do nothing when interpreted; here each is torch's, in float64 and rounded once.
-- bfloat16: Triton's own conversion truncates and mishandles specials; here it is torch's, to nearest even.
+- bfloat16: Triton's own conversion truncates and mishandles specials, and arithmetic and ``tl.dot`` take the bits for
+  integers; here conversion is torch's, to nearest even, and the rest is done in float32 and rounded once.
 - float8: storage is passed as its bytes, as the dialect reads and writes it (``codegen/triton.py``).
 - scalars: each gets the type the signature says, where the interpreter would guess from the value.
 
@@ -126,25 +127,54 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _torch_conversions() -> Iterator[None]:
-    """Within this context the interpreter converts between float32 and bfloat16 as torch does."""
-    import torch
+    """Within this context the interpreter converts between float32 and bfloat16 as torch does, and computes in it."""
+    import numpy
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-    original = interpreter_builder.cast_impl
+    cast_impl, binary_op, create_dot = (getattr(interpreter_builder, name) for name in _PATCHED)
 
     def cast(source: Any, target: Any) -> Any:
         pair = (source.dtype.scalar, target.scalar)
         if pair == (tl.float32, tl.bfloat16):
-            rounded = torch.from_numpy(source.data.copy()).bfloat16()
-            return TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+            return TensorHandle(_bfloat16_bits(source.data), tl.bfloat16)
         if pair == (tl.bfloat16, tl.float32):
-            stored = torch.from_numpy(source.data.copy()).view(torch.bfloat16)
-            return TensorHandle(stored.float().numpy(), tl.float32)
-        return original(source, target)
+            return TensorHandle(_float32(source.data), tl.float32)
+        return cast_impl(source, target)
 
-    interpreter_builder.cast_impl = cast
+    def binary(left: Any, right: Any, function: Any) -> Any:
+        if left.dtype.scalar != tl.bfloat16:
+            return binary_op(left, right, function)
+        result = function(_float32(left.data), _float32(right.data))
+        if result.dtype != numpy.float32:
+            return TensorHandle(result, tl.int1)
+        return TensorHandle(_bfloat16_bits(result), tl.bfloat16)
+
+    def dot(left: Any, right: Any, total: Any, *options: Any) -> Any:
+        if left.dtype.scalar == tl.bfloat16:
+            left, right = (TensorHandle(_float32(operand.data), tl.float32) for operand in (left, right))
+        return create_dot(left, right, total, *options)
+
+    for name, function in zip(_PATCHED, (cast, binary, dot), strict=True):
+        setattr(interpreter_builder, name, function)
     try:
         yield
     finally:
-        del interpreter_builder.cast_impl
+        for name in _PATCHED:
+            delattr(interpreter_builder, name)
+
+
+_PATCHED = ("cast_impl", "binary_op", "create_dot")
+
+
+def _float32(bits: Any) -> Any:
+    """The numbers of an array of bfloat16 bits."""
+    import torch
+
+    return torch.from_numpy(bits.copy()).view(torch.bfloat16).float().numpy()
+
+
+def _bfloat16_bits(numbers: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(numbers.copy()).bfloat16().view(torch.uint16).numpy()

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from jitgen.runtime import overlap
+from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Step:
         written: operator: for each operand whether it is written.
         leading, trailing: operator: text of the scalars among the integers, in front of and behind ``constants``.
         grid: operator: its launch.
+        maps: cuda: tensors the kernel copies by tensor maps, its first parameters, in order.
     """
 
     kind: str
@@ -64,6 +66,7 @@ class Step:
     leading: tuple[str, ...] = ()
     trailing: tuple[str, ...] = ()
     grid: tuple[int, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class _Writer:
             return
         pointers = [self._pointer(buffer, offset) for buffer, offset in step.pointers]
         if step.kind == "cuda":
-            self._launch_cuda(index, step, [*pointers, *scalars])
+            self._launch_cuda(index, step, [*self._maps(index, step), *pointers, *scalars])
             return
         threads = "1"
         if step.threaded:
@@ -203,6 +206,15 @@ class _Writer:
             threads = "threads()"
         self.names |= {f"pack{index}": step.pack, f"tail{index}": step.tail}
         self.lines.append(f"kernel{index}(pack{index}({', '.join([*pointers, *scalars, threads])}) + tail{index})")
+
+    def _maps(self, index: int, step: Step) -> list[str]:
+        """Text of each of the step's encoded tensor maps."""
+        texts = []
+        for place, description in enumerate(step.maps):
+            name = f"maps{index}_{place}"
+            self.names[name] = EncodedMaps(description)
+            texts.append(f"{name}[{self._pointer(description.buffer, 0)}]")
+        return texts
 
     def _launch_cuda(self, index: int, step: Step, values: list[str]) -> None:
         """``Launch.__call__``, written out."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
@@ -56,7 +54,7 @@ def _row_vector(trace: Trace, node: Node) -> Node:
     return view(trace, node, ("unsqueeze", 0), (1, node.shape[0]))
 
 
-@row("matmul")
+@row("matmul", weights=True)
 def matmul(trace: Trace, input: Node, other: Node) -> Node:
     if not input.shape or not other.shape:
         raise ValueError("both operands of a matrix product need at least one dimension")
@@ -79,21 +77,21 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
     return contract(trace, input, transposed(trace, other))
 
 
-@row("mm")
+@row("mm", weights=True)
 def mm(trace: Trace, input: Node, mat2: Node) -> Node:
     if len(input.shape) != 2 or len(mat2.shape) != 2:
         raise ValueError(f"mm takes two matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
     return matmul(trace, input, mat2)
 
 
-@row("mv")
+@row("mv", weights=True)
 def mv(trace: Trace, input: Node, vec: Node) -> Node:
     if len(input.shape) != 2 or len(vec.shape) != 1:
         raise ValueError(f"mv takes a matrix and a vector, got {len(input.shape)} and {len(vec.shape)} dimensions")
     return matmul(trace, input, vec)
 
 
-@row("dot", "vdot", "inner")
+@row("dot", "vdot", "inner", weights=True)
 def dot(trace: Trace, input: Node, other: Node) -> Node:
     if len(input.shape) != 1 or len(other.shape) != 1:
         raise UnsupportedError("dot and inner take two vectors; write a product with @ otherwise")
@@ -106,7 +104,7 @@ def dot(trace: Trace, input: Node, other: Node) -> Node:
     return view(trace, total, ("squeeze", 0), ())
 
 
-@row("linear")
+@row("linear", weights=True)
 def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) -> Node:
     if len(weight.shape) not in (1, 2) or not input.shape:
         raise ValueError(f"linear takes a weight of one or two dimensions, got {len(weight.shape)}")
@@ -124,7 +122,7 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
     return pointwise(trace, "add", product, bias)
 
 
-@row("addmm", "addmv")
+@row("addmm", "addmv", weights=True)
 def addmm(trace: Trace, input: Node, mat1: Node, mat2: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
     product = matmul(trace, mat1, mat2)
     if input.dtype != product.dtype:
@@ -134,11 +132,3 @@ def addmm(trace: Trace, input: Node, mat1: Node, mat2: Node, *, beta: Any = 1, a
     if beta == 0:  # as in torch: NaN in input is ignored
         return product
     return pointwise(trace, "add", pointwise(trace, "mul", input, beta) if beta != 1 else input, product)
-
-
-@row("dequantize")
-def dequantize(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Node:
-    raise UnsupportedError(
-        "a quantised weight is only a weight here: give it to F.linear or to the right of @; "
-        "dequantise it outside the decorated function to compute with its values"
-    )

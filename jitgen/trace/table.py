@@ -27,11 +27,13 @@ class Row:
         function: ``(trace, *arguments, **keywords) -> node, or a list or tuple of nodes, or a plain value``.
         is_view: whether torch's result may share memory with its first argument.
         inplace: whether the first argument is updated with the result.
+        weights: whether it takes quantised weights as they are.
     """
 
     function: Callable[..., Any]
     is_view: bool = False
     inplace: bool = False
+    weights: bool = False
 
 
 ROWS: dict[str, Row] = {}
@@ -44,12 +46,12 @@ _OPERATORS |= {"matmul": "matmul", "invert": "bitwise_not", "not": "logical_not"
 _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 
 
-def row(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def row(*names: str, view: bool = False, weights: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the row of torch's ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view)
+            ROWS[name] = Row(function, view, False, weights)
         return function
 
     return register

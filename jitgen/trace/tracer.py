@@ -320,8 +320,11 @@ class Trace:
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
+            entered, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
+            if not (row.weights or row.is_view) and any(map(_is_weight, [*entered, *named.values()])):
+                raise UnsupportedError(self._refused_weight(name))
             try:
-                result = row.function(self, *map(self._enter, args), **{k: self._enter(v) for k, v in kwargs.items()})
+                result = row.function(self, *entered, **named)
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -331,6 +334,12 @@ class Trace:
             if row.is_view:
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._fresh(result), None)
+
+    def _refused_weight(self, what: str) -> str:
+        return (
+            f"{self.name}: {what} of a quantised weight{quote(user_location())}\n  a quantised weight is the weight of "
+            "F.linear or the right operand of @; to compute with its values, dequantise it outside the function"
+        )
 
     def attribute(self, proxy: TensorProxy, name: str) -> Any:
         """``proxy.name``: a property's value, or a method to call."""
@@ -430,6 +439,8 @@ class Trace:
             if earlier is proxy:
                 return node
         node = proxy.value
+        if _is_weight(node):
+            raise UnsupportedError(self._refused_weight("the return"))
         if any(node is taken for taken in (*self.mutated.values(), *(other for _, other in self._returned))):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
         self._returned.append((proxy, node))
@@ -453,6 +464,13 @@ class Trace:
         if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
             return self.builder.const(rounded(node.attrs[0], dtype), dtype)
         return self.make("cast", (node,), dtype, ())
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether ``value`` is a quantised weight, or a view of one."""
+    while isinstance(value, Node) and value.op == "view":
+        value = value.inputs[0]
+    return isinstance(value, Node) and value.op == "dequantize"
 
 
 def _memory(node: Node) -> Node:

@@ -90,7 +90,15 @@ def test_a_reduction_of_a_product_reads_a_temporary() -> None:
     cut = program(lambda x, w, b: torch.softmax(F.linear(x, w, b) * 2, -1), *tensors((M, K), (N, K), (N,)))
     assert kinds(cut) == ["gemm", "reduction"]
     assert len(cut.temporaries) == 1
-    assert [len(body.operands) for body in cut.kernels[0].bodies] == [4], "bias and scale belong to the product's kernel"
+    assert [len(body.operands) for body in cut.kernels[0].bodies] == [4], (
+        "bias and scale belong to the product's kernel"
+    )
+
+
+def test_rows_of_several_dimensions_are_reduced_from_one_product() -> None:
+    cut = program(lambda x, w: torch.softmax(x @ w.T, -1), *tensors((2, M, K), (N, K)))
+    assert kinds(cut) == ["gemm", "reduction"]
+    assert len(cut.temporaries) == 1
 
 
 def test_a_returned_sum_is_the_temporary_its_norm_reads() -> None:

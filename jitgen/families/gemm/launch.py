@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.layout import LaunchArguments, item_size, pointwise_flops
@@ -64,7 +65,8 @@ def launch_arguments(
     blocks = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries])
     pairs = zip(kernel.bodies, geometries, strict=True)
     flops = sum(_flops(body, geometry) for body, geometry in pairs)
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)
+    maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule)) if elements and schedule.maps else ()
+    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops, maps)
 
 
 def _flops(body: Body, geometry: GemmGeometry) -> int:

@@ -92,10 +92,10 @@ def _resolve_body(
     offsets, extents, units, wide = [], [], [], False
     for operand in body.operands:
         if operand.kind in QUANTIZED_PARTS:
-            sizes = base_of(operand, environment, buffers).sizes
+            part = locate(operand.movements, base_of(operand, environment, buffers), environment)
             strides.append((0, 0))
-            offsets.append(0)
-            extents.append(_product(sizes))
+            offsets.append(part.offset)
+            extents.append(_product(part.sizes))
             units.append(MAX_UNIT)
             wide = wide or extents[-1] >= INDEX_LIMIT
             continue

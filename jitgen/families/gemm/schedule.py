@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
-from jitgen.ir.body import Contraction
+from jitgen.ir.body import Body, Contraction
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -27,6 +27,9 @@ class GemmSchedule:
     warps: of a block (GPU).
     stages: K steps in flight.
     split: blocks (of a cluster) that share one tile's K; their sums are added in order, and the epilogue runs once.
+    multicast: blocks of a cluster that share a tile of one operand.
+    steps: ``wgmma_quantized``: of 16 k's whose products are started together.
+    resident: blocks a multiprocessor is to hold at once where blocks stay and walk tiles; 0 where each has one tile.
     raster: tile columns (or rows) that neighbouring blocks walk together, so that they share a cache.
     shared_bytes: of dynamic shared memory for a block.
     wide: 64-bit indices.
@@ -39,9 +42,17 @@ class GemmSchedule:
     warps: int = 1
     stages: int = 1
     split: int = 1
+    multicast: int = 1
+    steps: int = 1
+    resident: int = 0
     raster: int = 1
     shared_bytes: int = 0
     wide: bool = False
+
+    @property
+    def maps(self) -> bool:
+        """Whether the mainloop copies by tensor maps."""
+        return self.path.startswith("wgmma")
 
     @property
     def block_threads(self) -> int:
@@ -49,7 +60,17 @@ class GemmSchedule:
 
     def blocks(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Blocks of the grid for regions of (rows, columns); at least one for a region without columns."""
+        if self.resident and self.multicast > 1:  # a cluster's tiles lie side by side; one that is not whole idles
+            return sum(self._clustered(rows, columns) for rows, columns in sizes)
         return self.split * sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
+
+    def _clustered(self, rows: int, columns: int) -> int:
+        down, across = -(-rows // self.block_m), -(-columns // self.block_n)
+        return self.multicast * max(down * -(-across // self.multicast), -(-down // self.multicast) * across)
+
+    @property
+    def cluster(self) -> int:
+        return max(self.split, self.multicast)
 
 
 @dataclass(frozen=True)
@@ -60,18 +81,23 @@ class Problem:
         rows: the upper end of the call's M bucket (so that a rule cannot tell two calls of one bucket apart); for the
             last bucket twice its lower end.
         columns: N of each region; ``length``: K.
-        contractions: of one region; all regions have alike ones.
-        layouts: of the regions. The activation and the weights are ``layouts[r].operands[i]`` for their operands ``i``.
+        bodies: the regions, whose contractions are alike.
+        layouts: of the regions.
         wide: 64-bit indices.
     """
 
     rows: int
     columns: tuple[int, ...]
     length: int
-    contractions: tuple[Contraction, ...]
+    bodies: tuple[Body, ...]
     layouts: tuple[GemmLayout, ...]
     wide: bool
     target: Target
+
+    @property
+    def contractions(self) -> tuple[Contraction, ...]:
+        """Of one region."""
+        return self.bodies[0].contractions
 
     @property
     def dtype(self) -> str:
@@ -96,7 +122,7 @@ def schedule(
         rows=bucket(geometries[0].rows),
         columns=tuple(geometry.columns for geometry in geometries),
         length=geometries[0].length,
-        contractions=kernel.bodies[0].contractions,
+        bodies=kernel.bodies,
         layouts=layouts,
         wide=any(layout.wide for layout in layouts),
         target=target,

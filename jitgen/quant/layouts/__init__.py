@@ -27,6 +27,7 @@ Parts = tuple[torch.Tensor, ...]
 LAYOUTS: dict[str, str] = {
     "portable": "jitgen.quant.layouts.portable",
     "cpu": "jitgen.quant.layouts.cpu",
+    "mma": "jitgen.quant.layouts.mma",
 }
 """Layouts by name, and where each is."""
 

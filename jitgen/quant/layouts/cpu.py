@@ -53,9 +53,8 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts
     codes, *rest = parts
     words = codes.unflatten(-1, (BLOCK_ROWS, 4)).transpose(1, 2)
     if format.bits == 8:
-        plain = words.unflatten(-1, (2, 2)).transpose(-1, -2).reshape(sizes.padded_rows, sizes.padded_columns) ^ (
-            0x80 if format.signed else 0
-        )
+        plain = words.unflatten(-1, (2, 2)).transpose(-1, -2).reshape(sizes.padded_rows, sizes.padded_columns)
+        plain = plain ^ (0x80 if format.signed else 0)
     else:
         nibbles = [nibble for byte in range(4) for nibble in (words[..., byte] & 0x0F, words[..., byte] >> 4)]
         plain = torch.stack([nibbles[place] | nibbles[place + 4] << 4 for place in range(4)], -1)

@@ -216,3 +216,81 @@ def e4m3_to_float32(byte):
 def e5m2_to_float32(byte):
     """A float8_e5m2 byte to float32, exactly: it is the upper byte of a float16."""
     return (byte.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+# Codes of quantised weights as numbers: small integers, exact in every float, without a conversion instruction. A code
+# is put into the mantissa of a power of two and that power taken off again (as in NVIDIA's FasterTransformer and in
+# Marlin, IST Austria); two 4-bit codes of a byte are placed in the halves of one word, so that pairs stay packed.
+
+
+@triton.jit
+def nibbles(codes, zero, FLIP: tl.constexpr, DTYPE: tl.constexpr):
+    """Bytes of two codes each (the low nibble first) as numbers minus ``zero``; FLIP is xored into each nibble."""
+    if DTYPE.primitive_bitwidth != 16:
+        low = ((codes & 15) ^ FLIP).to(DTYPE) - zero
+        high = ((codes >> 4) ^ FLIP).to(DTYPE) - zero
+    else:
+        exponent: tl.constexpr = 0x4300 if DTYPE == tl.bfloat16 else 0x6400
+        pair = ((codes.to(tl.int32) * 0x1001) & 0x000F000F) ^ ((exponent + FLIP) * 0x10001)
+        zero = zero + (128.0 if DTYPE == tl.bfloat16 else 1024.0)
+        low = pair.to(tl.int16).to(DTYPE, bitcast=True) - zero
+        high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True) - zero
+    return tl.interleave(low, high)
+
+
+@triton.jit
+def int4_values(codes, DTYPE: tl.constexpr):
+    """Bytes of two's complement nibbles [.., K / 2] as numbers [.., K]; the low nibble is the even one."""
+    return nibbles(codes, tl.full((), 8.0, DTYPE), 8, DTYPE)
+
+
+@triton.jit
+def int4_values_packed(codes, DTYPE: tl.constexpr):
+    """``int4_values`` in a 16-bit DTYPE with inline PTX: four bytes share a shift, two codes a subtraction."""
+    WIDE: tl.constexpr = DTYPE == tl.bfloat16
+    KIND: tl.constexpr = "bf16x2" if WIDE else "f16x2"
+    EXPONENTS: tl.constexpr = "0x43084308" if WIDE else "0x64086408"
+    ONE: tl.constexpr = "0x3F803F80" if WIDE else "0x3C003C00"
+    LESS: tl.constexpr = "0xC308C308" if WIDE else "0xE408E408"  # -136, -1032
+    pair = tl.inline_asm_elementwise(
+        f"""{{
+        .reg .b32 high, one, less;
+        mov.b32 one, {ONE};
+        mov.b32 less, {LESS};
+        shr.b32 high, $4, 4;
+        prmt.b32 $0, $4, high, 0x0400;
+        prmt.b32 $1, $4, high, 0x0501;
+        prmt.b32 $2, $4, high, 0x0602;
+        prmt.b32 $3, $4, high, 0x0703;
+        lop3.b32 $0, $0, 0x000F000F, {EXPONENTS}, 0x6A;
+        lop3.b32 $1, $1, 0x000F000F, {EXPONENTS}, 0x6A;
+        lop3.b32 $2, $2, 0x000F000F, {EXPONENTS}, 0x6A;
+        lop3.b32 $3, $3, 0x000F000F, {EXPONENTS}, 0x6A;
+        fma.rn.{KIND} $0, $0, one, less;
+        fma.rn.{KIND} $1, $1, one, less;
+        fma.rn.{KIND} $2, $2, one, less;
+        fma.rn.{KIND} $3, $3, one, less;
+        }}""",
+        "=&r,=&r,=&r,=&r,r",
+        [codes],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=4,
+    )
+    low = pair.to(tl.int16).to(DTYPE, bitcast=True)
+    high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    return tl.interleave(low, high)
+
+
+@triton.jit
+def uint4_values(codes, zeros, DTYPE: tl.constexpr):
+    """Bytes of unsigned nibbles [.., K / 2] as numbers [.., K], minus zero-points of one row each [.., 1]."""
+    return nibbles(codes, zeros.to(tl.float32).to(DTYPE), 0, DTYPE)
+
+
+@triton.jit
+def int8_values(codes, DTYPE: tl.constexpr):
+    """Two's complement bytes as numbers."""
+    # 2^23 + code + 128, less 2^23 + 128.
+    number = ((codes.to(tl.int32) & 0xFF) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+    return number.to(DTYPE)

@@ -1,10 +1,283 @@
-"""Which mainloop and tiles the cuda dialect takes."""
+"""Which mainloop and tiles the cuda dialect takes.
+
+``mma``: quantised weights from global memory straight to the tensor cores (``gemm_mma.cuh``); ``dense``: 16-bit
+weights through shared memory (``gemm_dense.cuh``); ``simt``: float32 and float64 (``gemm_simt.cuh``); on sm_90a and for
+more than a few rows ``wgmma_quantized`` and ``wgmma_dense``. The tables are measured on an H200; elsewhere they are as
+good a guess as any.
+
+``shape_of`` tells what a schedule's numbers mean for its mainloop; the template's context is made from it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+import torch
+
+from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.layout import item_size
+from jitgen.quant import formats
+from jitgen.spec import Target
+
+SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
+"""KiB of shared memory a block may ask for; 227 where nothing is said."""
+WARP = 32
+SIMT_DEPTH = 16
+WINDOW_BYTES = 4096
+"""Of x that a group of warps stages at a time in the ``mma`` mainloop, about."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block's work, and who does it.
+
+    Attributes:
+        tokens, rows: the tile: rows of x, rows of a weight.
+        warps_m, warps_n, warps_k: how warps are dealt over it.
+        token_tiles, row_tiles: a warp's share, in 8 tokens and 16 rows.
+        window: ``mma``: steps of K of which x is staged together.
+        width: columns an epilogue call computes.
+        run: ``simt``: a thread's (tokens, rows).
+        resident: blocks a multiprocessor is to hold at once; 0 leaves the registers to the compiler.
+        shared_bytes: what it takes.
+    """
+
+    tokens: int
+    rows: int
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    token_tiles: int
+    row_tiles: int
+    window: int
+    width: int
+    run: tuple[int, int]
+    resident: int
+    shared_bytes: int
 
 
 def choose(problem: Problem) -> GemmSchedule:
     """The schedule of ``problem``."""
-    return GemmSchedule("tiles", 16, 64, 64, wide=problem.wide)
+    if problem.dtype in ("float32", "float64"):
+        candidate = _simt(problem)
+    else:
+        candidate = _wgmma(problem) or (_mma(problem) if problem.quantized else _dense(problem))
+    if candidate.maps:
+        return _fitted(replace(candidate, wide=problem.wide), problem)
+    candidate = replace(candidate, wide=problem.wide)
+    if not _has_clusters(problem.target):
+        candidate = replace(candidate, split=1)
+    contractions, dtype = len(problem.contractions), problem.dtype
+    limit = SHARED_LIMIT.get(problem.target.arch.rstrip("af"), 227) * 1024
+    while candidate.stages > 2 and shape_of(candidate, contractions, dtype).shared_bytes > limit:
+        candidate = replace(candidate, stages=candidate.stages - 1)
+    return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
+
+
+def _has_clusters(target: Target) -> bool:
+    return int(target.arch.removeprefix("sm_").rstrip("af")) >= 90
+
+
+# ---------------------------------------------------------------------------------------------------------- the rules
+
+
+def _wgmma(problem: Problem) -> GemmSchedule | None:
+    """For many rows on sm_90a, where the operands lie as tensor maps want them."""
+    if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
+        return None
+    count = len(problem.contractions)
+    group = problem.contractions[0].group_size
+    if count > 2 or 0 in problem.columns or (group is not None and group % wgmma.CHUNK and group != 32):
+        return None
+    if problem.quantized:
+        return _quantised(problem)
+    if problem.rows <= 64:
+        return GemmSchedule(wgmma.DENSE, 64, 128 // count, wgmma.CHUNK, 8, 6, raster=8, resident=1)
+    return GemmSchedule(wgmma.DENSE, 128, 256 // count, wgmma.CHUNK, 12, 4, multicast=2, raster=8, resident=1)
+
+
+def _quantised(problem: Problem) -> GemmSchedule:
+    count, first = len(problem.contractions), problem.contractions[0]
+    format = formats.find(first.format or "")
+    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    light = problem.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    tiles = wgmma_tiles.choose(problem.rows, problem.columns, problem.length, count, format.bits, light)
+    return GemmSchedule(
+        path=wgmma.QUANTIZED,
+        block_m=tiles.tokens,
+        block_n=tiles.columns(count),
+        block_k=wgmma.CHUNK * tiles.span,
+        warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
+        stages=tiles.stages,
+        split=tiles.split,
+        steps=tiles.steps,
+        resident=1,
+        raster=16,
+    )
+
+
+def _fitted(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
+    """``candidate`` with as many of its stages as shared memory holds."""
+    while (taken := wgmma.shared_bytes(candidate, problem.contractions)) > 227 * 1024:
+        candidate = replace(candidate, stages=candidate.stages - 1)
+    return replace(candidate, shared_bytes=taken)
+
+
+def _mappable(problem: Problem) -> bool:
+    """Whether x, and dense weights, are matrices that tensor maps describe, all weights alike."""
+    bodies = problem.bodies
+    for body, layout in zip(bodies, problem.layouts, strict=True):
+        for contraction in body.contractions:
+            index = contraction.activation
+            if index is None or layout.operands[index] != "k" or layout.units[index] < 8:
+                return False
+    weights = [
+        (layout.operands[index], layout.units[index])
+        for body, layout in zip(bodies, problem.layouts, strict=True)
+        for contraction in body.contractions
+        for index in contraction.weight[:1]
+    ]
+    if problem.quantized:
+        return True
+    return len({kind for kind, _ in weights}) == 1 and all(k != "strided" and unit >= 8 for k, unit in weights)
+
+
+# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
+# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
+_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
+    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
+    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
+    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
+    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
+}
+_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
+    1: (2, 2, 4, 1, 2),
+    4: (2, 7, 2, 1, 2),
+    8: (2, 7, 2, 1, 2),
+    16: (7, 4, 2, 1, 2),
+}
+MANY_TOKENS = 64
+
+
+def _mma(problem: Problem) -> GemmSchedule:
+    """By the number of row tiles, of all regions: few of them are shared out along K, many stream.
+
+    The aim is one wave of blocks, as many as there are multiprocessors or a small multiple, with enough 16-byte loads
+    in flight: of many tokens few large blocks, so that x is read less often.
+    """
+    first = problem.contractions[0]
+    count = len(problem.contractions)
+    tiles = count * sum(-(-columns // 16) for columns in problem.columns)
+    tokens = next((most for most in _MMA if problem.rows <= most), MANY_TOKENS)
+    if tokens == MANY_TOKENS:
+        # More scales take more registers.
+        taller = 2 if first.group_size is None or first.group_size % 64 == 0 else 1
+        shape = (1, 4, 2, 2, 2) if tiles * problem.rows <= 640 * MANY_TOKENS else (taller, 8, 1, 1, 2)
+    else:
+        shape = next((shape for most, shape in _MMA[tokens] if tiles <= most), _MMA_MORE[tokens])
+    row_tiles, warps_n, warps_k, split, stages = shape
+    if row_tiles == 7 and (count > 1 or not _plain(problem)):
+        row_tiles = 4  # what they need beside the sums would not fit the registers
+    if not _has_clusters(problem.target):
+        row_tiles, split = max(1, row_tiles // split), 1
+    row_tiles = max(1, row_tiles // count)
+    if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
+        stages = 2
+    while warps_k * split > max(1, problem.length // 64) and warps_k * split > 1:
+        warps_k, split = (warps_k, split // 2) if split > 1 else (warps_k // 2, split)
+    return GemmSchedule("mma", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, split)
+
+
+def _plain(problem: Problem) -> bool:
+    """Whether the weights need no more registers than 4-bit codes without zero-points, for bfloat16."""
+    first = problem.contractions[0]
+    coarse = first.group_size is None or first.group_size % 64 == 0
+    return first.format == "int4" and coarse and problem.dtype == "bfloat16"
+
+
+def _dense(problem: Problem) -> GemmSchedule:
+    tiles = sum(-(-columns // 128) for columns in problem.columns)
+    count = len(problem.contractions)
+    if problem.rows <= 16:
+        tokens = 8 if problem.rows <= 8 else 16
+        if tiles * count <= 100 and problem.length >= 1024:
+            return GemmSchedule("dense", tokens, 32, 256, 8, 4 if count == 1 else 3, 2)
+        return GemmSchedule("dense", tokens, 128, 64, 8, 5 if count == 1 else 4)
+    if problem.rows <= 64:
+        return GemmSchedule("dense", 64, 128 // count, 64, 8, 4, 2 if tiles <= 66 and problem.length >= 1024 else 1)
+    return GemmSchedule("dense", 128, 128 // count, 64, 8, 3)
+
+
+def _simt(problem: Problem) -> GemmSchedule:
+    if problem.rows <= 8:
+        split = 4 if problem.length >= 512 else 1
+        return GemmSchedule("simt", 8, 64, SIMT_DEPTH, 4, 2, split)
+    if problem.dtype == "float64" or len(problem.contractions) > 1:
+        return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
+    return GemmSchedule("simt", 64, 128, SIMT_DEPTH, 4, 2)
+
+
+# --------------------------------------------------------------------------------------------------------- the shapes
+
+
+def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
+    """What ``schedule`` means for its mainloop, with so many contractions of x's ``dtype``."""
+    tokens, rows = schedule.block_m, schedule.block_n
+    warps_m, warps_k, window, run = 1, 1, 1, (1, 1)
+    if schedule.path == "simt":
+        across = 4 if tokens == 8 or dtype == "float64" else 8
+        run = (tokens * rows // (schedule.warps * WARP * across), across)
+    else:
+        warps_k = schedule.block_k // 64
+    padded = -(-tokens // 8) * 8
+    token_tiles = padded // 8
+    if schedule.path == "dense":
+        token_tiles = min(4, token_tiles)
+        warps_m = padded // (8 * token_tiles)
+    warps_n = schedule.warps // (warps_m * warps_k)
+    if schedule.path == "mma":
+        window = max(1, min(8, WINDOW_BYTES // (tokens * 128)) // schedule.stages) * schedule.stages
+        stage_bytes = 2 * window * tokens * 128 * warps_k
+    elif schedule.path == "dense":
+        stage_bytes = schedule.stages * warps_k * (tokens + contractions * rows) * 128
+    else:
+        stage_bytes = 2 * SIMT_DEPTH * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+    row_tiles = rows // (16 * warps_n) if schedule.path != "simt" else 0
+    scalar = 8 if dtype == "float64" else 4
+    width = _width(tokens * rows, schedule.warps * WARP)
+    runs = tokens * (rows // width)
+    inbox = -(-runs // schedule.split) * schedule.split * contractions * width if schedule.split > 1 else 0
+    partial = warps_k * contractions * padded * (rows + 4)
+    return Shape(
+        tokens=tokens,
+        rows=rows,
+        warps_m=warps_m,
+        warps_n=warps_n,
+        warps_k=warps_k,
+        token_tiles=token_tiles,
+        row_tiles=row_tiles,
+        window=window,
+        width=width,
+        run=run,
+        resident=_resident(schedule, contractions, row_tiles) if schedule.path == "mma" else 0,
+        shared_bytes=max(stage_bytes, partial * scalar) + inbox * scalar,
+    )
+
+
+def _resident(schedule: GemmSchedule, contractions: int, row_tiles: int) -> int:
+    """So many that a thread has 64 registers of few tokens and row tiles, 72 or 128 of more."""
+    threads, tiles = schedule.block_threads, row_tiles * contractions
+    if schedule.block_m > 8:
+        return 0
+    if schedule.block_m == 1 or tiles == 1:
+        return max(1, 1024 // threads) if tiles <= 2 else 0
+    return 2 if tiles == 2 and threads == 448 else max(1, 512 // threads)
+
+
+def _width(outputs: int, threads: int) -> int:
+    """Columns of an epilogue call: up to eight, as long as every thread has one."""
+    width = 1
+    while width < 8 and outputs >= 2 * width * threads:
+        width *= 2
+    return width

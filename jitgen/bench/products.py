@@ -1,0 +1,232 @@
+"""Matrix products with quantised and dense weights, on the layers of Llama-3-8B and 70B.
+
+Every subject goes round copies of its weights that are larger than the last-level cache together, as layers of a model
+would; an activation and a result are the same at every call. Peers are what torch has for the same work (its 4-bit
+operator, the dense product of the dequantised weight) and, where it is installed, humming.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.bench.measurement import Bench, Measurement, relative_error
+from jitgen.bench.timing import Call, medians
+from jitgen.quant.formats import find
+from jitgen.quant.layouts.portable import unpack_codes
+from jitgen.quant.qtensor import QTensor
+from jitgen.spec import dtype_name
+
+GROUP = 128
+LLAMA = {
+    "8B qkv": (6144, 4096),
+    "8B o": (4096, 4096),
+    "8B gate_up": (28672, 4096),
+    "8B down": (4096, 14336),
+    "70B gate_up": (57344, 8192),
+    "70B down": (8192, 28672),
+}
+"""(N, K) of y[M, N] = x[M, K] @ W[N, K].T"""
+GPU_ROWS = (1, 4, 16, 64, 1024, 4096)
+CPU_ROWS = (1, 16, 128)
+CHECKED_COLUMNS = 128
+"""Columns, half of them the first and half the last, compared with float64."""
+MOST_COPIES = 16
+
+Maker = Callable[[torch.Tensor, Sequence[Any]], Sequence[Call]]
+"""The calls of a subject, from an activation and the dense weights."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One function of an activation and weights (N, K), and what it is measured on.
+
+    Attributes:
+        function: ``(x, *weights) -> y``.
+        weights: how many it takes.
+        format: of the weights; None where they are dense.
+    """
+
+    name: str
+    function: Callable[..., torch.Tensor]
+    weights: int
+    format: str | None
+    shape: tuple[int, int]
+    dtype: torch.dtype = torch.bfloat16
+
+    def bytes(self, rows: int) -> int:
+        """What must be read and written at least once."""
+        columns, length = self.shape
+        bits = {None: 8 * self.dtype.itemsize, "int8": 8, "int4": 4, "uint4": 4}[self.format]
+        scales = 0 if self.format is None else 2 * columns * length // GROUP
+        one = columns * length * bits // 8 + scales
+        return self.weights * one + rows * (length + columns) * self.dtype.itemsize
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight)
+
+
+def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def _cases(bench: Bench) -> Iterator[tuple[Product, Sequence[int]]]:
+    if bench.device == "cpu":
+        shape = (14336, 4096)
+        for format in ("int4", "int8"):
+            yield Product(f"linear {format}", linear, 1, format, shape), CPU_ROWS
+        yield Product("swiglu int4", swiglu, 2, "int4", shape), CPU_ROWS
+        yield Product("linear dense", linear, 1, None, (4096, 4096)), CPU_ROWS
+        yield Product("linear dense", linear, 1, None, (4096, 4096), torch.float32), (1, 64, 256)
+        return
+    for name, shape in LLAMA.items():
+        yield Product(f"{name} int4", linear, 1, "int4", shape), GPU_ROWS
+    yield Product("8B swiglu int4", swiglu, 2, "int4", (14336, 4096)), GPU_ROWS
+    yield Product("8B gate_up int8", linear, 1, "int8", LLAMA["8B gate_up"]), (1, 16, 1024)
+    for name in ("8B qkv", "8B gate_up", "8B down"):
+        yield Product(f"{name} dense", linear, 1, None, LLAMA[name]), (1, 16, 4096)
+
+
+# --------------------------------------------------------------------------------------------------------- subjects
+
+
+def _int4_torch(product: Product, device: str) -> Maker | None:
+    """torch's own 4-bit operator; its codes are 0..15 about 8, which is what ours are about 0."""
+    if product.format != "int4":
+        return None
+
+    def make(x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
+        packed = [tuple(map(_packed_for_torch, copy)) for copy in weights]
+        mm = torch.ops.aten._weight_int4pack_mm if device == "cuda" else torch.ops.aten._weight_int4pack_mm_for_cpu
+
+        def call(operands: Any) -> torch.Tensor:
+            results = [mm(x, codes, GROUP, scales) for codes, scales in operands]
+            return results[0] if len(results) == 1 else F.silu(results[0]) * results[1]
+
+        return [partial(call, operands) for operands in packed]
+
+    return make
+
+
+def _packed_for_torch(weight: QTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    portable: QTensor = weight.detach().with_layout("portable")  # type: ignore[attr-defined]
+    codes = unpack_codes(find(weight.format), portable.codes).int() + 8
+    scales = portable.scales.t().contiguous()
+    both = torch.stack([scales, torch.zeros_like(scales)], -1)
+    if weight.device.type == "cpu":
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1), both
+    pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+    return torch.ops.aten._convert_weight_to_int4pack(pairs, 8), both
+
+
+def _dense_torch(product: Product) -> Maker:
+    def make(x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
+        dense = [[w.dequantize(x.dtype) if isinstance(w, QTensor) else w for w in copy] for copy in weights[:4]]
+        return [partial(product.function, x, *copy) for copy in dense]
+
+    return make
+
+
+def _humming(product: Product, device: str) -> Maker | None:
+    if device != "cuda" or product.format != "int4" or product.weights != 1:
+        return None
+    if importlib.util.find_spec("humming") is None:
+        return None
+
+    def make(x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
+        from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+        columns, length = product.shape
+        config = {"dtype": "int4", "group_size": GROUP}
+        layers = []
+        for (weight,) in weights:
+            layer = HummingLayer(
+                shape_n=columns, shape_k=length, weight_config=dict(config), torch_dtype=x.dtype
+            ).cuda()
+            layer.load_from_unquantized(weight.dequantize(x.dtype))
+            layer.transform()
+            layers.append(layer)
+        return [partial(layer, x) for layer in layers]
+
+    return make
+
+
+def measure(product: Product, rows: Sequence[int], bench: Bench) -> Iterator[Measurement]:
+    """``product`` at each number of ``rows``, on each backend, beside its peers."""
+    device = torch.device(bench.device)
+    columns, length = product.shape
+    copies = max(2, min(MOST_COPIES, 4 * bench.elements * 4 // max(1, product.bytes(0))))
+    first = [_weight(product, device) for _ in range(product.weights)]
+    weights = [first, *([weight.clone() for weight in first] for _ in range(copies - 1))]
+    peers = {
+        "F.linear": _dense_torch(product),
+        "int4pack_mm": _int4_torch(product, bench.device),
+        "humming": _humming(product, bench.device),
+    }
+    for count in rows:
+        x = torch.randn(count, length, dtype=product.dtype, device=device)
+        notes: list[str] = []
+        others = {name: _made(name, maker, x, weights, notes) for name, maker in peers.items() if maker}
+        others = {name: calls for name, calls in others.items() if calls}
+        for backend in bench.backends:
+            function = jitgen.jit(backend=backend)(product.function)
+            own = [tuple(w.detach() if isinstance(w, QTensor) else w for w in copy) for copy in weights]
+            out = torch.full((count, columns), float("nan"), dtype=product.dtype, device=device)
+            plan = function.bind(x, *own[0])
+            for copy in own[1:]:
+                function(x, *copy)  # lays the weights out as the backend reads them
+            plan(x, *own[0], out=out)
+            error = _error(product, x, own[0], out)
+            calls = [partial(plan, x, *copy, out=out) for copy in own]
+            seconds = medians({"jitgen": calls, **others}, bench.device, bench.budget)
+            yield Measurement(
+                group="products",
+                name=f"{product.name}, M={count}",
+                device=bench.device,
+                backend=backend,
+                dtype=dtype_name(product.dtype),
+                shape=(count, columns, length),
+                seconds=seconds,
+                error=error,
+                moved=product.bytes(count),
+                flops=2 * count * columns * length * product.weights,
+                notes=tuple(notes),
+            )
+
+
+def _weight(product: Product, device: torch.device) -> Any:
+    dense = (torch.randn(product.shape, device=device) * 0.02).to(product.dtype)
+    return dense if product.format is None else jitgen.quantize(dense, product.format, GROUP)
+
+
+def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], notes: list[str]) -> Sequence[Call]:
+    """The calls of a peer; none, with a note, where it refuses."""
+    try:
+        calls = maker(x, weights)
+        calls[0]()
+        return calls
+    except Exception as error:
+        notes.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+        return []
+
+
+def _error(product: Product, x: torch.Tensor, weights: Sequence[Any], out: torch.Tensor) -> float:
+    """Against float64 of the dequantised weights, for the first and the last columns."""
+    half = CHECKED_COLUMNS // 2
+    exact = [w.dequantize(torch.float64) if isinstance(w, QTensor) else w.double() for w in weights]
+    ends = [torch.cat([w[:half], w[-half:]]) for w in exact]
+    return relative_error(torch.cat([out[:, :half], out[:, -half:]], 1), product.function(x.double(), *ends))
+
+
+def run(bench: Bench) -> Iterator[Measurement]:
+    with torch.no_grad():
+        for product, rows in _cases(bench):
+            yield from measure(product, rows, bench)

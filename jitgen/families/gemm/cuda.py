@@ -1,0 +1,270 @@
+"""The context of ``templates/cuda/gemm.cu.j2``: each region's epilogue, weights and mainloop.
+
+The mainloops are static headers, ``templates/cuda/include/jitgen/gemm_*.cuh``; what is generated is a functor for the
+epilogue of each region, the types that describe its weights, and an entry that deals blocks out to the regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.families.elementwise.context import Built
+from jitgen.families.gemm import wgmma
+from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
+from jitgen.families.gemm.layout import GemmLayout
+from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.schedules.cuda import Shape, shape_of
+from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.ir.body import Contraction
+from jitgen.ir.program import Kernel
+from jitgen.quant import formats
+
+SUMS_TOKENS = 16
+"""Up to so many tokens the bias of 4-bit codes is removed through the sum of x, which costs one product for each eight
+tokens and not four instructions for each eight codes."""
+
+
+def build(
+    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
+) -> Built:
+    """Template context and source options; see ``gemm/render.py``."""
+    first = products.regions[0].contractions[0]
+    assert first.x is not None  # a prologue is a kernel of its own on GPUs
+    if schedule.maps:
+        return _mapped(kernel, layouts, schedule, products)
+    shape = shape_of(schedule, len(products.regions[0].contractions), first.described.dtype)
+    resident = _resident(shape, first.described)
+    parameters = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
+    parameters += [f"Index {name}" for name in products.integers]
+    parameters += [f"{kind} {name}" for name, kind in products.scalars]
+    regions = [
+        _region(region, layout, shape.width)
+        | dict(zip(("config", "weight_type"), _config(region, schedule, shape), strict=True))
+        | {"weights": [_weight(part, schedule.path) for part in region.contractions]}
+        for region, layout in zip(products.regions, layouts, strict=True)
+    ]
+    return {
+        "maps": [],
+        "parameters": parameters,
+        "index": "int64_t" if schedule.wide else "int32_t",
+        "shape": shape,
+        "bounds": f"{schedule.block_threads}, {resident}" if resident else str(schedule.block_threads),
+        "mainloop": f"jitgen/gemm_{schedule.path}.cuh",
+        "cluster_attribute": f"__cluster_dims__({schedule.split}, 1, 1) " if schedule.split > 1 else "",
+        "regions": regions,
+        "alike": len({(part["config"], part["weight_type"]) for part in regions}) == 1,
+        "epilogues": [f"epilogue{part['index']}" for part in regions],
+        "call": f"{schedule.path}_gemm",
+        "shared_type": _SHARED[schedule.path].format(scalar=first.x.storage),
+        "x": _activation(first.x, schedule.path),
+    }, {}
+
+
+def _resident(shape: Shape, part: Contraction) -> int:
+    """``shape.resident``, less where the weights need more registers than 4-bit codes for bfloat16 do."""
+    fine = part.group_size is not None and part.group_size % 64 != 0
+    plain = part.format == "int4" and not fine and part.dtype == "bfloat16"
+    return shape.resident if plain else min(shape.resident, 3 if shape.tokens == 1 else 1)
+
+
+_SHARED = {"mma": "MmaShared<Config0>", "dense": "DenseShared<Config0>", "simt": "SimtShared<Config0, {scalar}>"}
+
+
+def _activation(x: GemmOperand, path: str) -> str:
+    """The mainloop's arguments for x."""
+    values = f"{x.pointer}, {', '.join(x.strides)}"
+    return f"jitgen::SimtDense<{_list(x.storage, x.kind == 'k')}>{{{values}}}" if path == "simt" else values
+
+
+# ------------------------------------------------------------------------------------------------------------- wgmma
+
+
+def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext) -> Built:
+    """The context of a mainloop that copies by tensor maps."""
+    first = products.regions[0].contractions[0]
+    assert first.x is not None
+    count = len(products.regions[0].contractions)
+    quantised = schedule.path == wgmma.QUANTIZED
+    names = [f"map{number}" for number in range(1 + count * len(products.regions))]
+    parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
+    parameters += [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
+    parameters += [f"Index {name}" for name in products.integers]
+    parameters += [f"{kind} {name}" for name, kind in products.scalars]
+    regions = []
+    for region, layout in zip(products.regions, layouts, strict=True):
+        own = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
+        weights = [f"Weight{_weight(part, schedule.path)}" for part in region.contractions] if quantised else []
+        parts = [f"{{{', '.join(weights)}}}"] if quantised else []
+        made = ", ".join([*parts, f"{{{', '.join(own)}}}", f"int({region.columns})"])
+        regions.append(_region(region, layout, wgmma.EPILOGUE_WIDTH) | {"made": f"{{{made}}}"})
+    return {
+        "parameters": parameters,
+        "index": "int64_t" if schedule.wide else "int32_t",
+        "maps": names,
+        "mainloop": f"jitgen/gemm_{schedule.path}.cuh",
+        "config": list(_mapped_config(schedule, products)),
+        "weight_type": _quantised(first, first.x.storage) if quantised else "",
+        "shape_type": "jitgen::QuantizedShape<Config, Weight>" if quantised else "jitgen::DenseShape<Config>",
+        "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
+        "call": f"gemm_{schedule.path}<{'Config, Weight' if quantised else 'Config'}>",
+        "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",
+        "element": first.x.storage,
+        "regions": regions,
+        "alike": True,
+        "epilogues": [f"epilogue{part['index']}" for part in regions],
+    }, {}
+
+
+def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tuple[str, str, str]]:
+    """(type, name, value) of each member of the mainloop's Config."""
+    first = products.regions[0].contractions[0]
+    count, consumers = len(products.regions[0].contractions), wgmma.consumers(schedule)
+    numbers: dict[str, int] = {"contractions": count, "regions": len(products.regions)}
+    if schedule.path == wgmma.QUANTIZED:
+        numbers |= {
+            "tokens": schedule.block_m,
+            "warpgroups": consumers,
+            "blocks": wgmma.blocks_of_rows(schedule, count),
+            "span": schedule.block_k // wgmma.CHUNK,
+            "steps": schedule.steps,
+            "split": schedule.split,
+        }
+    else:
+        down = schedule.block_m // 64
+        numbers |= {"down": down, "across": consumers // down, "columns": schedule.block_n}
+        yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
+    numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
+    numbers |= {"resident": schedule.resident}
+    for name, value in numbers.items():
+        yield "int", name, str(value)
+
+
+# ----------------------------------------------------------------------------------------------------------- regions
+
+
+def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any]:
+    """A region's epilogue, computed for ``width`` columns of a row at a time."""
+    fields, arguments = _members(region)
+    return {
+        "index": region.index,
+        "title": region.title,
+        "columns": region.columns,
+        "fields": fields,
+        "arguments": arguments,
+        "contractions": len(region.contractions),
+        "accumulator": region.contractions[0].type,
+        "accumulators": [part.accumulator for part in region.contractions],
+        "whole": layout.columns_unit >= width,
+        "vectors": [_vector(operand, width) for operand in region.loads if operand.kind in ("full", "column")],
+        "singles": [_single(operand) for operand in region.loads if operand.kind in ("row", "scalar")],
+        "elements": [_element(operand) for operand in region.loads if operand.kind == "strided"],
+        "lines": region.lines,
+        "stores": [_vector(operand, width) | {"step": operand.strides[1]} for operand in region.stores],
+    }
+
+
+def _config(region: GemmRegion, schedule: GemmSchedule, s: Shape) -> tuple[str, str]:
+    """The types of a region's mainloop configuration and of its weights."""
+    first = region.contractions[0]
+    x = first.x
+    assert x is not None
+    count = len(region.contractions)
+    x_vector = x.unit if x.kind == "k" else 1
+    numbers: tuple[int, ...]
+    if schedule.path == "mma":
+        format = formats.find(first.described.format or "")
+        sums = format.bits == 4 and x.dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
+        numbers = (count, s.tokens, s.row_tiles, s.warps_n, s.warps_k, schedule.split, schedule.stages, s.window)
+        config = f"jitgen::MmaConfig<{_list(*numbers, s.width, x_vector, sums)}>"
+        return config, _quantised(first, x.storage)
+    if schedule.path == "dense":
+        # Neighbouring weights of one region may lie differently; then none is taken to lie well.
+        kinds = {part.weight[0].kind for part in region.contractions}
+        unit = min(part.weight[0].unit for part in region.contractions)
+        tiles = (s.token_tiles, s.row_tiles, s.warps_m, s.warps_n, s.warps_k)
+        w = (_along(kinds.pop()), unit) if len(kinds) == 1 else (_along("strided"), 1)
+        steps = (schedule.split, schedule.stages, s.width)
+        config = f"jitgen::DenseConfig<{_list(count, *tiles, *steps, _along(x.kind), x.unit, *w)}>"
+        return config, f"jitgen::DenseWeight<{x.storage}>"
+    config = f"jitgen::SimtConfig<{_list(count, s.tokens, s.rows, *s.run, schedule.split, s.width)}>"
+    if first.described.format is not None:
+        return config, f"jitgen::SimtQuant<{_quantised(first, 'jitgen::bfloat16')}>"
+    along_k = all(part.weight[0].kind == "k" for part in region.contractions)
+    return config, f"jitgen::SimtDense<{_list(x.storage, along_k)}>"
+
+
+def _list(*values: Any) -> str:
+    return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+
+
+def _along(kind: str) -> str:
+    return f"jitgen::Along::{ {'k': 'k', 'outer': 'outer'}.get(kind, 'neither') }"
+
+
+def _quantised(part: ContractionContext, element: str) -> str:
+    format = formats.find(part.described.format or "")
+    values = (element, format.bits, format.zero_point, part.weight[1].storage, part.described.group_size or 0)
+    return f"jitgen::QuantWeight<{_list(*values)}>"
+
+
+def _weight(part: ContractionContext, path: str) -> str:
+    """How a weight's type is made from the kernel's parameters."""
+    if part.described.format is None:
+        (weight,) = part.weight
+        return f"{{{', '.join([str(weight.pointer), *weight.strides])}}}"
+    codes, scales, *zeros = (str(operand.pointer) for operand in part.weight)
+    made = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"
+    return f"{{{made}}}" if path == "simt" else made
+
+
+# ---------------------------------------------------------------------------------------------------------- operands
+
+
+def _pointer(operand: GemmOperand) -> str:
+    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
+
+
+def _members(region: GemmRegion) -> tuple[list[str], list[str]]:
+    """Fields of the epilogue for all that its operands and scalars need, and the parameters that fill them."""
+    fields, names = [], []
+    for operand in (*region.loads, *region.stores):
+        if operand.pointer is not None:
+            fields.append(f"{_pointer(operand)} {operand.pointer}")
+            names.append(operand.pointer)
+        for name in (*operand.strides, operand.offset):
+            if name and not name.isdigit():
+                fields.append(f"Index {name}")
+                names.append(name)
+    for name, kind in region.scalars:
+        fields.append(f"{kind} {name}")
+        names.append(name)
+    return fields, names
+
+
+def _vector(operand: GemmOperand, width: int) -> dict[str, Any]:
+    """An operand whose neighbouring columns are neighbours; ``access``: they move together."""
+    elements = min(width, ACCESS_BYTES // item_size(operand.dtype))
+    return {
+        "index": operand.index,
+        "storage": operand.storage,
+        "type": operand.type,
+        "value": operand.value,
+        "place": f"{operand.pointer} + ({operand.position('m', 'n')})",
+        "access": operand.strides[1] == "1" and operand.unit >= elements,
+    }
+
+
+def _single(operand: GemmOperand) -> dict[str, Any]:
+    return {
+        "type": operand.type,
+        "value": operand.value,
+        "expression": f"jitgen::load({operand.pointer}[{operand.position('m', 'n')}])",
+    }
+
+
+def _element(operand: GemmOperand) -> dict[str, Any]:
+    position = operand.position("m", "column")
+    expression = position if operand.pointer is None else f"jitgen::load({operand.pointer}[{position}])"
+    return {"type": operand.type, "value": operand.value, "expression": expression}

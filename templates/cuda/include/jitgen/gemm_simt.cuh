@@ -1,0 +1,232 @@
+// y = x W^T in full float32 or float64, by fused multiply-adds on the ordinary cores: dense weights of any strides, and
+// quantised ones, whose values need not be rounded here. A block takes `tokens` by `rows`; a thread 4 or 8 by 8 of them.
+// Tiles of both operands, `depth` of k, alternate between two places in shared memory; the next one's loads are under
+// way while this one is multiplied. Beside it: gemm_epilogue.cuh.
+#pragma once
+
+#include "jitgen/gemm_epilogue.cuh"
+#include "jitgen/gemm_quant.cuh"
+
+namespace jitgen {
+
+JITGEN_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+JITGEN_DEVICE double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+// A dense operand [outer, k]; k_first: neighbouring threads take neighbouring k, as its stride there is 1.
+template <class Scalar_, bool k_first_>
+struct SimtDense {
+  using Scalar = Scalar_;
+  static constexpr bool k_first = k_first_;
+  const Scalar* pointer;
+  int64_t outer_stride, k_stride;
+
+  template <int outer, int depth, int threads>
+  struct Tile {
+    static constexpr int count = outer * depth / threads;
+    static_assert(count * threads == outer * depth, "");
+    Scalar values[count];
+
+    static JITGEN_DEVICE int at(int i) { return k_first ? i / depth : i % outer; }
+    static JITGEN_DEVICE int k(int i) { return k_first ? i % depth : i / outer; }
+    JITGEN_DEVICE void load(const SimtDense& from, int first, int limit, int k0, int K) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads, row = first + at(place), column = k0 + k(place);
+        const bool live = row < limit && column < K;
+        values[i] = live ? from.pointer[row * from.outer_stride + column * from.k_stride] : Scalar(0);
+      }
+    }
+    template <int stride>
+    JITGEN_DEVICE void store(Scalar* to) const {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads;
+        to[k(place) * stride + at(place)] = values[i];
+      }
+    }
+  };
+};
+
+// A quantised weight in the "mma" layout: a thread takes what a lane holds of 16 rows by 16 k.
+template <class Weight>
+struct SimtQuant {
+  using Scalar = float;
+  Weight weight;
+
+  template <int outer, int depth, int threads>
+  struct Tile {
+    static constexpr int count = (outer / 16 * 32 + threads - 1) / threads;
+    static_assert(outer % 16 == 0 && depth == 16, "");
+    float values[count][8];
+
+    JITGEN_DEVICE void load(const SimtQuant& from, int first, int limit, int k0, int K) {
+      const Weight& weight = from.weight;
+      const int chunks = Weight::chunks(K), groups = Weight::groups(chunks);
+      constexpr int words = Weight::bits == 4 ? 1 : 2;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads, tile = first / 16 + place / 32, lane = place % 32;
+        const bool live = place < outer / 16 * 32 && tile * 16 < limit && k0 < K;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
+        if (!live) continue;
+        const int step = k0 / 16;
+        const uint32_t* from_codes = reinterpret_cast<const uint32_t*>(weight.codes) +
+            ((int64_t(tile) * chunks * Weight::loads + step / (4 / words)) * 32 + lane) * 4 + step % (4 / words) * words;
+        const int64_t at = (int64_t(tile) * groups + (Weight::group ? k0 / (Weight::group ? Weight::group : 1) : 0)) * 16 +
+                           lane / 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {  // register j / 2 of the fragment, low or high half
+          const int half = j / 2 % 2;
+          int code;
+          if constexpr (Weight::bits == 4) {
+            const uint32_t word = from_codes[0];
+            const int zero = Weight::zero_points ? weight.zeros[at + half] : 8;
+            code = int(word >> (j / 2 * 4 + j % 2 * 16) & 15u) - zero;
+          } else {
+            code = int8_t(from_codes[j / 4] >> (half * 8 + j % 2 * 16) & 0xffu);
+          }
+          values[i][j] = float(code) * load_scale(weight.scales[at + half]);
+        }
+      }
+    }
+    template <int stride>
+    JITGEN_DEVICE void store(float* to) const {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads, lane = place % 32;
+        if (place >= outer / 16 * 32) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int k = lane % 4 * 2 + j % 2 + j / 4 * 8;
+          to[k * stride + place / 32 * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
+        }
+      }
+    }
+    static JITGEN_DEVICE float load_scale(float scale) { return scale; }
+    static JITGEN_DEVICE float load_scale(bfloat16 scale) { return jitgen::load(scale); }
+  };
+};
+
+// token_run by row_run outputs a thread; tokens and rows of a block.
+template <int contractions_, int tokens_, int rows_, int token_run_, int row_run_, int cluster_, int width_>
+struct SimtConfig {
+  static constexpr int contractions = contractions_, tokens = tokens_, rows = rows_;
+  static constexpr int token_run = token_run_, row_run = row_run_, cluster = cluster_, width = width_;
+  static constexpr int token_tiles = tokens / 8, warps_k = 1, depth = 16;
+  static constexpr int threads = tokens / token_run * (rows / row_run);
+};
+
+// The i-th of thread number `thread`'s tokens, and of its rows: in fours, so that the sixteen bytes neighbouring threads
+// read lie side by side.
+template <class Config>
+JITGEN_DEVICE int token_of(int thread, int i) {
+  constexpr int four = Config::token_run < 4 ? Config::token_run : 4;
+  return i / four * (Config::tokens / Config::token_run * four) + thread * four + i % four;
+}
+template <class Config>
+JITGEN_DEVICE int row_of(int thread, int i) {
+  constexpr int four = Config::row_run < 4 ? Config::row_run : 4;
+  return i / four * (Config::rows / Config::row_run * four) + thread * four + i % four;
+}
+
+// A thread's numbers of one k, by accesses of up to four.
+template <int run, class Scalar, class Place>
+JITGEN_DEVICE void read_run(Scalar (&to)[run], const Scalar* from, Place place) {
+  constexpr int four = run < 4 ? run : 4;
+#pragma unroll
+  for (int i = 0; i < run; i += four) {
+    const Vector<Scalar, four> values = load_vector<four>(from + place(i));
+#pragma unroll
+    for (int j = 0; j < four; ++j) to[i + j] = values[j];
+  }
+}
+
+template <class Config, class Scalar>
+struct SimtShared {
+  using Partial = PartialTile<Config::contractions, Config::tokens, Config::rows, 1>;
+  static constexpr int x_stride = Config::tokens + 4, w_stride = Config::rows + 4;
+  static constexpr int stage = Config::depth * (x_stride + Config::contractions * w_stride);
+  static constexpr int main = 2 * stage > Partial::floats ? 2 * stage : Partial::floats;  // in scalars
+  static constexpr int bytes = (main + inbox_floats<Config>()) * int(sizeof(Scalar));
+};
+
+// As mma_gemm of gemm_mma.cuh.
+template <class Config, class X, class Weight, class Epilogue>
+JITGEN_DEVICE void simt_gemm(unsigned char* shared, const X& x, int M, int N, int K,
+                             const Weight (&weights)[Config::contractions], const Epilogue& epilogue, int m_block,
+                             int n_block) {
+  using Scalar = typename X::Scalar;
+  using Shared = SimtShared<Config, Scalar>;
+  constexpr int C = Config::contractions, A = Config::token_run, B = Config::row_run, depth = Config::depth;
+  constexpr int across = Config::rows / B;
+  const uint32_t rank = Config::cluster > 1 ? block_of_cluster() : 0;
+  if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
+
+  const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;
+  const int steps = (K + depth - 1) / depth, per_block = (steps + Config::cluster - 1) / Config::cluster;
+  const int first = int(rank) * per_block, last = smaller(first + per_block, steps);
+  const int my_row = threadIdx.x % across, my_token = threadIdx.x / across;
+  Scalar* const memory = reinterpret_cast<Scalar*>(shared);
+
+  typename X::template Tile<Config::tokens, depth, Config::threads> x_tile;
+  typename Weight::template Tile<Config::rows, depth, Config::threads> w_tiles[C];
+  auto load = [&](int step) {
+    x_tile.load(x, m0, M, step * depth, K);
+#pragma unroll
+    for (int c = 0; c < C; ++c) w_tiles[c].load(weights[c], n0, N, step * depth, K);
+  };
+  auto store = [&](Scalar* to) {
+    x_tile.template store<Shared::x_stride>(to);
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      w_tiles[c].template store<Shared::w_stride>(to + depth * (Shared::x_stride + c * Shared::w_stride));
+    }
+  };
+
+  Scalar acc[C][A][B];
+#pragma unroll
+  for (int i = 0; i < C * A * B; ++i) (&acc[0][0][0])[i] = Scalar(0);
+  if (first < last) {
+    load(first);
+    store(memory);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int step = first; step < last; ++step) {
+    const Scalar* const from = memory + (step - first) % 2 * Shared::stage;
+    if (step + 1 < last) load(step + 1);
+#pragma unroll
+    for (int k = 0; k < depth; ++k) {
+      Scalar a[A], b[B];
+      read_run<A>(a, from + k * Shared::x_stride, [&](int i) { return token_of<Config>(my_token, i); });
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        const Scalar* const row = from + depth * (Shared::x_stride + c * Shared::w_stride) + k * Shared::w_stride;
+        read_run<B>(b, row, [&](int j) { return row_of<Config>(my_row, j); });
+#pragma unroll
+        for (int i = 0; i < A; ++i) {
+#pragma unroll
+          for (int j = 0; j < B; ++j) acc[c][i][j] = multiply_add(a[i], b[j], acc[c][i][j]);
+        }
+      }
+    }
+    if (step + 1 < last) store(memory + (step - first + 1) % 2 * Shared::stage);
+    __syncthreads();
+  }
+
+  using Tile = typename Shared::Partial;
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+#pragma unroll
+    for (int i = 0; i < A; ++i) {
+#pragma unroll
+      for (int j = 0; j < B; ++j) {
+        memory[Tile::place(0, c, token_of<Config>(my_token, i), row_of<Config>(my_row, j))] = acc[c][i][j];
+      }
+    }
+  }
+  finish<Config>(memory, memory + Shared::main, M, N, m0, n0, rank, epilogue);
+}
+
+}  // namespace jitgen

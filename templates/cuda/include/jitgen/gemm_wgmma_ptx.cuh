@@ -1,0 +1,218 @@
+// Hopper's instructions under the names the matmul mainloops use: mbarriers, bulk and tensor copies, wgmma. Only
+// sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix", "Tensor-map").
+#pragma once
+
+#include "jitgen/gemm_ptx.cuh"
+
+namespace jitgen {
+
+// A CUtensorMap, made by the driver; a kernel takes it as `const __grid_constant__ jitgen::TensorMap`.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+// -------------------------------------------------------------------------------------------------------- mbarriers
+
+JITGEN_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the copy engine and to the other blocks of a cluster.
+JITGEN_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+JITGEN_DEVICE void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same barrier of block `rank` of the cluster
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+JITGEN_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra wait;\n"
+      "finished:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// This thread's cp.async copies, once complete, arrive on the barrier, which counts that arrival.
+JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// Moves registers between warpgroups: each gives up or takes what its own code needs (all four warps, at one place).
+template <int count>
+JITGEN_DEVICE void registers_take() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+JITGEN_DEVICE void registers_give() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+// A block of `warpgroups` and one more, which only copies: at its start all have the same number, the most for which
+// `blocks` fit a multiprocessor (the bounds of the launch say so to the assembler). Registers go by 8.
+constexpr int copier_registers = 40;
+constexpr int registers_at_start(int warpgroups, int blocks) { return 512 / blocks / (warpgroups + 1) / 8 * 8; }
+constexpr int registers_of(int warpgroups, int blocks) {
+  const int each = (registers_at_start(warpgroups, blocks) * (warpgroups + 1) - copier_registers) / warpgroups / 8 * 8;
+  return each < 240 ? each : 240;
+}
+template <int warpgroups, int blocks, bool copier>
+JITGEN_DEVICE void registers_deal() {
+  if constexpr (registers_at_start(warpgroups, blocks) < registers_of(warpgroups, blocks)) {
+    if constexpr (copier) {
+      registers_give<copier_registers>();
+    } else {
+      registers_take<registers_of(warpgroups, blocks)>();
+    }
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- clusters
+
+JITGEN_DEVICE int cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return int(rank);
+}
+JITGEN_DEVICE void cluster_sync() {  // all threads of all blocks
+  cluster_arrive_release();
+  cluster_wait_acquire();
+}
+JITGEN_DEVICE float4 load_remote(uint32_t address, int rank) {  // from the shared memory of block `rank`
+  float4 value;
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+      : "r"(address), "r"(rank));
+  return value;
+}
+
+// Where the launch allows it (programmatic dependent launch), a kernel starts while the one ahead of it in the stream
+// still runs; its memory, read or written, is ready after `previous_kernel_wait`. Without that, no-ops.
+JITGEN_DEVICE void previous_kernel_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+JITGEN_DEVICE void next_kernel_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// ----------------------------------------------------------------------------------------------------------- copies
+
+constexpr uint64_t keep_normal = 0x1000000000000000;  // createpolicy's encodings of whole-range L2 policies
+constexpr uint64_t evict_first = 0x12F0000000000000;
+
+JITGEN_DEVICE void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// A box of a matrix, its corner at (column, row); places outside the matrix become zeros.
+JITGEN_DEVICE void copy_box(
+    uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint64_t policy = keep_normal) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], "
+      "[%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// The same into every block of `mask`, at the same address and completing on the same barrier of each.
+JITGEN_DEVICE void copy_box_multicast(
+    uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask)
+      : "memory");
+}
+
+// Ordinary accesses of shared memory before this come before copies and wgmma after it.
+JITGEN_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ------------------------------------------------------------------------------------------------------------ wgmma
+
+JITGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+JITGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+JITGEN_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Descriptors of operands in shared memory, in the 128-byte swizzle a tensor copy with a 128-byte box row leaves.
+// K-major: rows of 64 k's; a k16 step adds 32 bytes. Transposed ("MN-major"): rows of 64 n's, `block` bytes from one
+// run of 64 n's to the next; a k16 step adds 16 rows, 2048 bytes.
+JITGEN_DEVICE uint64_t descriptor_k_major(uint32_t address) {
+  return uint64_t((address & 0x3FFFF) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+}
+JITGEN_DEVICE uint64_t descriptor_transposed(uint32_t address, int block) {
+  return uint64_t((address & 0x3FFFF) >> 4) | uint64_t(block >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+}
+
+#define JITGEN_S0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define JITGEN_S1 JITGEN_S0 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define JITGEN_S2 JITGEN_S1 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define JITGEN_S3 JITGEN_S2 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define JITGEN_S4 JITGEN_S3 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define JITGEN_S5 JITGEN_S4 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define JITGEN_S6 JITGEN_S5 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define JITGEN_S7 JITGEN_S6 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define JITGEN_S8 JITGEN_S7 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define JITGEN_S9 JITGEN_S8 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define JITGEN_S10 JITGEN_S9 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define JITGEN_S11 JITGEN_S10 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define JITGEN_S12 JITGEN_S11 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define JITGEN_S13 JITGEN_S12 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define JITGEN_S14 JITGEN_S13 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define JITGEN_S15 JITGEN_S14 ", %120, %121, %122, %123, %124, %125, %126, %127"
+
+#define JITGEN_D(o) \
+  "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), "+f"(d[o + 6]), "+f"(d[o + 7])
+#define JITGEN_D0 JITGEN_D(0)
+#define JITGEN_D1 JITGEN_D0, JITGEN_D(8)
+#define JITGEN_D3 JITGEN_D1, JITGEN_D(16), JITGEN_D(24)
+#define JITGEN_D5 JITGEN_D3, JITGEN_D(32), JITGEN_D(40)
+#define JITGEN_D7 JITGEN_D5, JITGEN_D(48), JITGEN_D(56)
+#define JITGEN_D11 JITGEN_D7, JITGEN_D(64), JITGEN_D(72), JITGEN_D(80), JITGEN_D(88)
+#define JITGEN_D15 JITGEN_D11, JITGEN_D(96), JITGEN_D(104), JITGEN_D(112), JITGEN_D(120)
+
+// d[64 rows, n] (+)= A[64, 16] B[n, 16]^T for one warpgroup, asynchronously; A from registers (`registers`: the four
+// words of an m16n8k16 fragment, warp w of the group holding rows 16w..16w+15) or by descriptor.
+template <class Element, int n>
+struct Wgmma;
+
+#define JITGEN_WGMMA(ELEMENT, TYPE, N, S, D, I0, I1, I2, I3, I4, I5)                                                \
+  template <>                                                                                                       \
+  struct Wgmma<ELEMENT, N> {                                                                                        \
+    static JITGEN_DEVICE void registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {    \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" I5 ", 0;\n"                                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" S "}, {%" I0 ", %" I1 ", %" \
+                   I2 ", %" I3 "}, %" I4 ", p, 1, 1, 0;\n}"                                                         \
+                   : D                                                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                          \
+    }                                                                                                               \
+    template <int transposed>                                                                                       \
+    static JITGEN_DEVICE void shared(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {                   \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" I2 ", 0;\n"                                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" S "}, %" I0 ", %" I1        \
+                   ", p, 1, 1, 0, %" I3 ";\n}"                                                                      \
+                   : D                                                                                              \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(transposed));                                             \
+    }                                                                                                               \
+  };
+#define JITGEN_WGMMA_SIZES(ELEMENT, TYPE)                                                               \
+  JITGEN_WGMMA(ELEMENT, TYPE, 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")                \
+  JITGEN_WGMMA(ELEMENT, TYPE, 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")             \
+  JITGEN_WGMMA(ELEMENT, TYPE, 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")             \
+  JITGEN_WGMMA(ELEMENT, TYPE, 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")             \
+  JITGEN_WGMMA(ELEMENT, TYPE, 128, JITGEN_S7, JITGEN_D7, "64", "65", "66", "67", "68", "69")            \
+  JITGEN_WGMMA(ELEMENT, TYPE, 192, JITGEN_S11, JITGEN_D11, "96", "97", "98", "99", "100", "101")        \
+  JITGEN_WGMMA(ELEMENT, TYPE, 256, JITGEN_S15, JITGEN_D15, "128", "129", "130", "131", "132", "133")
+JITGEN_WGMMA_SIZES(bfloat16, "bf16")
+JITGEN_WGMMA_SIZES(float16, "f16")
+#undef JITGEN_WGMMA_SIZES
+#undef JITGEN_WGMMA
+
+}  // namespace jitgen

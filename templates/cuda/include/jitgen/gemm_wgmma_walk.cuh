@@ -1,0 +1,90 @@
+// What the wgmma mainloops share: the order in which tiles are taken, the ring of stages, and the call of the epilogue.
+#pragma once
+
+#include "jitgen/gemm_ptx.cuh"
+
+namespace jitgen {
+
+// One piece of work: a region, and where its tile begins (by `place_in`, in tiles).
+struct TilePlace {
+  int region, row, column;
+};
+
+template <int width, class Region, int regions>
+JITGEN_DEVICE int column_tiles_of(const Region (&all)[regions]) {
+  int sum = 0;
+#pragma unroll
+  for (int r = 0; r < regions; ++r) sum += (all[r].columns + width - 1) / width;
+  return sum;
+}
+
+// Where piece `item` lies. The tiles of `raster` rows of them are walked downwards before the next column, so that the
+// pieces under way at one time share both x and weights in L2. Regions, `width` columns a tile, stand side by side.
+template <int raster, int width, class Region, int regions>
+JITGEN_DEVICE TilePlace place_in(int item, int row_tiles, int column_tiles, const Region (&all)[regions]) {
+  const int first = item / (raster * column_tiles) * raster;
+  const int height = smaller(raster, row_tiles - first);
+  const int inside = item - first * column_tiles;
+  TilePlace tile = {0, first + inside % height, inside / height};
+#pragma unroll
+  for (int r = 0; r + 1 < regions; ++r) {
+    const int tiles = (all[r].columns + width - 1) / width;
+    if (tile.region == r && tile.column >= tiles) {
+      tile.column -= tiles;
+      tile.region = r + 1;
+    }
+  }
+  return tile;
+}
+
+// Without indexing an array of parameters, which would have to be in memory.
+template <class Region, int regions>
+JITGEN_DEVICE Region region_of(const Region (&all)[regions], int region) {
+  Region found = all[0];
+#pragma unroll
+  for (int r = 1; r < regions; ++r) {
+    if (region == r) found = all[r];
+  }
+  return found;
+}
+template <class Region, int regions>
+JITGEN_DEVICE int columns_of(const Region (&all)[regions], int region) {
+  int found = all[0].columns;
+#pragma unroll
+  for (int r = 1; r < regions; ++r) {
+    if (region == r) found = all[r].columns;
+  }
+  return found;
+}
+
+// The stage in turn, and the parity that its barriers' current phase has.
+template <int stages>
+struct StageRing {
+  int stage = 0;
+  uint32_t phase = 0;
+  JITGEN_DEVICE void next() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Eight sums from 16-byte aligned shared memory.
+JITGEN_DEVICE void gather(float (&sums)[8], const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
+  sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
+}
+
+template <bool several, class Epilogue, int contractions>
+JITGEN_DEVICE void run_epilogue(
+    const Epilogue& epilogue, int region, int m, int n, const float (&sums)[contractions][8], int live) {
+  if constexpr (several) {
+    epilogue.template run<8>(region, m, n, sums, live);
+  } else {
+    epilogue.template run<8>(m, n, sums, live);
+  }
+}
+
+}  // namespace jitgen

@@ -1,0 +1,133 @@
+"""Matrix products in CUDA C++, compiled without a device: the mainloop, its instructions, its resources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+ROWS = (1, 4, 16, 300)
+MAINLOOPS = ("mma", "dense", "simt")
+"""Those of ``gemm_mma.cuh``, ``gemm_dense.cuh`` and ``gemm_simt.cuh``."""
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w)
+
+
+def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def biased(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, bias)) + residual
+
+
+def projections(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return F.linear(x, q), F.linear(x, k), F.linear(x, v)
+
+
+def quantized(n: int, k: int, format: str = "int4", group: int | None = 128, dtype: torch.dtype = BF16) -> TensorSpec:
+    return TensorSpec((n, k), dtype, format=format, group_size=group)
+
+
+def lowered(function: Callable[..., Any], *specs: TensorSpec, target: str = "sm_90a") -> Any:
+    return jitgen.jit(function).lower(*specs, target=target, backend="cuda")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("format", "group", "dtype", "target"),
+    [
+        ("int4", 128, BF16, "sm_80"),
+        ("int4", 128, BF16, "sm_90a"),
+        ("int4", 128, BF16, "sm_100a"),
+        ("int4", 32, F16, "sm_80"),
+        ("uint4", 64, BF16, "sm_90a"),
+        ("uint4", None, F16, "sm_90a"),
+        ("int8", None, BF16, "sm_80"),
+    ],
+)
+def test_a_quantised_weight_is_read_16_bytes_at_a_time(
+    format: str, group: int, dtype: Any, rows: int, target: str
+) -> None:
+    low = lowered(linear, TensorSpec((rows, 4096), dtype), quantized(4096, 4096, format, group, dtype), target=target)
+    assert [kernel.template for kernel in low.kernels] == ["cuda/gemm.cu.j2"]
+    if low._lowered.schedules[0].path not in MAINLOOPS:
+        pytest.skip("another mainloop's")
+    built = low.compile()
+    (report,) = built.report
+    assert report["spill_bytes"] <= 64  # a few addresses outside the loop, where registers are capped for two blocks
+    sass = built.asm["sass"]
+    assert f"HMMA.16816.F32{'.BF16' if dtype == BF16 else ''}" in sass
+    # Codes alone come past the first-level cache.
+    assert set(re.findall(r"LDG\.E\.NA\.(\w+)", sass)) == {"128"}
+    assert "LDGSTS.E.128" in sass
+
+
+@pytest.mark.parametrize("rows", [1, 16, 300])
+@pytest.mark.parametrize("function", [swiglu, projections])
+def test_products_of_one_activation_are_one_kernel(function: Callable[..., Any], rows: int) -> None:
+    count = 2 if function is swiglu else 3
+    low = lowered(function, TensorSpec((rows, 4096), BF16), *(quantized(2048, 4096) for _ in range(count)))
+    assert len(low.kernels) == 1
+    (report,) = low.compile().report
+    assert report["spill_bytes"] <= 64
+
+
+def test_regions_that_differ_in_their_weights_alone_share_a_mainloop() -> None:
+    specs = [quantized(n, 4096) for n in (4096, 1024, 1024)]
+    source = lowered(projections, TensorSpec((1, 4096), BF16), *specs, target="sm_80").source
+    assert source.count("_gemm<Config0>(") == 1
+    mixed = [quantized(4096, 4096), quantized(1024, 4096, group=64), quantized(1024, 4096)]
+    source = lowered(projections, TensorSpec((1, 4096), BF16), *mixed, target="sm_80").source
+    assert source.count("_gemm<Config") >= 2
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("rows", [1, 64, 300])
+@pytest.mark.parametrize("length", [4096, 4095])
+def test_dense_weights(rows: int, length: int, target: str) -> None:
+    specs = [TensorSpec((rows, length), BF16), TensorSpec((1024, length), BF16)]
+    specs += [TensorSpec((1024,), BF16), TensorSpec((rows, 1024), BF16)]
+    low = lowered(biased, *specs, target=target)
+    if low._lowered.schedules[0].path not in MAINLOOPS:
+        pytest.skip("another mainloop's")
+    built = low.compile()
+    assert built.report[0]["spill_bytes"] == 0
+    assert "HMMA.16816.F32.BF16" in built.asm["sass"]
+    # Odd rows cannot be copied sixteen bytes at a time.
+    assert ("LDGSTS.E.128" in built.asm["sass"]) == (length % 8 == 0)
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("weight", [None, "int4", "uint4", "int8"])
+def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
+    spec = quantized(1024, 512, weight, 64, F32) if weight else TensorSpec((1024, 512), F32)
+    built = lowered(linear, TensorSpec((rows, 512), F32), spec).compile()
+    assert built.report[0]["spill_bytes"] == 0
+    assert "FFMA" in built.asm["sass"]
+    assert "HMMA" not in built.asm["sass"]
+
+
+def test_old_architectures_have_no_clusters() -> None:
+    for rows in (1, 4, 16, 64):
+        for target in ("sm_80", "sm_86", "sm_89"):
+            low = lowered(linear, TensorSpec((rows, 14336), BF16), quantized(4096, 14336), target=target)
+            schedule = low._lowered.schedules[0]
+            assert schedule.split == 1
+            assert schedule.shared_bytes <= (163 if target == "sm_80" else 99) * 1024
+            assert "__cluster_dims__" not in low.source

@@ -1,0 +1,167 @@
+"""Matrix products on a GPU against float64 on the same (rounded, quantised) numbers: formats, shapes, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+TOLERANCE = {BF16: 2.0**-8, F16: 2.0**-10, F32: 2.0**-20, F64: 2.0**-45}
+"""Of the norm of the difference, relative to the result's: half a unit in the last place of the result's rounding, as
+much again for a weight rounded once, and float32 sums far below both."""
+FORMATS = [("int4", 128), ("int4", 32), ("int4", 96), ("int4", None), ("uint4", 64), ("uint4", None), ("int8", None)]
+FORMATS += [("int8", 128)]
+SHAPES = [(1, 64, 64), (1, 1, 1), (3, 100, 100), (4, 130, 1000), (8, 256, 4096), (13, 48, 96), (16, 512, 776)]
+SHAPES += [(17, 300, 333), (64, 130, 1024), (100, 257, 640), (300, 512, 128)]
+
+
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w)
+
+
+def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def projections(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return F.linear(x, q), F.linear(x, k).relu(), F.linear(x, v) * 2
+
+
+def epilogue(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, scale: torch.Tensor, y: torch.Tensor) -> Any:
+    out = F.linear(x, w, bias) * scale
+    return out + y, torch.where(out > 0, out, 0.1 * out)
+
+
+def random(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, dtype=F64, device="cuda").to(dtype)
+
+
+def quantized(n: int, k: int, format: str, group: int | None) -> Any:
+    return jitgen.quantize(torch.randn(n, k, device="cuda"), format, group_size=group)
+
+
+def wide(value: Any) -> torch.Tensor:
+    return value.dequantize(F64) if isinstance(value, jitgen.QTensor) else value.double()
+
+
+def check(function: Callable[..., Any], *given: Any, slack: float = 1.0, backend: str = "cuda") -> None:
+    """The kernel's results, written into poison, against ``function`` in float64."""
+    expected = function(*map(wide, given))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    dtype = given[0].dtype
+    poisoned = tuple(torch.full(e.shape, float("nan"), dtype=dtype, device="cuda") for e in expected)
+    plan = jitgen.jit(function, backend=backend).bind(*given)
+    out = poisoned if len(poisoned) > 1 else poisoned[0]
+    plan(*given, out=out)
+    for got, want in zip(poisoned, expected, strict=True):
+        if want.numel() == 0:
+            continue
+        error = (got.double() - want).norm() / want.norm().clamp_min(1e-30)
+        assert error <= slack * TOLERANCE[dtype], f"relative error {error.item():.2e}"
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(("format", "group"), FORMATS)
+def test_quantised_weights(format: str, group: int | None, dtype: torch.dtype) -> None:
+    for m, n, k in SHAPES:
+        check(linear, random(m, k, dtype=dtype), quantized(n, k, format, group))
+
+
+@pytest.mark.parametrize(("format", "group"), FORMATS)
+def test_quantised_weights_in_float32(format: str, group: int | None) -> None:
+    for m, n, k in SHAPES[::2]:
+        check(linear, random(m, k, dtype=F32), quantized(n, k, format, group))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64])
+def test_dense_weights(dtype: torch.dtype) -> None:
+    for m, n, k in SHAPES:
+        check(linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("x_lies", ["rows", "columns", "strided", "shifted"])
+@pytest.mark.parametrize("w_lies", ["rows", "columns", "strided", "shifted"])
+def test_dense_operands_lie_anyhow(x_lies: str, w_lies: str, dtype: torch.dtype) -> None:
+    def laid(rows: int, columns: int, lies: str) -> torch.Tensor:
+        if lies == "columns":
+            return random(columns, rows, dtype=dtype).t()
+        if lies == "strided":
+            return random(rows, 3 * columns, dtype=dtype)[:, ::3]
+        if lies == "shifted":
+            return random(rows, columns + 3, dtype=dtype)[:, 3:]
+        return random(rows, columns, dtype=dtype)
+
+    for m, n, k in [(1, 64, 200), (7, 130, 64), (16, 96, 520), (130, 200, 328)]:
+        check(linear, laid(m, k, x_lies), laid(n, k, w_lies))
+
+
+@pytest.mark.parametrize("lies", ["columns", "strided", "shifted"])
+def test_activations_of_quantised_weights_lie_anyhow(lies: str) -> None:
+    for m, k in [(1, 200), (5, 512), (70, 328)]:
+        x = {
+            "columns": random(k, m).t(),
+            "strided": random(m, 3 * k)[:, ::3],
+            "shifted": random(m, k + 3)[:, 3:],
+        }[lies]
+        check(linear, x, quantized(96, k, "int4", 32))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 16, 50, 200])
+@pytest.mark.parametrize("weights", ["int4", "uint4", "int8", "dense"])
+def test_products_of_one_activation(weights: str, rows: int) -> None:
+    def weight(n: int) -> Any:
+        return random(n, 512) if weights == "dense" else quantized(n, 512, weights, 64)
+
+    # Two products, each as wrong as one, multiplied.
+    check(swiglu, random(rows, 512), weight(384), weight(384), slack=3)
+    check(projections, random(rows, 512), weight(256), weight(40), weight(72))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 16, 80])
+def test_epilogues(rows: int) -> None:
+    for n in (256, 100, 33):
+        for w in (quantized(n, 256, "int4", 128), random(n, 256)):
+            check(epilogue, random(rows, 256), w, random(n), random(rows, 1), random(rows, n), slack=2)
+            check(epilogue, random(rows, 256), w, random(n), random(1, 1), random(n, rows).t(), slack=2)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_degenerate_sizes(dtype: torch.dtype) -> None:
+    for m, n, k in [(0, 16, 64), (4, 16, 0), (1, 1, 0), (5, 0, 8)]:
+        check(linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype))
+
+
+def test_layers_of_llama() -> None:
+    for n, k in [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]:
+        w = quantized(n, k, "int4", 128)
+        for m in (1, 4, 8, 16, 64):
+            check(linear, random(m, k), w)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_the_same_call_gives_the_same_bits(rows: int) -> None:
+    x, w = random(rows, 4096), quantized(1024, 4096, "int4", 128)
+    function = jitgen.jit(linear, backend="cuda")
+    first = function(x, w)
+    assert all(torch.equal(first, function(x, w)) for _ in range(10))
+
+
+def test_infinities_and_nan_stay_in_their_rows() -> None:
+    x, w = random(16, 512), quantized(256, 512, "int4", 128)
+    clean = jitgen.jit(linear, backend="cuda")(x, w)
+    dirty = x.clone()
+    dirty[3, 7], dirty[5, 9] = float("nan"), float("inf")
+    got = jitgen.jit(linear, backend="cuda")(dirty, w)
+    assert got[3].isnan().all()
+    assert not got[5].isfinite().any()
+    others = [row for row in range(16) if row not in (3, 5)]
+    assert torch.equal(got[others], clean[others])

@@ -1,0 +1,140 @@
+"""The wgmma mainloops on a device against float64: every configuration, ragged shapes, strides, sizes of 0 and 1."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from wgmma_kernels import DENSE, ENTRY, QUANTIZED, Dense, Quantized
+
+import jitgen
+from jitgen.compile import nvrtc
+from jitgen.runtime import cuda
+from jitgen.runtime.tensor_map import TensorMap
+from jitgen.spec import Target
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SHAPES = [
+    (1, 1, 8),
+    (17, 80, 72),
+    (33, 272, 1000),
+    (64, 256, 256),
+    (100, 520, 448),
+    (300, 1000, 520),
+    (130, 2056, 2048),
+]
+"""(M, N of the first region, K)."""
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Of the norm of the difference, relative to the result's: half a unit in the last place of the result."""
+
+
+@functools.cache
+def loaded(config: Quantized | Dense) -> cuda.Function:
+    if cuda.target_of(0) != Target("cuda", "sm_90a"):
+        pytest.skip("wgmma is sm_90a's alone")
+    artifact = nvrtc.compile(config.source())
+    return cuda.load(artifact.files["kernel.cubin"], ENTRY, 0, config.shared_bytes)
+
+
+def mapped(tensor: torch.Tensor, box: tuple[int, int], swizzle: int = 128) -> bytes:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return TensorMap(0, 0, dtype, sizes, strides, box, swizzle).encode(tensor.data_ptr())
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """Random, its rows 16 bytes apart or a multiple, in memory that is NaN elsewhere."""
+    whole = torch.full((rows, -(-columns // 8) * 8 + 8), float("nan"), dtype=dtype, device="cuda")
+    whole[:, :columns] = torch.randn(rows, columns, device="cuda") * scale
+    return whole[:, :columns]
+
+
+def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | None = None) -> None:
+    """Each region's result, written into poison, against float64 on the numbers the kernel multiplies."""
+    m, n, k = sizes
+    dtype = DTYPES[config.element]
+    widths = [n, 8, 64 + n][: config.regions]
+    x = matrix(m, k, dtype)
+    maps: list[bytes] = []
+    pointers: list[int] = []
+    weights: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+    for width in widths:
+        both: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for _ in range(config.contractions):
+            if isinstance(config, Quantized):
+                group = config.group or None
+                weight = jitgen.quantize(torch.randn(width, k, device="cuda"), config.format, group, layout="mma")
+                codes, scales, *zeros = weight.parts
+                words = codes.view(torch.int32).view(codes.shape[0], -1)
+                maps.append(mapped(words, (config.columns // 16, 32 * config.bits * config.span), 0))
+                pointers += [codes.data_ptr(), scales.data_ptr(), zeros[0].data_ptr() if zeros else 0]
+                exact = weight.dequantize(torch.float64)
+                both.append((weight, exact.to(dtype).double() if group else exact))
+            else:
+                rows, columns = (k, width) if config.transposed else (width, k)
+                dense = matrix(rows, columns, dtype, 0.05)
+                maps.append(mapped(dense, (64, 64) if config.transposed else (config.columns // config.multicast, 64)))
+                both.append((dense, (dense.t() if config.transposed else dense).double()))
+        weights.append(both)
+    outputs = [torch.full((m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
+    tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.rows
+    grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
+    parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)
+    arguments = (*pointers, *(y.data_ptr() for y in outputs), *widths, m, k)
+    values: tuple[int | bytes, ...] = (mapped(x, (tile, 64)), *maps, *arguments)
+    cluster = (config.cluster, 1, 1) if config.cluster > 1 else None
+    function = loaded(config)
+    launch = cuda.Launch(
+        function, parameters, values, (grid, 1, 1), (config.threads, 1, 1), config.shared_bytes, cluster
+    )
+    launch(cuda.current_stream(0))
+    first = [y.clone() for y in outputs]
+    launch(cuda.current_stream(0))
+    for region, (y, again, both) in enumerate(zip(outputs, first, weights, strict=True)):
+        sums = [x.double() @ weight.t() for _, weight in both]
+        expected = (sums[0] + (2 * sums[1] if len(sums) == 2 else 0)) * (region + 1)
+        error = (y.double() - expected).norm() / expected.norm()
+        assert error < TOLERANCE[dtype], f"region {region}: {error:.2e}"
+        assert torch.equal(y, again)
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("config", [*QUANTIZED, *DENSE], ids=repr)
+def test_against_float64(config: Quantized | Dense, sizes: tuple[int, int, int]) -> None:
+    run(config, sizes)
+
+
+@pytest.mark.parametrize("config", [QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1]], ids=repr)
+def test_any_grid_is_right(config: Quantized | Dense) -> None:
+    for blocks in (config.cluster, 3 * config.cluster, 32 * config.cluster):
+        run(config, (300, 1000, 520), blocks)
+
+
+def test_extreme_scales() -> None:
+    """Weights that the decoding scales by powers of two on their way must come out as they are."""
+    for factor in (2.0**-100, 2.0**12):
+        config = Quantized(tokens=64)
+        weight = jitgen.quantize(torch.randn(256, 256, device="cuda") * factor, "int4", 128, layout="mma")
+        x = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda")
+        y = torch.full((64, 256), float("nan"), dtype=torch.bfloat16, device="cuda")
+        codes, scales = weight.parts
+        words = codes.view(torch.int32).view(codes.shape[0], -1)
+        values = (
+            mapped(x, (64, 64)),
+            mapped(words, (16, 128), 0),
+            codes.data_ptr(),
+            scales.data_ptr(),
+            0,
+            y.data_ptr(),
+        )
+        launch = cuda.Launch(
+            loaded(config), "TTPPPPiii", (*values, 256, 64, 256), (1, 1, 1), (config.threads, 1, 1), config.shared_bytes
+        )
+        launch(cuda.current_stream(0))
+        expected = x.double() @ weight.dequantize(torch.float64).bfloat16().double().t()
+        assert (y.double() - expected).norm() / expected.norm() < TOLERANCE[torch.bfloat16]

@@ -1,0 +1,298 @@
+"""Matrix products in Triton against float64 torch, under Triton's interpreter on CPU tensors.
+
+``python -m tests.triton_matmuls`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
+check; ``tests/unit/test_gemm_triton.py`` reads that. ``tiled`` chooses the schedule where the rule would not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.schedules import triton as rule
+
+TILES = {
+    "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
+    "weights": GemmSchedule("weights", 32, 64, 32, 4, 3, raster=2),
+    "weights-many-rows": GemmSchedule("weights", 128, 32, 32, 4, 3, raster=2),
+    "weights-many-warps": GemmSchedule("weights", 128, 32, 32, 8, 3, raster=2),
+    "slices": GemmSchedule("slices", 16, 16, 32, 4, 3),
+}
+"""Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
+
+SHAPES = ((1, 1, 1), (16, 16, 128), (33, 65, 100), (3, 70, 257))
+"""M, N, K."""
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+GROUPS = (32, 96, 128, None)
+
+Function = Callable[..., Any]
+Check = Callable[[], Iterator[str | None]]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+@contextmanager
+def tiled(tile: GemmSchedule | None) -> Iterator[None]:
+    """Within this context every product is computed so; None leaves it to the rule."""
+    before = rule.choose
+    if tile is not None:
+        rule.choose = lambda problem: tile
+    try:
+        yield
+    finally:
+        rule.choose = before
+
+
+def values(weight: Any) -> torch.Tensor:
+    """A weight, dense or quantised, in float64."""
+    return (weight.dequantize(torch.float32) if isinstance(weight, jitgen.QTensor) else weight).double()
+
+
+def compare(function: Function, x: torch.Tensor, *rest: Any, tile: GemmSchedule | None = None) -> str | None:
+    """How results differ from the float64 reference; None where they do not.
+
+    Sums of K terms may be off by some roundings of what they add, weights by one rounding to a 16-bit x's dtype.
+    """
+    with tiled(tile):
+        results = jitgen.jit(function, backend="triton")(x, *rest)
+    exact = function(x.double(), *map(values, rest))
+    sizes = function(x.double().abs(), *(values(w).abs() for w in rest))
+    length = x.shape[-1]
+    relative = torch.finfo(torch.float32).eps * (8 + math.sqrt(length))
+    if x.dtype != torch.float32 and any(isinstance(w, jitgen.QTensor) for w in rest):
+        relative += torch.finfo(x.dtype).eps / 2
+    for place, (got, want, size) in enumerate(zip(*map(_as_tuple, (results, exact, sizes)), strict=True)):
+        if got.shape != want.shape:
+            return f"result {place} has shape {tuple(got.shape)}, not {tuple(want.shape)}"
+        bound = torch.finfo(got.dtype).eps * want.abs() + 2 * relative * size.abs() + 1e-7
+        wrong = ~((got.double() - want).abs() <= bound)
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            return (
+                f"result {place}: {int(wrong.sum())} of {wrong.numel()} wrong, first at {at}: {got[at]}, not {want[at]}"
+            )
+    return None
+
+
+def _as_tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def linear(x: torch.Tensor, w: Any) -> torch.Tensor:
+    return F.linear(x, w)
+
+
+def dense(n: int, k: int, dtype: torch.dtype, order: str = "rows") -> torch.Tensor:
+    """A weight whose rows or columns are contiguous, or neither."""
+    if order == "columns":
+        return torch.randn(k, n).to(dtype).t()
+    if order == "neither":
+        return torch.randn(n, 2 * k + 1).to(dtype)[:, 1::2]
+    return torch.randn(n, k).to(dtype)
+
+
+def quantized(n: int, k: int, format: str, group: int | None, dtype: torch.dtype = torch.bfloat16) -> jitgen.QTensor:
+    return jitgen.quantize(torch.randn(n, k).to(dtype), format, group_size=group)
+
+
+def _said(wrong: str | None, *facts: Any) -> str | None:
+    return wrong and f"{' '.join(map(str, facts))}: {wrong}"
+
+
+# --------------------------------------------------------------------------------------------------- forms and formats
+
+
+def _dense(form: str, dtype: torch.dtype) -> Check:
+    def run() -> Iterator[str | None]:
+        for m, n, k in SHAPES:
+            for order in ("rows", "columns", "neither"):
+                x = torch.randn(m, k).to(dtype)
+                yield _said(compare(linear, x, dense(n, k, dtype, order), tile=TILES[form]), m, n, k, order)
+
+    return run
+
+
+def _quantized(form: str, format: str, dtype: torch.dtype) -> Check:
+    def run() -> Iterator[str | None]:
+        for m, n, k in SHAPES:
+            for group in GROUPS:
+                x = torch.randn(m, k).to(dtype)
+                yield _said(compare(linear, x, quantized(n, k, format, group), tile=TILES[form]), m, n, k, group)
+
+    return run
+
+
+for _form in TILES:
+    for _name, _dtype in DTYPES.items():
+        CHECKS[f"dense-{_form}-{_name}"] = _dense(_form, _dtype)
+        for _format in ("int4", "uint4", "int8") if _form != "tokens" else ():
+            CHECKS[f"{_format}-{_form}-{_name}"] = _quantized(_form, _format, _dtype)
+
+
+@check
+def chosen_by_the_rule() -> Iterator[str | None]:
+    for m in (1, 5, 16, 33, 130, 300):
+        x = torch.randn(m, 160).bfloat16()
+        for w in (dense(97, 160, x.dtype), *(quantized(97, 160, format, 32) for format in ("int4", "uint4", "int8"))):
+            yield _said(compare(linear, x, w), m, getattr(w, "format", "dense"))
+
+
+# ----------------------------------------------------------------------------------------------------------- epilogues
+
+
+def swiglu(x: torch.Tensor, gate: Any, up: Any) -> torch.Tensor:
+    # Not silu: bounds are computed by the same function of absolute values, which then must grow with them.
+    return torch.relu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def three(x: torch.Tensor, a: Any, b: Any, c: Any) -> torch.Tensor:
+    return F.linear(x, a) * F.linear(x, b) + F.linear(x, c)
+
+
+def projections(x: torch.Tensor, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, ...]:
+    return F.linear(x, q), F.linear(x, k) + 1, F.linear(x, v).float()
+
+
+def operands(x: torch.Tensor, w: Any, bias: Any, scale: Any, one: Any, skip: Any) -> tuple[torch.Tensor, ...]:
+    """A row, a column, a single element and a whole matrix, and results of two dtypes."""
+    y = F.linear(x, w, bias) * scale * one + skip
+    return y, (y + torch.arange(y.shape[-1])).float(), y.t()
+
+
+EPILOGUES: dict[str, tuple[Function, int]] = {
+    "swiglu": (swiglu, 2),
+    "three": (three, 3),
+    "projections": (projections, 3),
+}
+
+
+@check
+def epilogues() -> Iterator[str | None]:
+    for form, tile in TILES.items():
+        for name, (function, count) in EPILOGUES.items():
+            for m, k in ((5, 64), (40, 96)):
+                x = torch.randn(m, k).bfloat16() / 4
+                columns = (33, 16, 70) if name == "projections" else (33,) * count
+                weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
+                yield _said(compare(function, x, *weights, tile=tile), form, name, m, k)
+                if form != "tokens":
+                    weights = [quantized(n, k, "uint4", 32) for n in columns]
+                    yield _said(compare(function, x, *weights, tile=tile), form, name, m, k, "uint4")
+
+
+@check
+def operands_of_epilogues() -> Iterator[str | None]:
+    for form, tile in TILES.items():
+        for m, n, k in ((5, 33, 64), (40, 70, 50)):
+            x = torch.randn(m, k).half() / 4
+            rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
+            for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
+                yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
+
+
+def shares_one_kernel(function: Function, *arguments: Any) -> bool:
+    return len(jitgen.jit(function, backend="triton").lower(*arguments, target="sm_90a").kernels) == 1
+
+
+@check
+def fusion() -> Iterator[str | None]:
+    x = torch.randn(5, 64).bfloat16()
+    for function, count in EPILOGUES.values():
+        for weights in ([dense(48, 64, x.dtype)] * count, [quantized(48, 64, "int4", 32) for _ in range(count)]):
+            yield None if shares_one_kernel(function, x, *weights) else f"{function.__name__} is several kernels"
+
+
+# ------------------------------------------------------------------------------------------------- sizes and strides
+
+
+@check
+def nothing_to_add() -> Iterator[str | None]:
+    for form, tile in TILES.items():
+        for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
+            x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
+            weights: list[Any] = [dense(n, k, x.dtype)]
+            if form != "tokens" and k:
+                weights += [quantized(n, k, "uint4", 32), quantized(n, k, "int8", None)]
+            for w in weights:
+                yield _said(compare(lambda x, w, b: F.linear(x, w, b), x, w, bias, tile=tile), form, m, n, k)
+
+
+@check
+def strides() -> Iterator[str | None]:
+    for form, tile in TILES.items():
+        for x in (torch.randn(50, 40).t(), torch.randn(40, 120)[:, 3:103:2], torch.randn(1, 50).expand(40, 50)):
+            for order in ("rows", "columns", "neither"):
+                w = dense(33, 50, torch.float16, order)
+                yield _said(compare(linear, x.half(), w, tile=tile), form, tuple(x.stride()), order)
+
+
+@check
+def wide_indices() -> Iterator[str | None]:
+    for form, tile in TILES.items():
+        wide = GemmSchedule(**vars(tile) | {"wide": True})
+        x = torch.randn(35, 70)
+        yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
+        if form != "tokens":
+            yield _said(compare(linear, x, quantized(40, 70, "uint4", 32), tile=wide), form, "uint4")
+
+
+@check
+def poisoned_outputs() -> Iterator[str | None]:
+    """Every element is written, and nothing beyond: into a slice of a larger tensor."""
+    for form, tile in TILES.items():
+        x, w = torch.randn(21, 40), dense(37, 40, torch.float32)
+        room = torch.full((23, 40), 7.0)
+        with tiled(tile):
+            jitgen.jit(linear, backend="triton").bind(x, w)(x, w, out=room[1:-1, 1:-2])
+        wrong = (room[1:-1, 1:-2] - F.linear(x, w)).abs().max() > 1e-4
+        yield f"{form}: not its result" if wrong else None
+        room[1:-1, 1:-2] = 7.0
+        yield None if (room == 7.0).all() else f"{form} wrote beyond its result"
+
+
+@check
+def infinities() -> Iterator[str | None]:
+    """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
+    for form, tile in TILES.items():
+        x = torch.randn(6, 64).bfloat16()
+        x[2, 9], x[4, 63] = math.inf, math.nan
+        weights: list[Any] = [dense(40, 64, x.dtype)]
+        if form != "tokens":
+            formats = ("int4", "uint4", "int8")
+            weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
+        for w in weights:
+            with tiled(tile):
+                got = jitgen.jit(linear, backend="triton")(x, w).double()
+            want = F.linear(x.double(), values(w))
+            same = (got == want) | (got.isnan() & want.isnan()) | (want.isfinite() & got.isfinite())
+            yield None if same.all() else f"{form}, {getattr(w, 'format', 'dense')}: {int((~same).sum())} differ"
+
+
+def failures(run: Check) -> list[str]:
+    try:
+        return [wrong for wrong in run() if wrong]
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def main(chosen: list[str]) -> None:
+    torch.seed()
+    print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:])

@@ -1,0 +1,48 @@
+"""Matrix products in Triton: each against float64 torch, under Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.families.gemm.schedule import ROW_BUCKETS
+from tests import triton_matmuls
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, list[str]]:
+    """What went wrong, by check. One process for all of them: the interpreter is chosen when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.triton_matmuls"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("check", triton_matmuls.CHECKS)
+def test_matmuls(check: str, failures: dict[str, list[str]]) -> None:
+    assert failures[check] == []
+
+
+def test_all_numbers_of_rows_are_at_most_eight_sources() -> None:
+    function = jitgen.jit(triton_matmuls.linear, backend="triton")
+    weight = jitgen.TensorSpec((4096, 4096), torch.bfloat16, format="int4", group_size=128)
+    keys = set()
+    for rows in (*range(1, 70), *range(100, 3000, 111), 8192):
+        x = jitgen.TensorSpec((rows, 4096), torch.bfloat16)
+        keys.add(function.lower(x, weight, target="sm_90a")._lowered.schedules)
+    assert len(keys) <= len(ROW_BUCKETS) + 1 == 8

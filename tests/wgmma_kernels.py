@@ -1,0 +1,239 @@
+"""Kernels around the wgmma mainloops' headers, one per configuration, for the compile and the device tests.
+
+A kernel stores its accumulators as they are, or with two contractions the first plus twice the second, which is zero
+where they are confused. Every region has an output of its own, and region r's result is multiplied by r + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitgen.codegen.environment import headers
+from jitgen.spec import KernelSource, Target
+
+ENTRY = "wgmma"
+
+_EPILOGUE = """
+struct Epilogue {{
+  jitgen::{element}* outputs[{regions}];
+  int columns[{regions}];
+  template <int W>
+  __device__ void run(int region, int m, int n, const float (&acc)[{contractions}][W], int live) const {{
+    jitgen::{element}* to = outputs[0];
+    int stride = columns[0];
+#pragma unroll
+    for (int r = 1; r < {regions}; ++r) {{
+      if (region == r) to = outputs[r], stride = columns[r];
+    }}
+#pragma unroll
+    for (int j = 0; j < W; ++j) {{
+      float sum = acc[0][j];
+      if ({contractions} == 2) sum += 2.0f * acc[{contractions} - 1][j];
+      if (j < live) to[int64_t(m) * stride + n + j] = jitgen::store<jitgen::{element}>(sum * float(region + 1));
+    }}
+  }}
+  template <int W>
+  __device__ void run(int m, int n, const float (&acc)[{contractions}][W], int live) const {{
+    run<W>(0, m, n, acc, live);
+  }}
+}};
+"""
+
+
+def _fields(**values: int | bool) -> str:
+    def text(value: int | bool) -> str:
+        return str(value).lower()
+
+    kind = {bool: "bool", int: "int"}
+    return "\n".join(f"  static constexpr {kind[type(v)]} {name} = {text(v)};" for name, v in values.items())
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A configuration of ``gemm_wgmma_quantized.cuh``; the fields are the header's, and the weight's type."""
+
+    tokens: int = 128
+    warpgroups: int = 2
+    blocks: int = 2
+    contractions: int = 1
+    regions: int = 1
+    stages: int = 6
+    span: int = 1
+    steps: int = 2
+    split: int = 1
+    multicast: int = 1
+    raster: int = 16
+    resident: int = 1
+    element: str = "bfloat16"
+    format: str = "int4"
+    group: int = 128
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.format == "int8" else 4
+
+    @property
+    def cluster(self) -> int:
+        return max(self.split, self.multicast)
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128 + 128
+
+    @property
+    def columns(self) -> int:
+        """Of a tile."""
+        return self.warpgroups * self.blocks * 64 // self.contractions
+
+    @property
+    def wgmmas(self) -> int:
+        """In the kernel's text: a stage's steps of 16 k's, for each 64 rows of the weight."""
+        return 4 * self.span * self.blocks
+
+    @property
+    def shared_bytes(self) -> int:
+        tiles = self.warpgroups * self.blocks * 4
+        part = next(k for k in (64 * self.span, 64, 32) if self.group % k == 0)
+        parts = 64 * self.span // part
+        scale = 4 if self.format == "int8" else 2
+        side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
+        chunk = 16 if self.tokens == 16 else 32 // self.contractions
+        staging = self.warpgroups * self.contractions * chunk * 68 * 4 if self.split == 1 else 0
+        return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
+
+    def source(self) -> KernelSource:
+        names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "split")
+        fields = _fields(**{name: getattr(self, name) for name in (*names, "multicast", "raster", "resident")})
+        scale = "float" if self.format == "int8" else "jitgen::bfloat16"
+        zeros = str(self.format == "uint4").lower()
+        weight = f"jitgen::QuantWeight<jitgen::{self.element}, {self.bits}, {zeros}, {scale}, {self.group}>"
+        places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
+        maps = "".join(f", const __grid_constant__ jitgen::TensorMap codes{r}_{c}" for r, c in places)
+        weights = "".join(
+            f", const uint4* w{r}_{c}, const {scale}* s{r}_{c}, const uint8_t* z{r}_{c}" for r, c in places
+        )
+
+        def region(r: int) -> str:
+            made = ", ".join(f"Weight{{w{r}_{c}, s{r}_{c}, z{r}_{c}}}" for c in range(self.contractions))
+            mapped = ", ".join(f"&codes{r}_{c}" for c in range(self.contractions))
+            return f"{{{{{made}}}, {{{mapped}}}, n{r}}}"
+
+        regions = ", ".join(region(r) for r in range(self.regions))
+        call = "jitgen::gemm_wgmma_quantized<Config, Weight>(x, m, k, regions, epilogue);"
+        described = f"jitgen::QuantizedRegion<Weight, {self.contractions}> regions[] = {{{regions}}};"
+        head = f"#include <jitgen/gemm_wgmma_quantized.cuh>\nusing Weight = {weight};\nstruct Config {{\n{fields}\n}};"
+        shape = "jitgen::QuantizedShape<Config, Weight>"
+        return _source(self, head, shape, maps, weights, described, call)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A configuration of ``gemm_wgmma_dense.cuh``; the fields are the header's."""
+
+    down: int = 2
+    across: int = 1
+    columns: int = 256
+    contractions: int = 1
+    regions: int = 1
+    stages: int = 4
+    multicast: int = 1
+    transposed: bool = False
+    raster: int = 8
+    resident: int = 1
+    element: str = "bfloat16"
+
+    @property
+    def cluster(self) -> int:
+        return self.multicast
+
+    @property
+    def threads(self) -> int:
+        return self.down * self.across * 128 + 128
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.down * 64
+
+    @property
+    def wgmmas(self) -> int:
+        return 4 * self.contractions
+
+    @property
+    def shared_bytes(self) -> int:
+        stage = (self.rows + self.contractions * self.columns) * 128
+        staging = self.down * self.across * 4 * self.contractions * 16 * (32 // self.contractions + 8) * 4
+        return self.stages * (stage + 16) + staging
+
+    def source(self) -> KernelSource:
+        names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "transposed")
+        fields = _fields(**{name: getattr(self, name) for name in (*names, "raster", "resident")})
+        places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
+        maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
+
+        def region(r: int) -> str:
+            return f"{{{{{', '.join(f'&w{r}_{c}' for c in range(self.contractions))}}}, n{r}}}"
+
+        regions = ", ".join(region(r) for r in range(self.regions))
+        described = f"jitgen::DenseRegion<{self.contractions}> regions[] = {{{regions}}};"
+        element = f"  using Element = jitgen::{self.element};"
+        head = f"#include <jitgen/gemm_wgmma_dense.cuh>\nstruct Config {{\n{element}\n{fields}\n}};"
+        call = "jitgen::gemm_wgmma_dense<Config>(x, m, k, regions, epilogue);"
+        return _source(self, head, "jitgen::DenseShape<Config>", maps, "", described, call)
+
+
+def _source(
+    config: Quantized | Dense, head: str, shape: str, maps: str, weights: str, regions: str, call: str
+) -> KernelSource:
+    every = range(config.regions)
+    outputs = "".join(f", jitgen::{config.element}* y{r}" for r in every) + "".join(f", int n{r}" for r in every)
+    epilogue = _EPILOGUE.format(element=config.element, regions=config.regions, contractions=config.contractions)
+    made = f"{{{', '.join(f'y{r}' for r in every)}}}, {{{', '.join(f'n{r}' for r in every)}}}"
+    text = f"""{head}
+using Shape = {shape};
+static_assert(Shape::bytes == {config.shared_bytes} && Shape::threads == {config.threads}, "as the test computes it");
+{epilogue}
+extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
+{ENTRY}(const __grid_constant__ jitgen::TensorMap x{maps}{weights}{outputs}, int m, int k) {{
+  const {regions}
+  const Epilogue epilogue{{{made}}};
+  {call}
+}}
+"""
+    options = (("fmad", True),)
+    return KernelSource(ENTRY, "cuda", "nvrtc", Target("cuda", "sm_90a"), text, headers("cuda", text), options=options)
+
+
+QUANTIZED = (
+    Quantized(),
+    Quantized(steps=1, stages=8),
+    Quantized(tokens=64, span=2, stages=5),
+    Quantized(tokens=64, span=2, stages=4, group=64, warpgroups=3, blocks=1, split=5),
+    Quantized(tokens=32, span=2, stages=4, format="uint4", group=96, contractions=2),
+    Quantized(tokens=64, span=2, stages=4, group=0, element="float16", multicast=2, regions=2),
+    Quantized(tokens=16, blocks=1, split=3),
+    Quantized(tokens=32, warpgroups=4, blocks=1, raster=1),
+    Quantized(tokens=64, split=5, warpgroups=3, blocks=1),
+    Quantized(tokens=64, multicast=2, blocks=1, resident=2, stages=5),
+    Quantized(tokens=256, blocks=1, stages=5),
+    Quantized(contractions=2, format="uint4", group=32),
+    Quantized(tokens=64, contractions=2, split=2, format="uint4", group=0),
+    Quantized(tokens=64, regions=3, group=0),
+    Quantized(tokens=64, regions=2, contractions=2, multicast=2, group=96),
+    Quantized(tokens=64, format="int8", group=0),
+    Quantized(tokens=128, format="int8", group=64, steps=1),
+    Quantized(tokens=64, element="float16", group=64),
+    Quantized(tokens=64, element="float16", format="uint4", group=0),
+    Quantized(tokens=64, element="float16", format="int8", group=0),
+)
+DENSE = (
+    Dense(),
+    Dense(multicast=2, raster=3),
+    Dense(transposed=True),
+    Dense(transposed=True, multicast=2, element="float16"),
+    Dense(contractions=2, columns=128),
+    Dense(regions=3, columns=128, stages=6),
+    Dense(regions=2, contractions=2, columns=64, multicast=2, transposed=False),
+    Dense(down=1, across=2, columns=128, resident=2, stages=3, element="float16"),
+    Dense(down=1, across=2, columns=64, multicast=2, stages=8),
+)
