@@ -82,34 +82,34 @@ def test_every_form_and_format_compiles(target: str, format: Any, rows: int) -> 
 
 
 @pytest.mark.parametrize("function", [swiglu, projections], ids=lambda function: function.__name__)
-@pytest.mark.parametrize("format", (None, ("int4", 128)), ids=str)
+@pytest.mark.parametrize("format", [None, ("int4", 128)], ids=str)
 @pytest.mark.parametrize("rows", ROWS)
 def test_several_products_are_one_kernel(function: Any, format: Any, rows: int) -> None:
     columns = (14336, 14336) if function is swiglu else (4096, 1024, 1024)
     compiled(lowered(function, "sm_90a", rows, columns, format)[0])
 
 
-@pytest.mark.parametrize("format", (None, ("int4", 32)), ids=str)
-@pytest.mark.parametrize("rows", (1, 64))
+@pytest.mark.parametrize("format", [None, ("int4", 32)], ids=str)
+@pytest.mark.parametrize("rows", [1, 64])
 def test_float32_products_are_exact_ones(format: Any, rows: int) -> None:
     artifact, code = compiled(lowered(linear, "sm_90a", rows, (512,), format, torch.float32)[0])
     assert "HMMA" not in code
     assert b"tf32" not in artifact.files.get("kernel.ptx", b"")
 
 
-# ---------------------------------------------------------------------------------------------------------- machine code
+# -------------------------------------------------------------------------------------------------------- machine code
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("format", FORMATS[:2], ids=str)
-@pytest.mark.parametrize("rows", (512, 2048))
+@pytest.mark.parametrize("rows", [512, 2048])
 def test_many_rows_are_warpgroup_products_on_hopper(dtype: torch.dtype, format: Any, rows: int) -> None:
     _, code = compiled(lowered(linear, "sm_90a", rows, (8192,), format, dtype)[0])
     assert "HGMMA" in code
     assert not re.search(r"\bHMMA", code)
 
 
-@pytest.mark.parametrize("rows", (1, 16, 64))
+@pytest.mark.parametrize("rows", [1, 16, 64])
 def test_int4_weights_stay_in_registers(rows: int) -> None:
     """A warp's only stores to shared memory are those of its sums and of scales, not one for each pair of weights."""
     _, code = compiled(lowered(linear, "sm_90a", rows, (28672,), ("int4", 128))[0])
