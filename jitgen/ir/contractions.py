@@ -41,18 +41,21 @@ def group(
         the regions, whose stores name results by position, and a list as long as ``results``: None where a region
         computes the result, else the node the other families shall compute.
     """
-    stores = [_flat(position, node, mover) for position, node in enumerate(results)]
-    stores = _without_hidden_products(stores, mover, materialize)
+    # Before rows and columns are made of the results, so that a product behind a reduction and beside it stays one.
+    whole = [Store(position, node) for position, node in enumerate(results)]
+    whole = _without_hidden_products(whole, mover, materialize, flat=False)
+    stores = [_flat(store.result, store.value, mover) for store in whole]
+    stores = _without_hidden_products(stores, mover, materialize, flat=True)
     regions: list[Region] = []
     rest: list[Node | None] = list(results)
     for store in stores:
         if not _products(store.value):
-            rest[store.result] = _restored(store, results[store.result], mover)
+            rest[store.result] = _restored(store, whole[store.result].value, mover)
             continue
-        if not _keeps_columns(store, results[store.result]):
+        if not _keeps_columns(store, whole[store.result].value):
             # As in eager torch the result is a view of the product, whose rows lie in memory as they are computed.
             held = Store(store.result, materialize(store.value), store.movements)
-            rest[store.result] = _restored(held, results[store.result], mover)
+            rest[store.result] = _restored(held, whole[store.result].value, mover)
             continue
         rest[store.result] = None
         place = next((i for i, region in enumerate(regions) if _shares_product(region, store)), None)
@@ -174,17 +177,22 @@ def _restored(store: Store, node: Node, mover: Mover) -> Node:
 # --------------------------------------------------------------------------------------- products behind others
 
 
-def _without_hidden_products(stores: Sequence[Store], mover: Mover, materialize: Materialize) -> list[Store]:
-    """``stores`` with every product that is not an epilogue away from all results read from a temporary."""
+def _without_hidden_products(
+    stores: Sequence[Store], mover: Mover, materialize: Materialize, flat: bool
+) -> list[Store]:
+    """``stores`` with every product that is not an epilogue away from all results read from a temporary.
+
+    ``flat``: whether they are of rows and columns already; until then views may lie between.
+    """
     while True:
-        hidden = _first_hidden([store.value for store in stores])
+        hidden = _first_hidden([store.value for store in stores], flat)
         if hidden is None:
             return list(stores)
         memo: dict[int, Node] = {id(hidden): materialize(hidden)}
         stores = [Store(s.result, _substituted(s.value, memo, mover), s.movements) for s in stores]
 
 
-def _first_hidden(roots: Sequence[Node]) -> Node | None:
+def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
     """What to materialize for the first product that some result does not read through pointwise operations alone."""
     order = _until_products(roots)
     users: dict[int, list[Node]] = {id(node): [] for node in order}
@@ -194,7 +202,7 @@ def _first_hidden(roots: Sequence[Node]) -> Node | None:
                 users[id(child)].append(node)
     results = {id(root) for root in roots}
     for product in order:
-        if product.op == "matmul" and not _leads_only_to_results(product, users, results):
+        if product.op == "matmul" and not _leads_only_to_results(product, users, flat):
             return _widest(product, order, users, results)
     return None
 
@@ -216,14 +224,16 @@ def _until_products(roots: Iterable[Node]) -> list[Node]:
     return order
 
 
-def _leads_only_to_results(product: Node, users: dict[int, list[Node]], results: set[int]) -> bool:
+def _leads_only_to_results(product: Node, users: dict[int, list[Node]], flat: bool) -> bool:
     stack, seen = [product], set()
     while stack:
         node = stack.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if node.shape != product.shape or len(node.shape) != 2 or not (node is product or _is_pointwise(node)):
+        if flat and (node.shape != product.shape or len(node.shape) != 2):
+            return False
+        if not (node is product or _is_pointwise(node) or (node.op == "view" and not flat)):
             return False
         stack.extend(users[id(node)])
     return True

@@ -95,6 +95,12 @@ def test_a_reduction_of_a_product_reads_a_temporary() -> None:
     )
 
 
+def test_rows_of_several_dimensions_are_reduced_from_one_product() -> None:
+    cut = program(lambda x, w: torch.softmax(x @ w.T, -1), *tensors((2, M, K), (N, K)))
+    assert kinds(cut) == ["gemm", "reduction"]
+    assert len(cut.temporaries) == 1
+
+
 def test_a_returned_sum_is_the_temporary_its_norm_reads() -> None:
     def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = F.linear(x, w) + r

@@ -23,7 +23,7 @@ LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 300, 513, 1025)
 def seeded(request: pytest.FixtureRequest) -> Iterator[random.Random]:
     """The data of a test depends on its name alone."""
     torch.manual_seed(sum(map(ord, request.node.name)))
-    yield random.Random(request.node.name)
+    return random.Random(request.node.name)
 
 
 def check(function: Any, x: torch.Tensor, weight: Any) -> None:

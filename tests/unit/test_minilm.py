@@ -26,7 +26,7 @@ KNOWN = torch.tensor([[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1
 @pytest.fixture(scope="module")
 def minilm() -> Any:
     """The example's modules, as its script imports them."""
-    directory = str(Path(str(_data.checkout_directory())) / "examples" / "minilm")
+    directory = str(Path(str(_data.checkout_directory())) / "examples" / "11_minilm")
     sys.path.insert(0, directory)
     try:
         import checkpoint

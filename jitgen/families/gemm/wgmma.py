@@ -58,12 +58,15 @@ def shared_bytes(schedule: GemmSchedule, contractions: Sequence[Contraction]) ->
         return schedule.stages * (stage + 16) + staging
     part = contractions[0]
     format = formats.find(part.format or "")
-    tiles = warpgroups * blocks_of_rows(schedule, count) * 4
-    groups = 1 if part.group_size is None or part.group_size % CHUNK == 0 else 2
-    side = tiles * groups * 16 * format.scale_dtype.itemsize if part.group_size is not None else 0
-    side += tiles * groups * 16 if format.zero_point else 0
-    stage = schedule.block_m * 2 * CHUNK + tiles * 128 * format.bits + side
-    staging = warpgroups * count * (32 // count) * STAGING_PITCH * 4 if schedule.split == 1 else 0
+    tiles, depth = warpgroups * blocks_of_rows(schedule, count) * 4, schedule.block_k
+    group = part.group_size or depth
+    together = depth if group % depth == 0 else CHUNK if group % CHUNK == 0 else CHUNK // 2
+    scales = tiles * (depth // together) * 16
+    side = scales * format.scale_dtype.itemsize if part.group_size is not None else 0
+    side += scales if format.zero_point else 0
+    stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + side
+    tokens = 16 if schedule.block_m == 16 else 32 // count
+    staging = warpgroups * count * tokens * STAGING_PITCH * 4 if schedule.split == 1 else 0
     return schedule.stages * (stage + 16) + staging
 
 
@@ -96,7 +99,7 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
     words = geometry.extents[index] // (4 * tiles)
     buffer = body.operands[index].buffer
     assert buffer is not None
-    box = (schedule.block_n // 16, 32 * bits)
+    box = (schedule.block_n // 16, 32 * bits * (schedule.block_k // CHUNK))
     return MappedTensor(buffer, geometry.offsets[index], "uint32", (tiles, words), (words, 1), box, 0)
 
 

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitgen.families.gemm import wgmma
+import torch
+
+from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.layout import item_size
+from jitgen.quant import formats
 from jitgen.spec import Target
 
 SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
 """KiB of shared memory a block may ask for; 227 where nothing is said."""
 WARP = 32
-SIMT_DEPTH = 16
+SIMT_DEPTH, SIMT_DEEP = 16, 64
+"""Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 WINDOW_BYTES = 4096
 """Of x that a group of warps stages at a time in the ``mma`` mainloop, about."""
 
@@ -79,23 +83,6 @@ def _has_clusters(target: Target) -> bool:
 # ---------------------------------------------------------------------------------------------------------- the rules
 
 
-# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
-# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
-_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
-    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
-    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
-    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
-    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
-}
-_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
-    1: (2, 2, 4, 1, 2),
-    4: (2, 7, 2, 1, 2),
-    8: (2, 7, 2, 1, 2),
-    16: (7, 4, 2, 1, 2),
-}
-MANY_TOKENS = 64
-
-
 def _wgmma(problem: Problem) -> GemmSchedule | None:
     """For many rows on sm_90a, where the operands lie as tensor maps want them."""
     if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
@@ -105,19 +92,30 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
     if count > 2 or 0 in problem.columns or (group is not None and group % wgmma.CHUNK and group != 32):
         return None
     if problem.quantized:
-        return _quantised(64, 2, 2, 8, count, steps=2) if problem.rows <= 64 else _quantised(128, 2, 2, 8, count)
+        return _quantised(problem)
     if problem.rows <= 64:
         return GemmSchedule(wgmma.DENSE, 64, 128 // count, wgmma.CHUNK, 8, 6, raster=8, resident=1)
     return GemmSchedule(wgmma.DENSE, 128, 256 // count, wgmma.CHUNK, 12, 4, multicast=2, raster=8, resident=1)
 
 
-def _quantised(
-    tokens: int, warpgroups: int, blocks: int, stages: int, contractions: int, steps: int = 1, split: int = 1
-) -> GemmSchedule:
-    rows = warpgroups * blocks * 64 // contractions
-    warps = wgmma.WARPGROUP * (warpgroups + 1)
-    path = wgmma.QUANTIZED
-    return GemmSchedule(path, tokens, rows, wgmma.CHUNK, warps, stages, split, steps=steps, raster=16, resident=1)
+def _quantised(problem: Problem) -> GemmSchedule:
+    count, first = len(problem.contractions), problem.contractions[0]
+    format = formats.find(first.format or "")
+    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    light = problem.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    tiles = wgmma_tiles.choose(problem.rows, problem.columns, problem.length, count, format.bits, light)
+    return GemmSchedule(
+        path=wgmma.QUANTIZED,
+        block_m=tiles.tokens,
+        block_n=tiles.columns(count),
+        block_k=wgmma.CHUNK * tiles.span,
+        warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
+        stages=tiles.stages,
+        split=tiles.split,
+        steps=tiles.steps,
+        resident=1,
+        raster=16,
+    )
 
 
 def _fitted(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
@@ -144,6 +142,23 @@ def _mappable(problem: Problem) -> bool:
     if problem.quantized:
         return True
     return len({kind for kind, _ in weights}) == 1 and all(k != "strided" and unit >= 8 for k, unit in weights)
+
+
+# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
+# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
+_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
+    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
+    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
+    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
+    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
+}
+_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
+    1: (2, 2, 4, 1, 2),
+    4: (2, 7, 2, 1, 2),
+    8: (2, 7, 2, 1, 2),
+    16: (7, 4, 2, 1, 2),
+}
+MANY_TOKENS = 64
 
 
 def _mma(problem: Problem) -> GemmSchedule:
@@ -197,8 +212,10 @@ def _dense(problem: Problem) -> GemmSchedule:
 
 def _simt(problem: Problem) -> GemmSchedule:
     if problem.rows <= 8:
+        # Few products for each weight: what counts is how many loads are in flight.
+        depth = SIMT_DEPTH if problem.quantized or len(problem.contractions) > 1 else SIMT_DEEP
         split = 4 if problem.length >= 512 else 1
-        return GemmSchedule("simt", 8, 64, SIMT_DEPTH, 4, 2, split)
+        return GemmSchedule("simt", 8, 64, depth, 4, 2, split)
     if problem.dtype == "float64" or len(problem.contractions) > 1:
         return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
     return GemmSchedule("simt", 64, 128, SIMT_DEPTH, 4, 2)
@@ -228,7 +245,7 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
     elif schedule.path == "dense":
         stage_bytes = schedule.stages * warps_k * (tokens + contractions * rows) * 128
     else:
-        stage_bytes = 2 * SIMT_DEPTH * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+        stage_bytes = 2 * schedule.block_k * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
     row_tiles = rows // (16 * warps_n) if schedule.path != "simt" else 0
     scalar = 8 if dtype == "float64" else 4
     width = _width(tokens * rows, schedule.warps * WARP)

@@ -52,19 +52,19 @@ struct Decode {
   float scale[2];      // else, if scaled
   typename Weight::Offsets offsets;
 
-  JITGEN_DEVICE void set(const typename Weight::Scales& scales, int part) {
+  JITGEN_DEVICE void set(const typename Weight::Scales& scales) {  // of the part: its first
     if constexpr (!subnormal) {
-      offsets = Weight::offsets(scales, part);
+      offsets = Weight::offsets(scales, 0);
       if constexpr (scaled) {
-        const float2 both = unpack_pair(scales.scale[part]);
+        const float2 both = unpack_pair(scales.scale[0]);
         scale[0] = both.x;
         scale[1] = both.y;
       }
     } else {
       if constexpr (scaled) {
-        spread(factor, multiply_pair(scales.scale[part], 0x75807780u));  // 2^112 of row g, 2^108
+        spread(factor, multiply_pair(scales.scale[0], 0x75807780u));  // 2^112 of row g, 2^108
         if constexpr (!Weight::zero_points) {
-          spread(addend, multiply_pair(scales.scale[part], 0xb680b680u));  // -8 * 2^-133 * 2^112
+          spread(addend, multiply_pair(scales.scale[0], 0xb680b680u));  // -8 * 2^-133 * 2^112
         }
       } else {
         factor[0] = 0x7f007f00u;  // 2^127
@@ -72,7 +72,7 @@ struct Decode {
         addend[0] = addend[1] = Weight::bits == 4 ? 0xbe00be00u : 0xc000c000u;  // -8 or -128 * 2^-133 * 2^127
       }
       if constexpr (Weight::zero_points) {
-        const uint32_t zero = scales.zero[part];
+        const uint32_t zero = scales.zero[0];
         addend[0] = (zero & 0xffu) * 0x00010001u;
         addend[1] = (zero >> 8) * 0x00100010u;
       }

@@ -282,6 +282,9 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   } else {
     __syncthreads();
   }
+  // All blocks are resident, so those of the next kernel take nothing from them.
+  next_kernel_may_start();
+  previous_kernel_wait();
   kernel.work();
 }
 

@@ -13,7 +13,8 @@
 //     static constexpr int blocks = 2;       // of 64 weight rows per warpgroup; blocks * tokens <= 256
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
 //     static constexpr int regions = 1;      // weights of different N, each with its own outputs
-//     static constexpr int stages = 8;       // of 64 k's
+//     static constexpr int stages = 8;       // of span chunks of 64 k's
+//     static constexpr int span = 1;         // 1, if left out, or 2: less work per k, for codes of 4 bits
 //     static constexpr int steps = 1;        // of 16 k's in a group of wgmmas: 1, 2; 2 takes more registers
 //     static constexpr int split = 1;        // blocks of a cluster that share out k: 1 to 8
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
@@ -28,7 +29,7 @@
 //   }
 //
 // Tensor maps, outermost size first: x[M, K], box [tokens / multicast, 64], 128-byte swizzle; codes as 32-bit words,
-// [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits], no swizzle. So x has k-stride 1,
+// [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits * span], no swizzle. So x has k-stride 1,
 // starts on 16 bytes and its row stride is a multiple of 16 bytes. Scales and zero-points start on 16 bytes.
 // Cluster: {max(split, multicast), 1, 1}. Grid: x only, a multiple of the cluster: at most Shape::items(...) * cluster,
 // and for a persistent grid at most the blocks that are resident at once. Any such grid is right.
@@ -48,6 +49,11 @@ struct QuantizedRegion {
   int columns;  // N
 };
 
+template <class Config, class = void>
+constexpr int span_of = 1;
+template <class Config>
+constexpr int span_of<Config, decltype(void(Config::span))> = Config::span;
+
 template <class Config, class Weight>
 struct QuantizedShape {
   static constexpr int consumers = Config::warpgroups * 128;
@@ -57,12 +63,24 @@ struct QuantizedShape {
   static constexpr int cluster = Config::split > Config::multicast ? Config::split : Config::multicast;
 
   // Of one stage.
-  static constexpr int x_bytes = Config::tokens * 128;
-  static constexpr int code_bytes = tiles * 128 * Weight::bits;
+  static constexpr int span = span_of<Config>;
+  static constexpr int tile_bytes = 128 * Weight::bits * span;  // of codes
+  static constexpr int x_bytes = Config::tokens * 128 * span;
+  static constexpr int code_bytes = tiles * tile_bytes;
   static constexpr bool group_scales = Weight::group != 0;
-  static constexpr int scale_bytes = group_scales ? tiles * Weight::parts * 16 * int(sizeof(typename Weight::Scale)) : 0;
-  static constexpr int zero_bytes = Weight::zero_points ? tiles * Weight::parts * 16 : 0;
+  // k's of a stage that are of one group whatever the group size: all, 64 or 32.
+  static constexpr int part = Weight::group % (64 * span) == 0 ? 64 * span : Weight::group % 64 == 0 ? 64 : 32;
+  static constexpr int parts = 64 * span / part;
+  static constexpr int scale_bytes = group_scales ? tiles * parts * 16 * int(sizeof(typename Weight::Scale)) : 0;
+  static constexpr int zero_bytes = Weight::zero_points ? tiles * parts * 16 : 0;
   static constexpr int side_bytes = scale_bytes + zero_bytes;
+
+  // That the layout has: K padded to whole groups, then to whole chunks.
+  static JITGEN_DEVICE int groups(int depth) {
+    constexpr int group = Weight::group == 0 ? 64 : Weight::group;
+    const int padded = (depth + group - 1) / group * group;
+    return Weight::group == 0 ? 1 : Weight::groups((padded + 63) / 64);
+  }
 
   // For the epilogue: a warpgroup's [contractions][chunk][64 columns], rows 4 floats apart in banks.
   static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
@@ -81,6 +99,7 @@ struct QuantizedShape {
                 "partial sums fit where the stages were");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
+  static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");
   static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % chunk == 0, "tokens of a tile");
 };
 
@@ -95,13 +114,15 @@ struct QuantizedKernel {
   static constexpr int contractions = Config::contractions;
   static constexpr int contraction_blocks = blocks / contractions;
   static constexpr int contraction_tiles = Shape::tiles / contractions;
-  static constexpr int parts = Weight::parts;
+  static constexpr int parts = Shape::parts;
+  static constexpr int span = Shape::span;
   static constexpr int band = Shape::columns * Config::multicast;  // columns of a cluster that shares x
 
   const TensorMap& x;
   const Region (&regions)[Config::regions];
   const Epilogue& epilogue;
-  const int rows, chunks, row_tiles;
+  const int rows, chunks, row_tiles;  // chunks as long as a stage
+  const int groups;   // of a row of the weight
   const int rank;     // in the cluster
   uint8_t* const memory;
   const uint32_t base;  // of memory
@@ -130,16 +151,20 @@ struct QuantizedKernel {
         const int stage = ring.stage;
         barrier_wait(empty(stage), ring.phase ^ 1);
         barrier_arrive_expect(full(stage), Shape::x_bytes + Shape::code_bytes);
-        if constexpr (Config::multicast > 1) {
-          constexpr int share = Config::tokens / Config::multicast;
-          const uint32_t to = base + stage * Shape::x_bytes + rank * share * 128;
-          copy_box_multicast(to, x, chunk * 64, tile.row + rank * share, full(stage), (1 << Config::multicast) - 1);
-        } else {
-          copy_box(base + stage * Shape::x_bytes, x, chunk * 64, tile.row, full(stage));
+#pragma unroll
+        for (int i = 0; i < span; ++i) {
+          const uint32_t to = base + stage * Shape::x_bytes + i * (Config::tokens * 128);
+          const int column = (chunk * span + i) * 64;
+          if constexpr (Config::multicast > 1) {
+            constexpr int share = Config::tokens / Config::multicast, all = (1 << Config::multicast) - 1;
+            copy_box_multicast(to + rank * share * 128, x, column, tile.row + rank * share, full(stage), all);
+          } else {
+            copy_box(to, x, column, tile.row, full(stage));
+          }
         }
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          constexpr int words = 32 * Weight::bits;  // of a tile's chunk
+          constexpr int words = Shape::tile_bytes / 4;
           const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * (Shape::code_bytes / contractions);
           copy_box(to, *region.codes[c], chunk * words, tile.column / 16, full(stage), policy);
         }
@@ -172,10 +197,10 @@ struct QuantizedKernel {
     using Scale = typename Weight::Scale;
     constexpr int pieces = int(sizeof(Scale));  // of a tile's scales
     const int lane = threadIdx.x % 32;
-    const int groups = Weight::groups(chunks);
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
-      const int group = Weight::group == 0 ? 0 : (chunk * 64 + part * 32) / (Weight::group ? Weight::group : 1);
+      const int k = chunk * (64 * span) + part * Shape::part;
+      const int group = Weight::group == 0 ? 0 : smaller(k / (Weight::group ? Weight::group : 1), groups - 1);
       if constexpr (Shape::group_scales) {
 #pragma unroll
         for (int i = 0; i < Shape::tiles * pieces; i += 32) {
@@ -203,18 +228,19 @@ struct QuantizedKernel {
   // ------------------------------------------------------------------------------------------------------- consumers
 
   struct Fetched {  // what a lane reads of one stage
-    typename Weight::Codes codes[blocks];
-    typename Weight::Scales scales[blocks];
+    typename Weight::Codes codes[blocks][span];
+    typename Weight::Scales scales[blocks][parts];  // the first of each
   };
   struct Held {  // and has made ready
-    typename Weight::Codes codes[blocks];
+    typename Weight::Codes codes[blocks][span];
     Decode<Weight> decode[blocks][parts];
     JITGEN_DEVICE void take(const Fetched& fetched) {
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
-        codes[b] = fetched.codes[b];
 #pragma unroll
-        for (int part = 0; part < parts; ++part) decode[b][part].set(fetched.scales[b], part);
+        for (int i = 0; i < span; ++i) codes[b][i] = fetched.codes[b][i];
+#pragma unroll
+        for (int part = 0; part < parts; ++part) decode[b][part].set(fetched.scales[b][part]);
       }
     }
   };
@@ -230,7 +256,7 @@ struct QuantizedKernel {
     JITGEN_DEVICE Lane() {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const int tile = tile_of(warp / 4, 0) + warp % 4;
-      codes = Shape::codes_at + tile * (128 * Weight::bits) + lane * 16;
+      codes = Shape::codes_at + tile * Shape::tile_bytes + lane * 16;
       side = Shape::side_at + (tile * 16 + lane / 4 * 2);
       asm("" : "+r"(codes), "+r"(side));
     }
@@ -247,17 +273,18 @@ struct QuantizedKernel {
     for (int b = 0; b < blocks; ++b) {
       const int tile = tile_of(0, b) - tile_of(0, 0);
 #pragma unroll
-      for (int i = 0; i < Weight::loads; ++i) {
-        fetched.codes[b].words[i] = *reinterpret_cast<const uint4*>(codes + tile * (128 * Weight::bits) + i * 512);
+      for (int i = 0; i < span * Weight::loads; ++i) {
+        const uint8_t* const from = codes + tile * Shape::tile_bytes + i * 512;
+        fetched.codes[b][i / Weight::loads].words[i % Weight::loads] = *reinterpret_cast<const uint4*>(from);
       }
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         const int at = (part * Shape::tiles + tile) * 16;
         if constexpr (Weight::zero_points) {
-          fetched.scales[b].zero[part] = *reinterpret_cast<const uint16_t*>(zeros + Shape::scale_bytes + at);
+          fetched.scales[b][part].zero[0] = *reinterpret_cast<const uint16_t*>(zeros + Shape::scale_bytes + at);
         }
         if constexpr (Shape::group_scales) {
-          fetched.scales[b].scale[part] = *reinterpret_cast<const Pair*>(scales + at * width);
+          fetched.scales[b][part].scale[0] = *reinterpret_cast<const Pair*>(scales + at * width);
         }
       }
     }
@@ -269,10 +296,10 @@ struct QuantizedKernel {
 #pragma unroll
     for (int s = 0; s < Config::steps; ++s) {
       const int step = group * Config::steps + s;
-      const int part = parts == 1 ? 0 : step / 2;
+      const int part = step * 16 / Shape::part;
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
-        held.decode[b][part].fragment(fragments[s][b], held.codes[b], step);
+        held.decode[b][part].fragment(fragments[s][b], held.codes[b][step / 4], step % 4);
       }
     }
   }
@@ -294,7 +321,7 @@ struct QuantizedKernel {
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
     }
     if (first == last) return;
-    constexpr int groups = 4 / Config::steps;  // of a stage
+    constexpr int groups = 4 * span / Config::steps;  // of wgmmas, of a stage
     const Lane lane;
     Fetched fetched;
     Held held;
@@ -317,7 +344,8 @@ struct QuantizedKernel {
 #pragma unroll
           for (int b = 0; b < blocks; ++b) {
             const int step = group * Config::steps + s;
-            Multiply::registers(acc[b], fragments[group & 1][s][b], tokens + step * 2, 1);
+            const uint64_t at = tokens + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
+            Multiply::registers(acc[b], fragments[group & 1][s][b], at, 1);
           }
         }
         wgmma_commit();
@@ -504,8 +532,8 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   using Shape = QuantizedShape<Config, Weight>;
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   const QuantizedKernel<Config, Weight, Epilogue> kernel{
-      x, regions, epilogue, rows, (depth + 63) / 64, (rows + Config::tokens - 1) / Config::tokens,
-      Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
+      x, regions, epilogue, rows, (depth + 64 * Shape::span - 1) / (64 * Shape::span), (rows + Config::tokens - 1) / Config::tokens,
+      Shape::groups(depth), Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
   if (threadIdx.x == 0) {
     prefetch_map(x);
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
@@ -520,6 +548,9 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   } else {
     __syncthreads();
   }
+  // All blocks are resident, so those of the next kernel take nothing from them.
+  next_kernel_may_start();
+  previous_kernel_wait();
   kernel.work();
 }
 

@@ -1,6 +1,6 @@
 """Looking at what runs, for the machine here and for one that is not.
 
-Run:   python examples/05_inspect.py
+Run:   python examples/09_inspect.py
 Shows: lowering from specs for an H200 (sm_90a) on any machine, by both GPU backends; the source, the assembly, and the
        report of registers, bytes and operations. Then the same for this processor.
 """

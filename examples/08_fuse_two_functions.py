@@ -1,6 +1,6 @@
 """Two decorated functions that call each other are one kernel.
 
-Run:   python examples/04_fuse_two_functions.py
+Run:   python examples/08_fuse_two_functions.py
 Shows: RoPE of a query and a SwiGLU gate written as small functions; each caller's kernel holds its callees. What would
        be a pass over memory for every operation is one; chunk and cat cost no copy.
 """

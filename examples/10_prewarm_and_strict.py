@@ -1,6 +1,6 @@
 """Deployment: record what a program calls, compile it elsewhere, and serve without a compiler.
 
-Run:   python examples/06_prewarm_and_strict.py
+Run:   python examples/10_prewarm_and_strict.py
 Shows: `record` writes a self-contained manifest; `prewarm` fills another store from it for named targets, without the
        program's code and without those machines; under `strict` a call that was not recorded raises instead of
        compiling. The same from a shell: JITGEN_RECORD=PATH, `jitgen prewarm PATH --target ...`, JITGEN_STRICT=1.

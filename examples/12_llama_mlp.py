@@ -1,6 +1,6 @@
 """The MLP of Llama-3-8B with int4 weights: SwiGLU in one kernel, down projection and residual in another.
 
-Run:   make demo            (python examples/llama_mlp.py)
+Run:   make demo            (python examples/12_llama_mlp.py)
 Shows: two weights that share x, silu and the product are one kernel over 4-bit weights, whatever the number of rows;
        that and the down projection at 1 and 16 rows against torch's own int4 operator on the very same codes.
 """

@@ -1,0 +1,52 @@
+"""The choice of tiles for the quantised wgmma mainloop: within limits for any shape, near the best where measured."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitgen.families.gemm.wgmma_tiles import RESIDENT, Tiles, choose, microseconds
+
+MEASURED = [
+    # rows, columns, length, the fastest tiles measured on an H200 and their microseconds
+    (16, 4096, 4096, Tiles(16, 3, 1, 1, 5), 8.3),
+    (64, 6144, 4096, Tiles(64, 2, 1, 2, 2), 11.9),
+    (64, 4096, 4096, Tiles(64, 2, 1, 2, 3), 10.5),
+    (64, 28672, 4096, Tiles(64, 2, 2, 2, 1), 28.4),
+    (64, 4096, 14336, Tiles(64, 3, 1, 2, 5), 21.5),
+    (64, 57344, 8192, Tiles(64, 2, 2, 2, 1), 101.6),
+    (64, 8192, 28672, Tiles(64, 2, 1, 2, 2), 56.5),
+    (256, 4096, 4096, Tiles(128, 2, 1, 2, 2), 16.9),
+    (1024, 6144, 4096, Tiles(128, 3, 1, 2, 1), 70.4),
+    (1024, 28672, 4096, Tiles(128, 2, 2, 1, 1), 319.4),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "length", "best", "measured"), MEASURED)
+def test_the_choice_is_near_the_best_measured(
+    rows: int, columns: int, length: int, best: Tiles, measured: float
+) -> None:
+    chosen = choose(rows, (columns,), length, 1, 4, True)
+    predicted = microseconds(best, rows, (columns,), length, 1)
+    assert microseconds(chosen, rows, (columns,), length, 1) <= predicted
+    assert predicted == pytest.approx(measured, rel=0.25)
+
+
+@given(
+    rows=st.integers(1, 5000),
+    columns=st.lists(st.integers(1, 60000), min_size=1, max_size=3),
+    length=st.integers(1, 30000),
+    contractions=st.sampled_from([1, 2]),
+    bits=st.sampled_from([4, 8]),
+    light=st.booleans(),
+)
+def test_any_shape_has_tiles_within_the_header_s_limits(
+    rows: int, columns: list[int], length: int, contractions: int, bits: int, light: bool
+) -> None:
+    tiles = choose(rows, columns, length, contractions, bits, light)
+    assert tiles.blocks % contractions == 0
+    assert tiles.warpgroups * tiles.blocks * 4 <= 32
+    assert tiles.span == 1 or bits == 4
+    assert tiles.split in RESIDENT
+    assert tiles.tokens >= min(rows, 64)
