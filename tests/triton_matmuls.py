@@ -28,10 +28,10 @@ TILES = {
 }
 """Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
 
-SHAPES = ((1, 1, 1), (16, 16, 128), (33, 65, 100), (3, 70, 257))
+SHAPES = ((1, 1, 1), (16, 16, 128), (33, 65, 257))
 """M, N, K."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-GROUPS = (32, 96, 128, None)
+GROUPS = (32, 96, None)
 
 Function = Callable[..., Any]
 Check = Callable[[], Iterator[str | None]]
