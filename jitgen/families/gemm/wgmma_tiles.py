@@ -1,11 +1,11 @@
 """Which tiles the quantised wgmma mainloop takes: the ones a small model of an H200 finds fastest.
 
 The model was fitted to some 900 timings (six layer shapes of models of 8 and 70 billion parameters, 16 to 1024 rows,
-W4A16 with groups of 128); its choice takes 2 % longer than the best tiles measured for a shape on average, 13 % at the
+W4A16 with groups of 128); its choice takes 2 % longer than the best tiles measured for a shape on average, and 13 % at
 worst. What it says of a multiprocessor: a wgmma takes ``tokens`` / 2 cycles; the instructions that decode and keep house
 are issued from the same slots and so add up with that; and L2 delivers about 32 bytes a cycle. Blocks that share out k
-are clusters, of which fewer fit the chip than its multiprocessors could hold, because a cluster lies within one group of
-16 or 18 of them.
+are clusters, of which fewer fit the chip than its multiprocessors could hold, because a cluster lies within one group
+of 16 or 18 of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _candidates(rows: int, length: int, contractions: int, bits: int, light: boo
             most = {2: 256, 3: 128, 4: 64}[warpgroups]  # of accumulators for two columns, by registers
             if blocks % contractions or blocks * tokens > most or (warpgroups > 2 and not light):
                 continue
-            span = 2 if bits == 4 and blocks * tokens <= 128 and length > CHUNK else 1
+            held = warpgroups * blocks < 8  # a longer stage's codes, in registers
+            span = 2 if bits == 4 and blocks * tokens <= 128 and length > CHUNK and held else 1
             for split in range(1, 9):
                 if split == 1 or length >= 4 * split * span * CHUNK:
                     yield Tiles(tokens, warpgroups, blocks, span, split)
