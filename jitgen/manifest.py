@@ -216,7 +216,7 @@ def _prewarm_one(entry: Mapping[str, Any], target: Target, store: Store) -> Prew
 def row_buckets(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """``entry``, and the same at other numbers of rows where a matmul kernel would be another for them.
 
-    What is varied is one symbolic size that counts the rows of its matrix products; every other size stays.
+    What is varied are the symbolic sizes that count the rows of its matrix products; every other size stays.
     """
     graph = graphs.from_json(entry["graph"])
     rows = [node.shape[:-1] for node in topological(graph.results) if node.op == "matmul"]
@@ -225,14 +225,17 @@ def row_buckets(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not names:
         return [entry]
     found: dict[int, Mapping[str, Any]] = {bucket(symbols.evaluate(counts[0], entry["environment"])): entry}
+    recorded = entry["environment"]
     for end in (*ROW_BUCKETS, 2 * ROW_BUCKETS[-1]):
-        rest = symbols.evaluate(counts[0], {**entry["environment"], names[0]: 1})
-        environment = {**entry["environment"], names[0]: max(2, end // max(rest, 1))}
-        number = bucket(symbols.evaluate(counts[0], environment))
-        if number not in found and all(guard.holds(environment) for guard in graph.guards):
-            varied = _resized(entry, graph, environment)
-            if varied is not None:
-                found[number] = varied
+        # The others as they were recorded, or, where that is too many rows, two each: a size of 1 is another trace.
+        for others in (recorded, {**recorded, **dict.fromkeys(names, 2)}):
+            rest = symbols.evaluate(counts[0], {**others, names[0]: 1})
+            environment = {**others, names[0]: max(2, end // max(rest, 1))}
+            number = bucket(symbols.evaluate(counts[0], environment))
+            if number not in found and all(guard.holds(environment) for guard in graph.guards):
+                varied = _resized(entry, graph, environment)
+                if varied is not None:
+                    found[number] = varied
     return list(found.values())
 
 

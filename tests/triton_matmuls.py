@@ -23,9 +23,10 @@ TILES = {
     "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
     "weights": GemmSchedule("weights", 32, 64, 32, 4, 3, raster=2),
     "weights-many-rows": GemmSchedule("weights", 128, 32, 32, 4, 3, raster=2),
+    "weights-many-warps": GemmSchedule("weights", 128, 32, 32, 8, 3, raster=2),
     "slices": GemmSchedule("slices", 16, 16, 32, 4, 3),
 }
-"""Small ones of every form. How a group's scales are applied depends on the rows of a tile."""
+"""Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
 
 SHAPES = ((1, 1, 1), (16, 16, 128), (33, 65, 100), (3, 70, 257))
 """M, N, K."""
@@ -269,9 +270,8 @@ def infinities() -> Iterator[str | None]:
         x[2, 9], x[4, 63] = math.inf, math.nan
         weights: list[Any] = [dense(40, 64, x.dtype)]
         if form != "tokens":
-            weights += [
-                quantized(40, 64, format, group) for format in ("int4", "uint4", "int8") for group in (32, None)
-            ]
+            formats = ("int4", "uint4", "int8")
+            weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
         for w in weights:
             with tiled(tile):
                 got = jitgen.jit(linear, backend="triton")(x, w).double()

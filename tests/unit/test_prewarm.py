@@ -140,3 +140,29 @@ def test_recordings_merge(tmp_path: Path) -> None:
             function(torch.randn(5, dtype=dtype))
     assert len(json.loads(path.read_text())["entries"]) == 2
     assert jitgen.prewarm(path, ["cpu"]).count("store") == 2
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_every_number_of_rows_of_a_product_is_prewarmed(
+    format: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded at one number of rows, served strictly at any other but 1, which is another trace."""
+    weight = torch.randn(48, 64)
+    given = weight if format is None else jitgen.quantize(weight, format, 32)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.nn.functional.linear(x, w), -1)
+
+    manifest = tmp_path / "products.json"
+    with jitgen.record(manifest):
+        jitgen.jit(function)(torch.randn(2, 5, 64), given)
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
+    report = jitgen.prewarm(manifest, ["cpu"])
+    assert 1 < len(report.entries) <= 8
+    assert report.count("failed") == 0
+    served = jitgen.jit(function)
+    dense = weight if format is None else given.dequantize()
+    with jitgen.strict():
+        for rows in (1, 2, 3, 4, 8, 30, 120, 700, 1500):
+            x = torch.randn(2, rows + 1, 64)
+            torch.testing.assert_close(served(x, given), function(x, dense), rtol=1e-5, atol=1e-6)

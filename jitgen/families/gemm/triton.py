@@ -41,6 +41,8 @@ DIVISOR = 16
 """What a parameter marked as divisible is a multiple of, as Triton has it."""
 FEW_ROWS = 64
 """Up to so many rows of x in a tile, scaling a group's sums is less work than scaling its weights."""
+MANY_WARPS = 8
+"""From so many on, a wait for scales is hidden."""
 
 
 @dataclass(frozen=True)
@@ -314,31 +316,37 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
         k = f"{at} + first_k" if at else "first_k"
         return f"tl.load({pointer} + {w}_groups + ({k}) // {group}, mask={k} < k, other=0)"
 
-    def ahead(name: str, pointer: str | None) -> None:
+    def parameter(name: str, pointer: str | None, late: bool) -> None:
+        if group and late:
+            lines.body.append(f"{name} = {of_step(pointer, 'start')}")
+            return
         lines.ahead.append(f"{name} = {of_step(pointer, '')}")
         if group:
             lines.head.append(f"{name}_next = {of_step(pointer, f'start + {form.step}')}")
             lines.turn.append(f"{name} = {name}_next")
 
+    many = schedule.warps >= MANY_WARPS
     if group:
-        ahead(f"{w}_scale", scales.pointer)
+        parameter(f"{w}_scale", scales.pointer, schedule.block_m > FEW_ROWS and many)
     zero = ""
     if format.zero_point:
-        ahead(f"{w}_zero", part.weight[2].pointer)
+        parameter(f"{w}_zero", part.weight[2].pointer, schedule.block_m <= FEW_ROWS or many)
         zero = f", {w}_zero"
     start, place = ("start", f"{w}_k") if per_byte == 1 else (f"start // {per_byte}", f"{w}_k * {per_byte}")
     at = f"{start} + {w}_row + {w}_k"
     lines.body.append(f"{w}_codes = {_load(codes.pointer, at, form.beyond(place))}")
     compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(described.dtype, part.type)
     packed = "_packed" if form.packed and format.name == "int4" and described.dtype in ("bfloat16", "float16") else ""
-    values = f"{format.name}_values{packed}({w}_codes{zero}, {compute})"
-    if group and schedule.block_m > FEW_ROWS:
-        if DTYPE_NAMES[format.scale_dtype] == described.dtype or compute == part.type:
-            values = f"{values} * {w}_scale.to({compute})"
-        else:
-            values = f"({values}.to({part.type}) * {w}_scale.to({part.type})).to({compute})"
+    of_weights = bool(group) and schedule.block_m > FEW_ROWS
+    exact = compute if DTYPE_NAMES[format.scale_dtype] == described.dtype else part.type
+    # Small integers are exact in every type; 8-bit ones come as float32 at no cost.
+    number = exact if of_weights and format.bits == 8 else compute
+    values = f"{format.name}_values{packed}({w}_codes{zero}, {number})"
+    if of_weights:
+        values = f"{values if number == exact else f'{values}.to({exact})'} * {w}_scale.to({exact})"
+        values = values if exact == compute else f"({values}).to({compute})"
     lines.body.append(f"{w} = {values}")
-    if group and schedule.block_m <= FEW_ROWS:
+    if group and not of_weights:
         lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
     else:
         lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")

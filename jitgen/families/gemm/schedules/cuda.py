@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitgen.families.gemm import wgmma
+import torch
+
+from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.layout import item_size
+from jitgen.quant import formats
 from jitgen.spec import Target
 
 SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
@@ -88,19 +91,30 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
     if count > 2 or 0 in problem.columns or (group is not None and group % wgmma.CHUNK and group != 32):
         return None
     if problem.quantized:
-        return _quantised(64, 2, 2, 8, count, steps=2) if problem.rows <= 64 else _quantised(128, 2, 2, 8, count)
+        return _quantised(problem)
     if problem.rows <= 64:
         return GemmSchedule(wgmma.DENSE, 64, 128 // count, wgmma.CHUNK, 8, 6, raster=8, resident=1)
     return GemmSchedule(wgmma.DENSE, 128, 256 // count, wgmma.CHUNK, 12, 4, multicast=2, raster=8, resident=1)
 
 
-def _quantised(
-    tokens: int, warpgroups: int, blocks: int, stages: int, contractions: int, steps: int = 1, split: int = 1
-) -> GemmSchedule:
-    rows = warpgroups * blocks * 64 // contractions
-    warps = wgmma.WARPGROUP * (warpgroups + 1)
-    path = wgmma.QUANTIZED
-    return GemmSchedule(path, tokens, rows, wgmma.CHUNK, warps, stages, split, steps=steps, raster=16, resident=1)
+def _quantised(problem: Problem) -> GemmSchedule:
+    count, first = len(problem.contractions), problem.contractions[0]
+    format = formats.find(first.format or "")
+    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    light = problem.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    tiles = wgmma_tiles.choose(problem.rows, problem.columns, problem.length, count, format.bits, light)
+    return GemmSchedule(
+        path=wgmma.QUANTIZED,
+        block_m=tiles.tokens,
+        block_n=tiles.columns(count),
+        block_k=wgmma.CHUNK * tiles.span,
+        warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
+        stages=tiles.stages,
+        split=tiles.split,
+        steps=tiles.steps,
+        resident=1,
+        raster=16,
+    )
 
 
 def _fitted(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:

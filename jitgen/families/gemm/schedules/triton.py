@@ -35,20 +35,22 @@ def choose(problem: Problem) -> GemmSchedule:
 
 def _quantized(problem: Problem) -> GemmSchedule:
     rows, columns, products = problem.rows, max(problem.columns), len(problem.contractions)
-    zeros = formats.find(problem.contractions[0].format or "").zero_point and problem.contractions[0].group_size
+    contraction = problem.contractions[0]
+    zeros = formats.find(contraction.format or "").zero_point and contraction.group_size is not None
+    narrow = columns <= 4 * WAVE * 16
+    if rows <= FEW_ROWS and zeros and (rows <= 8 or narrow):
+        return _slices(rows, 16, 128, 8)
     if rows <= FEW_ROWS and not zeros:
-        if columns <= 4 * WAVE * 16:
-            return _slices(rows, 16, 128, 8 if rows <= 8 else 4)
-        return _slices(rows, 32, 128, 4)
+        return _slices(rows, 16 if narrow or products > 1 else 32, 128, 8 if narrow and rows <= 4 else 4)
     if rows <= 64:
         if columns <= 2 * WAVE * 64 and products == 1 and not zeros:
             return _slices(32, 32, 128, 4)
-        return GemmSchedule("weights", max(rows, 16), 64, 128, 4, 4, raster=8)
+        return GemmSchedule("weights", rows, 64, 128, 4, 4, raster=8)
     if products > 1:
-        return GemmSchedule("weights", 128 if products == 2 else 64, 128, 64, 8, 3, raster=8)
+        return GemmSchedule("weights", 128 if products == 2 else 64, 128, 64, 8, 4, raster=8)
     if rows <= 256 and columns < WAVE * 128:
         return GemmSchedule("weights", 128, 64, 128, 4, 3, raster=8)
-    return GemmSchedule("weights", 256, 128, 64, 8, 4, raster=8)
+    return GemmSchedule("weights", 256, 128, 64, 8, 3, raster=8)
 
 
 def _dense(problem: Problem) -> GemmSchedule:
