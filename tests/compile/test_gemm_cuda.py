@@ -14,7 +14,7 @@ import jitgen
 from jitgen import TensorSpec
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-ROWS = (1, 4, 16, 300)
+ROWS = (1, 16, 300)
 MAINLOOPS = ("mma", "dense", "simt")
 """Those of ``gemm_mma.cuh``, ``gemm_dense.cuh`` and ``gemm_simt.cuh``."""
 

@@ -42,7 +42,12 @@ def causal(scores: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(rows < columns, float("-inf"))
 
 
+def mlp_up(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
 half, single = torch.bfloat16, torch.float32
+INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "swiglu.cpp": (swiglu, (Spec(("M", 1024), half),), "cpp", "x86-64-v4"),
     "swiglu.cu": (swiglu, (Spec(("M", 1024), half),), "cuda", "sm_90a"),
@@ -63,6 +68,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "quantize_row.cu": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "cuda", "sm_90a"),
     "quantize_row.py": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "triton", "sm_90a"),
     "causal.cpp": (causal, (Spec(("Q", "K"), single),), "cpp", "x86-64-v4"),
+    "mlp_up.cu": (mlp_up, (Spec((1, 4096), half), *2 * [INT4]), "cuda", "sm_90a"),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 

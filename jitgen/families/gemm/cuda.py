@@ -75,7 +75,14 @@ _SHARED = {"mma": "MmaShared<Config0>", "dense": "DenseShared<Config0>", "simt":
 def _activation(x: GemmOperand, path: str) -> str:
     """The mainloop's arguments for x."""
     values = f"{x.pointer}, {', '.join(x.strides)}"
-    return f"jitgen::SimtDense<{_list(x.storage, x.kind == 'k')}>{{{values}}}" if path == "simt" else values
+    return f"{_simt_dense([x])}{{{values}}}" if path == "simt" else values
+
+
+def _simt_dense(operands: Sequence[GemmOperand]) -> str:
+    """The type of dense operands of the ``simt`` mainloop; where they lie differently none is taken to lie well."""
+    kinds = {operand.kind for operand in operands}
+    vector = min(operand.unit for operand in operands) if len(kinds) == 1 else 1
+    return f"jitgen::SimtDense<{_list(operands[0].storage, kinds != {'outer'}, vector)}>"
 
 
 # ------------------------------------------------------------------------------------------------------------- wgmma
@@ -188,11 +195,11 @@ def _config(region: GemmRegion, schedule: GemmSchedule, s: Shape) -> tuple[str, 
         steps = (schedule.split, schedule.stages, s.width)
         config = f"jitgen::DenseConfig<{_list(count, *tiles, *steps, _along(x.kind), x.unit, *w)}>"
         return config, f"jitgen::DenseWeight<{x.storage}>"
-    config = f"jitgen::SimtConfig<{_list(count, s.tokens, s.rows, *s.run, schedule.split, s.width)}>"
+    tiles = (s.tokens, s.rows, schedule.block_k, *s.run)
+    config = f"jitgen::SimtConfig<{_list(count, *tiles, schedule.split, s.width)}>"
     if first.described.format is not None:
         return config, f"jitgen::SimtQuant<{_quantised(first, 'jitgen::bfloat16')}>"
-    along_k = all(part.weight[0].kind == "k" for part in region.contractions)
-    return config, f"jitgen::SimtDense<{_list(x.storage, along_k)}>"
+    return config, _simt_dense([part.weight[0] for part in region.contractions])
 
 
 def _list(*values: Any) -> str:

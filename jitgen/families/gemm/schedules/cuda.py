@@ -23,7 +23,8 @@ from jitgen.spec import Target
 SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
 """KiB of shared memory a block may ask for; 227 where nothing is said."""
 WARP = 32
-SIMT_DEPTH = 16
+SIMT_DEPTH, SIMT_DEEP = 16, 64
+"""Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 WINDOW_BYTES = 4096
 """Of x that a group of warps stages at a time in the ``mma`` mainloop, about."""
 
@@ -211,8 +212,10 @@ def _dense(problem: Problem) -> GemmSchedule:
 
 def _simt(problem: Problem) -> GemmSchedule:
     if problem.rows <= 8:
+        # Few products for each weight: what counts is how many loads are in flight.
+        depth = SIMT_DEPTH if problem.quantized or len(problem.contractions) > 1 else SIMT_DEEP
         split = 4 if problem.length >= 512 else 1
-        return GemmSchedule("simt", 8, 64, SIMT_DEPTH, 4, 2, split)
+        return GemmSchedule("simt", 8, 64, depth, 4, 2, split)
     if problem.dtype == "float64" or len(problem.contractions) > 1:
         return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
     return GemmSchedule("simt", 64, 128, SIMT_DEPTH, 4, 2)
@@ -242,7 +245,7 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
     elif schedule.path == "dense":
         stage_bytes = schedule.stages * warps_k * (tokens + contractions * rows) * 128
     else:
-        stage_bytes = 2 * SIMT_DEPTH * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+        stage_bytes = 2 * schedule.block_k * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
     row_tiles = rows // (16 * warps_n) if schedule.path != "simt" else 0
     scalar = 8 if dtype == "float64" else 4
     width = _width(tokens * rows, schedule.warps * WARP)

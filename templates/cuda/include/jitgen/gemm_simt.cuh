@@ -12,28 +12,35 @@ namespace jitgen {
 JITGEN_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 JITGEN_DEVICE double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// A dense operand [outer, k]; k_first: neighbouring threads take neighbouring k, as its stride there is 1.
-template <class Scalar_, bool k_first_>
+// A dense operand [outer, k]. k_first: its stride along k is 1, or neither is; else the one along `outer` is. `vector`
+// elements along that dimension are loaded at once, the other stride being a multiple of as many.
+template <class Scalar_, bool k_first, int vector>
 struct SimtDense {
   using Scalar = Scalar_;
-  static constexpr bool k_first = k_first_;
   const Scalar* pointer;
   int64_t outer_stride, k_stride;
 
   template <int outer, int depth, int threads>
   struct Tile {
-    static constexpr int count = outer * depth / threads;
-    static_assert(count * threads == outer * depth, "");
-    Scalar values[count];
+    static constexpr int pieces = (k_first ? depth : outer) / vector, total = pieces * (k_first ? outer : depth);
+    static constexpr int count = (total + threads - 1) / threads;
+    Vector<Scalar, vector> values[count];
 
-    static JITGEN_DEVICE int at(int i) { return k_first ? i / depth : i % outer; }
-    static JITGEN_DEVICE int k(int i) { return k_first ? i % depth : i / outer; }
+    static JITGEN_DEVICE int at(int i) { return k_first ? i / pieces : i % pieces * vector; }
+    static JITGEN_DEVICE int k(int i) { return k_first ? i % pieces * vector : i / pieces; }
     JITGEN_DEVICE void load(const SimtDense& from, int first, int limit, int k0, int K) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int place = threadIdx.x + i * threads, row = first + at(place), column = k0 + k(place);
-        const bool live = row < limit && column < K;
-        values[i] = live ? from.pointer[row * from.outer_stride + column * from.k_stride] : Scalar(0);
+        const int left = k_first ? K - column : limit - row;
+        const bool live = row < limit && column < K && (total % threads == 0 || place < total);
+        const Scalar* const source = from.pointer + (row * from.outer_stride + column * from.k_stride);
+        if (live && left >= vector) {
+          values[i] = load_vector<vector>(source);
+        } else {
+#pragma unroll
+          for (int j = 0; j < vector; ++j) values[i][j] = live && j < left ? source[j] : Scalar(0);
+        }
       }
     }
     template <int stride>
@@ -41,7 +48,14 @@ struct SimtDense {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int place = threadIdx.x + i * threads;
-        to[k(place) * stride + at(place)] = values[i];
+        if (total % threads != 0 && place >= total) continue;
+        Scalar* const target = to + (k(place) * stride + at(place));
+        if constexpr (k_first) {
+#pragma unroll
+          for (int j = 0; j < vector; ++j) target[j * stride] = values[i][j];
+        } else {
+          store_vector(target, values[i]);
+        }
       }
     }
   };
@@ -55,8 +69,12 @@ struct SimtQuant {
 
   template <int outer, int depth, int threads>
   struct Tile {
-    static constexpr int count = (outer / 16 * 32 + threads - 1) / threads;
-    static_assert(outer % 16 == 0 && depth == 16, "");
+    static constexpr int total = outer / 16 * 32 * (depth / 16), count = (total + threads - 1) / threads;
+    static_assert(outer % 16 == 0 && depth % 16 == 0, "");
+
+    // Of item `i`: the row tile, the k16 step, the lane.
+    static JITGEN_DEVICE int tile_of(int i) { return i / 32 / (depth / 16); }
+    static JITGEN_DEVICE int step_of(int i) { return i / 32 % (depth / 16); }
     float values[count][8];
 
     JITGEN_DEVICE void load(const SimtQuant& from, int first, int limit, int k0, int K) {
@@ -65,15 +83,15 @@ struct SimtQuant {
       constexpr int words = Weight::bits == 4 ? 1 : 2;
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, tile = first / 16 + place / 32, lane = place % 32;
-        const bool live = place < outer / 16 * 32 && tile * 16 < limit && k0 < K;
+        const int place = threadIdx.x + i * threads, tile = first / 16 + tile_of(place), lane = place % 32;
+        const int k = k0 + step_of(place) * 16, step = k / 16;
+        const bool live = place < total && tile * 16 < limit && k < K;
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
         if (!live) continue;
-        const int step = k0 / 16;
         const uint32_t* from_codes = reinterpret_cast<const uint32_t*>(weight.codes) +
             ((int64_t(tile) * chunks * Weight::loads + step / (4 / words)) * 32 + lane) * 4 + step % (4 / words) * words;
-        const int64_t at = (int64_t(tile) * groups + (Weight::group ? k0 / (Weight::group ? Weight::group : 1) : 0)) * 16 +
+        const int64_t at = (int64_t(tile) * groups + (Weight::group ? k / (Weight::group ? Weight::group : 1) : 0)) * 16 +
                            lane / 4 * 2;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {  // register j / 2 of the fragment, low or high half
@@ -95,11 +113,11 @@ struct SimtQuant {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int place = threadIdx.x + i * threads, lane = place % 32;
-        if (place >= outer / 16 * 32) continue;
+        if (place >= total) continue;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const int k = lane % 4 * 2 + j % 2 + j / 4 * 8;
-          to[k * stride + place / 32 * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
+          const int k = step_of(place) * 16 + lane % 4 * 2 + j % 2 + j / 4 * 8;
+          to[k * stride + tile_of(place) * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
         }
       }
     }
@@ -108,12 +126,12 @@ struct SimtQuant {
   };
 };
 
-// token_run by row_run outputs a thread; tokens and rows of a block.
-template <int contractions_, int tokens_, int rows_, int token_run_, int row_run_, int cluster_, int width_>
+// A block takes tokens by rows, `depth` of k at a time, and a thread token_run by row_run of them.
+template <int contractions_, int tokens_, int rows_, int depth_, int token_run_, int row_run_, int cluster_, int width_>
 struct SimtConfig {
   static constexpr int contractions = contractions_, tokens = tokens_, rows = rows_;
   static constexpr int token_run = token_run_, row_run = row_run_, cluster = cluster_, width = width_;
-  static constexpr int token_tiles = tokens / 8, warps_k = 1, depth = 16;
+  static constexpr int token_tiles = tokens / 8, warps_k = 1, depth = depth_;
   static constexpr int threads = tokens / token_run * (rows / row_run);
 };
 
@@ -196,7 +214,7 @@ JITGEN_DEVICE void simt_gemm(unsigned char* shared, const X& x, int M, int N, in
   for (int step = first; step < last; ++step) {
     const Scalar* const from = memory + (step - first) % 2 * Shared::stage;
     if (step + 1 < last) load(step + 1);
-#pragma unroll
+#pragma unroll 16
     for (int k = 0; k < depth; ++k) {
       Scalar a[A], b[B];
       read_run<A>(a, from + k * Shared::x_stride, [&](int i) { return token_of<Config>(my_token, i); });
