@@ -93,9 +93,21 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
         return None
     if problem.quantized:
         return _quantised(problem)
-    if problem.rows <= 64:
-        return GemmSchedule(wgmma.DENSE, 64, 128 // count, wgmma.CHUNK, 8, 6, raster=8, resident=1)
-    return GemmSchedule(wgmma.DENSE, 128, 256 // count, wgmma.CHUNK, 12, 4, multicast=2, raster=8, resident=1)
+    first = problem.bodies[0].contractions[0].weight[0]
+    tiles = wgmma_tiles.choose_dense(
+        problem.rows, problem.columns, count, problem.layouts[0].operands[first] == "outer"
+    )
+    return GemmSchedule(
+        path=wgmma.DENSE,
+        block_m=64 * tiles.down,
+        block_n=tiles.columns,
+        block_k=wgmma.CHUNK,
+        warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
+        stages=tiles.stages,
+        multicast=tiles.multicast,
+        resident=tiles.resident,
+        raster=8,
+    )
 
 
 def _quantised(problem: Problem) -> GemmSchedule:
