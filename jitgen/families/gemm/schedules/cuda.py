@@ -23,6 +23,8 @@ from jitgen.spec import Target
 SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
 """KiB of shared memory a block may ask for; 227 where nothing is said."""
 WARP = 32
+FEW_ROWS = 16
+"""Up to so many rows weights are streamed by mma.sync; wgmma's tiles begin to pay beyond."""
 SIMT_DEPTH, SIMT_DEEP = 16, 64
 """Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 WINDOW_BYTES = 4096
@@ -85,7 +87,7 @@ def _has_clusters(target: Target) -> bool:
 
 def _wgmma(problem: Problem) -> GemmSchedule | None:
     """For many rows on sm_90a, where the operands lie as tensor maps want them."""
-    if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
+    if problem.target.arch != "sm_90a" or problem.rows <= FEW_ROWS or problem.length < wgmma.CHUNK or not _mappable(problem):
         return None
     count = len(problem.contractions)
     group = problem.contractions[0].group_size
