@@ -62,6 +62,7 @@ class Quantized:
     steps: int = 2
     split: int = 1
     multicast: int = 1
+    trimmed: bool = False
     raster: int = 16
     resident: int = 1
     element: str = "bfloat16"
@@ -103,7 +104,9 @@ class Quantized:
 
     def source(self) -> KernelSource:
         names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "split")
-        fields = _fields(**{name: getattr(self, name) for name in (*names, "multicast", "raster", "resident")})
+        fields = _fields(
+            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "raster", "resident")}
+        )
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
         zeros = str(self.format == "uint4").lower()
         weight = f"jitgen::QuantWeight<jitgen::{self.element}, {self.bits}, {zeros}, {scale}, {self.group}>"
@@ -138,6 +141,7 @@ class Dense:
     stages: int = 4
     multicast: int = 1
     transposed: bool = False
+    trimmed: bool = False
     raster: int = 8
     resident: int = 1
     element: str = "bfloat16"
@@ -167,7 +171,7 @@ class Dense:
 
     def source(self) -> KernelSource:
         names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "transposed")
-        fields = _fields(**{name: getattr(self, name) for name in (*names, "raster", "resident")})
+        fields = _fields(**{name: getattr(self, name) for name in (*names, "trimmed", "raster", "resident")})
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
 
@@ -207,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 QUANTIZED = (
     Quantized(),
     Quantized(steps=1, stages=8),
-    Quantized(tokens=64, span=2, stages=5),
+    Quantized(tokens=64, span=2, stages=5, trimmed=True),
     Quantized(tokens=64, span=2, stages=4, group=64, warpgroups=3, blocks=1, split=5),
     Quantized(tokens=32, span=2, stages=4, format="uint4", group=96, contractions=2),
     Quantized(tokens=64, span=2, stages=4, group=0, element="float16", multicast=2, regions=2),
@@ -215,7 +219,7 @@ QUANTIZED = (
     Quantized(tokens=32, warpgroups=4, blocks=1, raster=1),
     Quantized(tokens=64, split=5, warpgroups=3, blocks=1),
     Quantized(tokens=64, multicast=2, blocks=1, resident=2, stages=5),
-    Quantized(tokens=256, blocks=1, stages=5),
+    Quantized(tokens=256, blocks=1, stages=5, trimmed=True),
     Quantized(contractions=2, format="uint4", group=32),
     Quantized(tokens=64, contractions=2, split=2, format="uint4", group=0),
     Quantized(tokens=64, regions=3, group=0),
@@ -229,7 +233,9 @@ QUANTIZED = (
 DENSE = (
     Dense(),
     Dense(multicast=2, raster=3),
-    Dense(transposed=True),
+    Dense(transposed=True, trimmed=True),
+    Dense(down=1, across=1, columns=32, resident=2, stages=8, trimmed=True),
+    Dense(columns=192, stages=5),
     Dense(transposed=True, multicast=2, element="float16"),
     Dense(contractions=2, columns=128),
     Dense(regions=3, columns=128, stages=6),

@@ -83,6 +83,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
         weights.append(both)
     outputs = [torch.full((m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
     tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.rows
+    tile = min(m, tile) if config.trimmed else tile
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
     parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)
     arguments = (*pointers, *(y.data_ptr() for y in outputs), *widths, m, k)

@@ -6,8 +6,8 @@ longer than the best on average and 22 % at the worst, the dense one's 1 % and 1
 
 What they say of a multiprocessor: wgmma takes 64 x 32 products of 16 k's in 16 cycles; instructions that decode and
 keep house are issued from the same slots and add up with that; L2 delivers 32 bytes a cycle or more; tiles that do not
-fill a whole wave of blocks leave multiprocessors idle. Blocks that share out k are clusters, of which fewer fit the chip
-than its multiprocessors could hold, because a cluster lies within one group of 16 or 18 of them.
+fill a whole wave of blocks leave multiprocessors idle. Blocks that share out k are clusters, of which fewer fit the
+chip than its multiprocessors could hold, because a cluster lies within one group of 16 or 18 of them.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@
 //     static constexpr int stages = 4;        // of 64 k's
 //     static constexpr int multicast = 2;     // blocks of a cluster: 1, 2, 4
 //     static constexpr bool transposed = false;  // weights lie as [K, N], n-stride 1
+//     static constexpr bool trimmed = false;  // x's box has no more rows than x. May be left out
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks a multiprocessor is to hold at once
 //   };
@@ -107,11 +108,13 @@ struct DenseKernel {
   JITGEN_DEVICE void produce(const TilePlace& tile, Ring& ring) const {
     constexpr uint16_t all = (1 << Config::multicast) - 1;
     const Region region = region_of(regions, tile.region);
+    const int copied = is_trimmed<Config> ? smaller(rows, Shape::rows) : Shape::rows;
+    const int bytes = copied * 128 + Shape::weight_bytes * contractions;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.next()) {
       const int stage = ring.stage;
       barrier_wait(empty(stage), ring.phase ^ 1);
-      barrier_arrive_expect(full(stage), Shape::stage_bytes);
+      barrier_arrive_expect(full(stage), bytes);
       copy_box(x_at(stage), x, chunk * 64, tile.row, full(stage));
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {

@@ -18,6 +18,7 @@
 //     static constexpr int steps = 1;        // of 16 k's in a group of wgmmas: 1, 2; 2 takes more registers
 //     static constexpr int split = 1;        // blocks of a cluster that share out k: 1 to 8
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
+//     static constexpr bool trimmed = false; // x's box has no more rows than x; not with multicast. May be left out
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks a multiprocessor is to hold at once
 //   };
@@ -85,11 +86,13 @@ struct QuantizedKernel {
     const Region region = region_of(regions, tile.region);
     if (warp == 0 && lane == 0) {
       const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
+      const int copied = is_trimmed<Config> ? smaller(rows, Config::tokens) : Config::tokens;
+      const int bytes = copied * (128 * span) + Shape::code_bytes;
 #pragma unroll 1
       for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
         const int stage = ring.stage;
         barrier_wait(empty(stage), ring.phase ^ 1);
-        barrier_arrive_expect(full(stage), Shape::x_bytes + Shape::code_bytes);
+        barrier_arrive_expect(full(stage), bytes);
 #pragma unroll
         for (int i = 0; i < span; ++i) {
           const uint32_t to = base + stage * Shape::x_bytes + i * (Config::tokens * 128);

@@ -70,6 +70,13 @@ struct StageRing {
   }
 };
 
+// Whether x's tensor map copies no more rows than x has (`Config::trimmed`, else false): rows outside a matrix, which
+// become zeros, take the copy engine longer than those inside.
+template <class Config, class = void>
+constexpr bool is_trimmed = false;
+template <class Config>
+constexpr bool is_trimmed<Config, decltype(void(Config::trimmed))> = Config::trimmed;
+
 // Eight sums from 16-byte aligned shared memory.
 JITGEN_DEVICE void gather(float (&sums)[8], const float* from) {
   const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
