@@ -16,7 +16,7 @@ from torch.overrides import resolve_name
 from jitgen.errors import UnsupportedError
 from jitgen.quant import layouts
 from jitgen.quant.formats import find
-from jitgen.quant.qtensor import QTensor
+from jitgen.quant.qtensor import QTensor, settled
 
 _GETTERS = (
     *("shape", "dtype", "device", "ndim", "itemsize", "names", "requires_grad", "is_leaf", "grad", "grad_fn"),
@@ -179,6 +179,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
             for part, values in zip(parts, packed, strict=True):
                 part.copy_(values)
+            settled(parts)
     return target
 
 

@@ -59,7 +59,7 @@ class QTensor(torch.Tensor):
         if any(part.device != parts[0].device for part in parts):
             raise FormatError(f"parts on {', '.join(sorted({str(part.device) for part in parts}))}; move them to one")
         token = intern(row.name, group_size, layout, shape, _floating(dtype), parts[0].device, transposed)
-        return QTensor._of(tuple(parts), token, {})
+        return QTensor._of(settled(tuple(parts)), token, {})
 
     @staticmethod
     def _of(parts: Parts, token: Token, converted: dict[str, Parts]) -> QTensor:
@@ -154,6 +154,7 @@ class QTensor(torch.Tensor):
         if parts is None:
             format = find(token.format)
             parts = layouts.convert(self.parts, token.layout, layout, format, token.group_size, token.weight_shape)
+            parts = settled(parts)
             if keep:
                 self._converted.setdefault(token.layout, self.parts)
                 parts = self._converted.setdefault(layout, parts)
@@ -161,7 +162,7 @@ class QTensor(torch.Tensor):
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> QTensor:
         """A tensor of its own: every part through ``function``."""
-        parts = tuple(map(function, self.parts))
+        parts = settled(tuple(map(function, self.parts)))
         return QTensor._of(parts, self.token.replace(device=parts[0].device, **changes), {})
 
     def _alias(self, **changes: Any) -> QTensor:
@@ -231,6 +232,17 @@ class QTensor(torch.Tensor):
         from jitgen.quant.functions import refuse
 
         return refuse(func, args)
+
+
+def settled(parts: Parts) -> Parts:
+    """``parts``, written to the end.
+
+    A kernel may fetch weights before the one ahead of it in the stream has ended (programmatic dependent launch), so
+    whatever writes them has to be over when a tensor is made of them, and after they were changed in place.
+    """
+    if parts[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(parts[0].device).synchronize()
+    return parts
 
 
 def rebuild(

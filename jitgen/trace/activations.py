@@ -104,9 +104,8 @@ def logsigmoid(trace: Trace, input: Node) -> Node:
 @row("silu")
 @floats_only
 def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    """x / (1 + exp(-x))."""
-    grown = pointwise(trace, "add", pointwise(trace, "exp", pointwise(trace, "neg", input)), 1)
-    return pointwise(trace, "div", input, grown)
+    """x * sigmoid(x), which a dialect may have something better for than a division."""
+    return pointwise(trace, "mul", input, pointwise(trace, "sigmoid", input))
 
 
 @row("mish")

@@ -21,13 +21,10 @@ struct Epilogue0 {
     for (int j = 0; j < width; ++j) {
       const float acc0 = acc[0][j];
       const float acc1 = acc[1][j];
-      const float v1 = -acc0;
-      const float v2 = jitgen::exp(v1);
-      const float v3 = 1.0f;
-      const float v4 = v2 + v3;
-      const float v5 = acc0 / v4;
-      const float v7 = v5 * acc1;
-      y5[j] = jitgen::store<jitgen::bfloat16>(v7);
+      const float v1 = jitgen::sigmoid(acc0);
+      const float v2 = acc0 * v1;
+      const float v4 = v2 * acc1;
+      y5[j] = jitgen::store<jitgen::bfloat16>(v4);
     }
     {
       jitgen::bfloat16* const to = p0_5 + (m * s0_5_0 + n);

@@ -16,14 +16,11 @@ constexpr int64_t block = 1024;  // elements of a run: its results fit the first
 struct Element0 {
   float y2;
 };
-JITGEN_INLINE Element0 element_0(float v0, float v6) {
-  const float v1 = -v0;
-  const float v2 = jitgen::exp(v1);
-  const float v3 = 1.0f;
-  const float v4 = v2 + v3;
-  const float v5 = v0 / v4;
-  const float v7 = v5 * v6;
-  return {v7};
+JITGEN_INLINE Element0 element_0(float v0, float v3) {
+  const float v1 = jitgen::sigmoid(v0);
+  const float v2 = v0 * v1;
+  const float v4 = v2 * v3;
+  return {v4};
 }
 
 // (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
@@ -31,23 +28,20 @@ inline void run_0(const jitgen::bfloat16* x0, const jitgen::bfloat16* x1, jitgen
 #pragma omp simd
   for (int64_t i = 0; i < count / 2; ++i) {
     const jitgen::Pair v0 = jitgen::load_pair(x0 + 2 * i);
-    const jitgen::Pair v6 = jitgen::load_pair(x1 + 2 * i);
-    const Element0 low = element_0(v0.low, v6.low);
-    const Element0 high = element_0(v0.high, v6.high);
+    const jitgen::Pair v3 = jitgen::load_pair(x1 + 2 * i);
+    const Element0 low = element_0(v0.low, v3.low);
+    const Element0 high = element_0(v0.high, v3.high);
     jitgen::store_pair(x2 + 2 * i, {low.y2, high.y2});
   }
   if (count % 2 == 0) return;
   const int64_t i = count - 1;
   {
     const float v0 = jitgen::load(x0[i]);
-    const float v6 = jitgen::load(x1[i]);
-    const float v1 = -v0;
-    const float v2 = jitgen::exp(v1);
-    const float v3 = 1.0f;
-    const float v4 = v2 + v3;
-    const float v5 = v0 / v4;
-    const float v7 = v5 * v6;
-    x2[i] = jitgen::store<jitgen::bfloat16>(v7);
+    const float v3 = jitgen::load(x1[i]);
+    const float v1 = jitgen::sigmoid(v0);
+    const float v2 = v0 * v1;
+    const float v4 = v2 * v3;
+    x2[i] = jitgen::store<jitgen::bfloat16>(v4);
   }
 }
 void jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {

@@ -44,14 +44,11 @@ __device__ __forceinline__ void region0(
 #pragma unroll
         for (int j = 0; j < width; ++j) {
           const float v0 = jitgen::load(x0[u][j]);
-          const float v6 = jitgen::load(x1[u][j]);
-          const float v1 = -v0;
-          const float v2 = jitgen::exp(v1);
-          const float v3 = 1.0f;
-          const float v4 = v2 + v3;
-          const float v5 = v0 / v4;
-          const float v7 = v5 * v6;
-          x2[j] = jitgen::store<jitgen::bfloat16>(v7);
+          const float v3 = jitgen::load(x1[u][j]);
+          const float v1 = jitgen::sigmoid(v0);
+          const float v2 = v0 * v1;
+          const float v4 = v2 * v3;
+          x2[j] = jitgen::store<jitgen::bfloat16>(v4);
         }
         jitgen::bfloat16* const to2 = p0_2 + i0 * s0_2_0 + column;
         jitgen::store_vector(to2, x2);

@@ -13,14 +13,11 @@ def region0_block(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, W
     column = step % n0_1
     i0 = step // n0_1
     v0 = (tl.load(p0_0 + i0 * s0_0_0 + column, mask=live)).to(tl.float32)
-    v6 = (tl.load(p0_1 + i0 * s0_1_0 + column, mask=live)).to(tl.float32)
-    v1 = (v0 * -1.0)
-    v2 = libdevice.exp(v1)
-    v3 = tl.full((), 1.0, tl.float32)
-    v4 = (v2 + v3)
-    v5 = tl.div_rn(v0, v4)
-    v7 = (v5 * v6)
-    tl.store(p0_2 + i0 * s0_2_0 + column, v7.to(tl.bfloat16), mask=live)
+    v3 = (tl.load(p0_1 + i0 * s0_1_0 + column, mask=live)).to(tl.float32)
+    v1 = tl.div_rn(1.0, 1.0 + libdevice.exp(v0 * -1.0))
+    v2 = (v0 * v1)
+    v4 = (v2 * v3)
+    tl.store(p0_2 + i0 * s0_2_0 + column, v4.to(tl.bfloat16), mask=live)
 
 
 @triton.jit

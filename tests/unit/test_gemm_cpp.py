@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ LENGTHS = (1, 2, 7, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 300, 513, 1025)
 
 
 @pytest.fixture(autouse=True)
-def seeded(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+def seeded(request: pytest.FixtureRequest) -> random.Random:
     """The data of a test depends on its name alone."""
     torch.manual_seed(sum(map(ord, request.node.name)))
     return random.Random(request.node.name)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitgen.families.gemm.wgmma_tiles import RESIDENT, Tiles, choose, microseconds
+from jitgen.families.gemm.wgmma_tiles import RESIDENT, DenseTiles, Tiles, choose, choose_dense, microseconds
 
 MEASURED = [
     # rows, columns, length, the fastest tiles measured on an H200 and their microseconds
@@ -50,3 +50,27 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
     assert tiles.span == 1 or bits == 4
     assert tiles.split in RESIDENT
     assert tiles.tokens >= min(rows, 64)
+
+
+@given(
+    rows=st.integers(1, 5000),
+    columns=st.lists(st.integers(1, 60000), min_size=1, max_size=3),
+    contractions=st.sampled_from([1, 2]),
+    transposed=st.booleans(),
+)
+def test_dense_tiles_are_within_the_header_s_limits(
+    rows: int, columns: list[int], contractions: int, transposed: bool
+) -> None:
+    tiles = choose_dense(rows, columns, contractions, transposed)
+    width = tiles.columns // tiles.across
+    assert width in (16, 32, 64, 96, 128, 192, 256)
+    assert width * contractions <= 256
+    assert not transposed or (width % 64 == 0 and tiles.columns % (64 * tiles.multicast) == 0)
+    assert tiles.columns % (8 * tiles.multicast) == 0
+
+
+def test_dense_tiles_fill_the_chip() -> None:
+    assert choose_dense(4096, (8192,), 1, False) == DenseTiles(2, 1, 256, 4, multicast=2)
+    assert choose_dense(64, (28672,), 1, False) == DenseTiles(1, 2, 256, 5)
+    assert choose_dense(64, (4096,), 1, False) == DenseTiles(1, 1, 32, 8, resident=2)
+    assert choose_dense(64, (4096,), 1, True) == DenseTiles(1, 1, 64, 6, resident=2)

@@ -6,11 +6,12 @@ header, its epilogue and the activation's prologue are loops over neighbours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built, Line
+from jitgen.families.elementwise.context import Built
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
@@ -18,6 +19,7 @@ from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
 OTHER_ROWS = 12
+"""Of a tile, where the kernel is compiled a second time for processors without the dot product of bfloat16."""
 
 
 def build(
@@ -56,24 +58,19 @@ def _in_pairs(part: ContractionContext) -> bool:
 def _activation(part: ContractionContext, products: GemmContext, dialect: Dialect) -> dict[str, Any]:
     storage = dialect.storage_types[part.described.dtype]
     operands = [part.x] if part.x is not None else list(part.x_loads)
-    scalars = {name: kind for region in products.regions for name, kind in region.scalars}
-    scalars |= dict(products.scalars)
+    scalars = dict(products.scalars)
     used = [name for name in scalars if any(_mentions(line.expression, name) for line in part.x_lines)]
+    result = f"jitgen::store<{storage}>({part.x_value})"
     if part.x is not None:
-        loads: list[dict[str, Any]] = []
-        lines: tuple[Line, ...] = ()
         result = f"{_local(part.x)}[{_step(part.x, 'i')}]"
-    else:
-        loads, lines = [_load(operand, "i") for operand in operands], part.x_lines
-        result = f"jitgen::store<{storage}>({part.x_value})"
     fields, arguments = _members(operands, [(scalars[name], name) for name in used])
     return {
         "storage": storage,
         "fields": fields,
         "arguments": arguments,
         "bases": [_base(operand, "m", "k") for operand in operands],
-        "loads": loads,
-        "lines": lines,
+        "loads": [] if part.x is not None else [_load(operand, "i") for operand in operands],
+        "lines": [] if part.x is not None else part.x_lines,
         "result": result,
     }
 
@@ -177,6 +174,4 @@ def _load(operand: GemmOperand, index: str) -> dict[str, str]:
 
 
 def _mentions(expression: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{name}\b", expression) is not None

@@ -50,6 +50,12 @@ class GemmSchedule:
     wide: bool = False
 
     @property
+    def pdl(self) -> bool:
+        """Whether the mainloop is made for programmatic dependent launch: it waits for the kernel ahead of it in the
+        stream before it reads what that may have written, and until then fetches weights or sets itself up."""
+        return self.maps or self.path == "mma"
+
+    @property
     def maps(self) -> bool:
         """Whether the mainloop copies by tensor maps."""
         return self.path.startswith("wgmma")

@@ -23,6 +23,8 @@ from jitgen.spec import Target
 SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
 """KiB of shared memory a block may ask for; 227 where nothing is said."""
 WARP = 32
+FEW_ROWS = 16
+"""Up to so many rows weights are streamed by mma.sync; wgmma's tiles begin to pay beyond."""
 SIMT_DEPTH, SIMT_DEEP = 16, 64
 """Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 WINDOW_BYTES = 4096
@@ -85,7 +87,7 @@ def _has_clusters(target: Target) -> bool:
 
 def _wgmma(problem: Problem) -> GemmSchedule | None:
     """For many rows on sm_90a, where the operands lie as tensor maps want them."""
-    if problem.target.arch != "sm_90a" or problem.rows <= 16 or problem.length < wgmma.CHUNK or not _mappable(problem):
+    if problem.target.arch != "sm_90a" or problem.rows <= FEW_ROWS or problem.length < wgmma.CHUNK or not _mappable(problem):
         return None
     count = len(problem.contractions)
     group = problem.contractions[0].group_size
@@ -93,9 +95,21 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
         return None
     if problem.quantized:
         return _quantised(problem)
-    if problem.rows <= 64:
-        return GemmSchedule(wgmma.DENSE, 64, 128 // count, wgmma.CHUNK, 8, 6, raster=8, resident=1)
-    return GemmSchedule(wgmma.DENSE, 128, 256 // count, wgmma.CHUNK, 12, 4, multicast=2, raster=8, resident=1)
+    first = problem.bodies[0].contractions[0].weight[0]
+    tiles = wgmma_tiles.choose_dense(
+        problem.rows, problem.columns, count, problem.layouts[0].operands[first] == "outer"
+    )
+    return GemmSchedule(
+        path=wgmma.DENSE,
+        block_m=64 * tiles.down,
+        block_n=tiles.columns,
+        block_k=wgmma.CHUNK,
+        warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
+        stages=tiles.stages,
+        multicast=tiles.multicast,
+        resident=tiles.resident,
+        raster=8,
+    )
 
 
 def _quantised(problem: Problem) -> GemmSchedule:

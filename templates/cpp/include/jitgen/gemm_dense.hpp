@@ -17,18 +17,28 @@ JITGEN_INLINE typename Compute::Element element_of(const Storage* w, int64_t str
   }
 }
 
-// A vector of elements of one row that lie side by side.
+// A vector of elements of one row that lie side by side in k.
 template <class Compute, class Storage>
 JITGEN_INLINE typename Compute::Weights elements_at(const Storage* w) {
-  using Element = typename Compute::Element;
-  constexpr int lanes = vector_bytes / sizeof(Element);
-  if constexpr (sizeof(Storage) * Compute::per_element == sizeof(Element)) {
-    return load_vector<typename Compute::Weights>(w);
+  typename Compute::Weights elements;
+  if constexpr (sizeof(Storage) * Compute::per_element == sizeof(typename Compute::Element)) {
+    elements = load_vector<typename Compute::Weights>(w);
   } else {
-    alignas(64) Element widened[lanes];
-#pragma omp simd
-    for (int lane = 0; lane < lanes; ++lane) widened[lane] = static_cast<Element>(jitgen::load(w[lane]));
-    return load_vector<typename Compute::Weights>(widened);
+    widen(w, elements);
+  }
+  return elements;
+}
+
+// A vector of elements of neighbouring rows, which lie side by side in memory.
+template <class Compute, class Storage>
+JITGEN_INLINE typename Compute::Weights rows_at(const Storage* w, int64_t stride_k, int64_t live) {
+  if constexpr (Compute::per_element == 2) {
+    const Words low = widen_halves(w);
+    return live > 1 ? low | widen_halves(w + stride_k) << 16 : low;
+  } else {
+    typename Compute::Weights elements;
+    widen(w, elements);
+    return elements;
   }
 }
 
@@ -68,13 +78,6 @@ void pack_block(const Storage* w, int64_t stride_n, int64_t stride_k, int64_t ro
         for (int i = 0; i < lanes; ++i) store_vector(to + (e + i) * block_rows + v * lanes, square[i]);
       }
     }
-  } else if (stride_n == 1 && rows == block_rows) {
-    for (; (e + 1) * per <= count; ++e) {
-      const Storage* from = w + e * per * stride_k;
-      Element* const row = to + e * block_rows;
-#pragma omp simd
-      for (int64_t r = 0; r < block_rows; ++r) row[r] = detail::element_of<Compute>(from + r, stride_k, per);
-    }
   }
   for (; e < elements; ++e) {
     const int64_t live = count - e * per;
@@ -82,6 +85,145 @@ void pack_block(const Storage* w, int64_t stride_n, int64_t stride_k, int64_t ro
       const Storage* from = w + r * stride_n + e * per * stride_k;
       to[e * block_rows + r] = r < rows && live > 0 ? detail::element_of<Compute>(from, stride_k, live) : Element(0);
     }
+  }
+}
+
+// The same for `blocks` whole blocks of rows that are neighbours in memory: each k is read across all of them.
+template <class Compute, class Storage>
+void pack_blocks(const Storage* w, int64_t stride_k, int64_t blocks, int64_t count, int64_t elements,
+                 typename Compute::Element* to) {
+  using Weights = typename Compute::Weights;
+  constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(typename Compute::Element);
+  for (int64_t e = 0; e < elements; ++e) {
+    const Storage* from = w + e * per * stride_k;
+    const int64_t live = count - e * per;
+    for (int i = 0; i < per; ++i) {
+      for (int64_t n = 0; n < blocks * block_rows; n += 64 / sizeof(Storage)) {
+        __builtin_prefetch(from + (24 * per + i) * stride_k + n);
+      }
+    }
+    for (int64_t n = 0; n < blocks * block_rows; n += lanes) {
+      const Weights weights = live > 0 ? detail::rows_at<Compute>(from + n, stride_k, live) : Weights{};
+      store_vector(to + (n / block_rows * elements + e) * block_rows + n % block_rows, weights);
+    }
+  }
+}
+
+// -------------------------------------------------------------------------------------------------- few rows of x
+//
+// Packing costs more than a few rows of x do with the weights. Where these lie side by side in k, they meet a row of x
+// directly; where they lie side by side in n, a few k at a time are added to the sums of many columns.
+
+// `rows` (up to 16) rows of weights, k by k in memory, against one row of x of `count` neighbours in k: their sums.
+template <class Compute, class Storage>
+void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, const typename Compute::Element* x,
+               typename Compute::Accumulator* to) {
+  using Element = typename Compute::Element;
+  using Weights = typename Compute::Weights;
+  constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(Element), together = 4;
+  for (int64_t first = 0; first < rows; first += together) {
+    const Storage* from[together];
+    typename Compute::Vector acc[together] = {};
+    // Beyond the last row, the last one again; what comes of it is not kept.
+    for (int r = 0; r < together; ++r) from[r] = w + (first + r < rows ? first + r : rows - 1) * stride_n;
+    int64_t e = 0;
+    for (; (e + lanes) * per <= count; e += lanes) {
+      const Weights of_x = load_vector<Weights>(x + e);
+#pragma GCC unroll 4
+      for (int r = 0; r < together; ++r) {
+        __builtin_prefetch(from[r] + e * per + 1024 / sizeof(Storage));
+        accumulate(acc[r], detail::elements_at<Compute>(from[r] + e * per), of_x);
+      }
+    }
+    if (e * per < count) {
+      alignas(64) Element tail[together + 1][lanes] = {};
+      for (int64_t i = 0; (e + i) * per < count; ++i) {
+        tail[together][i] = x[e + i];
+        for (int r = 0; r < together; ++r) {
+          tail[r][i] = detail::element_of<Compute>(from[r] + (e + i) * per, 1, count - (e + i) * per);
+        }
+      }
+      for (int r = 0; r < together; ++r) {
+        accumulate(acc[r], load_vector<Weights>(tail[r]), load_vector<Weights>(tail[together]));
+      }
+    }
+    for (int r = 0; r < together && first + r < rows; ++r) {
+      constexpr int sums = vector_bytes / sizeof(typename Compute::Accumulator);
+      alignas(64) typename Compute::Accumulator parts[sums];
+      store_vector(parts, acc[r]);
+      for (int half = sums / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+      }
+      to[first + r] = parts[0];
+    }
+  }
+}
+
+namespace detail {
+
+// `steps` elements of k of `columns` rows of weights, which are neighbours in memory, added to the sums of `rows` rows
+// of x, of `x_rows` that are packed together.
+template <class Compute, int rows, int steps, class Storage>
+JITGEN_INLINE void add_columns(const Storage* w, int64_t stride_k, int64_t columns, int64_t live,
+                               const typename Compute::Element* x, int64_t x_rows, typename Compute::Accumulator* to,
+                               int64_t row_stride, bool first) {
+  using Vector = typename Compute::Vector;
+  constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(typename Compute::Element);
+  for (int64_t n = 0; n < columns; n += lanes) {
+    Vector acc[rows];
+#pragma GCC unroll 4
+    for (int m = 0; m < rows; ++m) acc[m] = first ? Vector{} : load_vector<Vector>(to + m * row_stride + n);
+#pragma GCC unroll 8
+    for (int step = 0; step < steps; ++step) {
+      const Storage* from = w + step * per * stride_k + n;
+      typename Compute::Weights weights;
+      if (columns - n >= lanes) {
+        weights = rows_at<Compute>(from, stride_k, live);
+      } else {
+        alignas(64) Storage copy[per][lanes] = {};
+        __builtin_memcpy(copy[0], from, (columns - n) * sizeof(Storage));
+        if (live > 1 && per > 1) __builtin_memcpy(copy[per - 1], from + stride_k, (columns - n) * sizeof(Storage));
+        weights = rows_at<Compute>(copy[0], lanes, live);
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < rows; ++m) accumulate_one(acc[m], weights, x + step * x_rows + m);
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < rows; ++m) store_vector(to + m * row_stride + n, acc[m]);
+  }
+}
+
+template <class Compute, int steps, class Storage>
+void add_rows(const Storage* w, int64_t stride_k, int64_t columns, int64_t live, const typename Compute::Element* x,
+              int64_t x_rows, typename Compute::Accumulator* to, int64_t row_stride, bool first) {
+  int64_t m = 0;
+  for (; m + 4 <= x_rows; m += 4) {
+    add_columns<Compute, 4, steps>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride, first);
+  }
+  for (; m + 2 <= x_rows; m += 2) {
+    add_columns<Compute, 2, steps>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride, first);
+  }
+  for (; m < x_rows; ++m) {
+    add_columns<Compute, 1, steps>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride, first);
+  }
+}
+
+}  // namespace detail
+
+// `columns` rows of weights, which are neighbours in memory, against one tile of x, of `x_rows` rows and `count`
+// neighbours in k. Sums are written to whole vectors.
+template <class Compute, class Storage>
+void add_block(const Storage* w, int64_t stride_k, int64_t columns, int64_t count, const typename Compute::Element* x,
+               int64_t x_rows, typename Compute::Accumulator* to, int64_t row_stride) {
+  constexpr int per = Compute::per_element, together = 8;
+  int64_t e = 0;
+  for (; (e + together) * per <= count; e += together) {
+    detail::add_rows<Compute, together>(w + e * per * stride_k, stride_k, columns, per, x + e * x_rows, x_rows, to,
+                                        row_stride, e == 0);
+  }
+  for (; e * per < count; ++e) {
+    detail::add_rows<Compute, 1>(w + e * per * stride_k, stride_k, columns, count - e * per, x + e * x_rows, x_rows, to,
+                                 row_stride, e == 0);
   }
 }
 

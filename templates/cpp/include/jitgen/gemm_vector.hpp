@@ -1,8 +1,8 @@
 // Vectors of the widest kind the target has, written with the compilers' vector extensions: what the matmul's tiles are
-// made of. Multiply-accumulate is an instruction (inline assembly), because a kernel is compiled without contraction and
-// because the instruction can take one element of x from memory and spread it over its lanes.
+// made of. Multiply-accumulate is inline assembly, because a kernel is compiled without contraction, and because the
+// instruction can take one element of x from memory and spread it over its lanes.
 //
-// A weight block is 16 rows of W side by side: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
+// A block is 16 rows of weights side by side: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
 #pragma once
 
 #include "jitgen/storage.hpp"
@@ -45,19 +45,46 @@ JITGEN_INLINE void store_vector(void* to, Vector vector) {
 
 JITGEN_INLINE Floats splat(float x) { return x - Floats{}; }
 JITGEN_INLINE Doubles splat(double x) { return x - Doubles{}; }
+JITGEN_INLINE Words splat(uint32_t x) { return x - Words{}; }
 
-// A vector of the scales at `from`. The narrow types are for conversion alone; one as wide as Floats has half the bytes.
+// The types of what is converted to a vector: as many lanes, and a half or a quarter of the bytes.
 typedef float NarrowFloats __attribute__((vector_size(vector_bytes / 2)));
 typedef uint32_t NarrowWords __attribute__((vector_size(vector_bytes / 2)));
-typedef uint16_t NarrowHalves __attribute__((vector_size(vector_bytes / 2)));
-typedef uint16_t NarrowestHalves __attribute__((vector_size(vector_bytes / 4)));
+typedef uint16_t NarrowHalves __attribute__((vector_size(vector_bytes / 2), may_alias, aligned(1)));
+typedef uint16_t NarrowestHalves __attribute__((vector_size(vector_bytes / 4), may_alias, aligned(1)));
+
+// As many unsigned numbers as a vector has floats. Inline assembly, because GCC 12 takes such conversions apart.
+JITGEN_INLINE Words widen_halves(const void* from) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  Words to;
+  asm("vpmovzxwd %1, %0" : "=v"(to) : "m"(*static_cast<const NarrowHalves*>(from)));
+  return to;
+#else
+  return __builtin_convertvector(load_vector<NarrowHalves>(from), Words);
+#endif
+}
+JITGEN_INLINE Words widen_bytes(const uint8_t* from) {
+  Words to;
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  asm("vpmovzxbd %1, %0" : "=v"(to) : "m"(*reinterpret_cast<const NarrowestHalves*>(from)));
+#else
+  for (int lane = 0; lane < float_lanes; ++lane) to[lane] = from[lane];
+#endif
+  return to;
+}
 
 JITGEN_INLINE void widen(const float* from, Floats& to) { to = load_vector<Floats>(from); }
+JITGEN_INLINE void widen(const double* from, Doubles& to) { to = load_vector<Doubles>(from); }
 JITGEN_INLINE void widen(const float* from, Doubles& to) {
   to = __builtin_convertvector(load_vector<NarrowFloats>(from), Doubles);
 }
-JITGEN_INLINE void widen(const bfloat16* from, Floats& to) {
-  to = (Floats)(__builtin_convertvector(load_vector<NarrowHalves>(from), Words) << 16);
+JITGEN_INLINE void widen(const bfloat16* from, Floats& to) { to = (Floats)(widen_halves(from) << 16); }
+JITGEN_INLINE void widen(const float16* from, Floats& to) {
+#if defined(JITGEN_AVX512) || (defined(JITGEN_AVX2) && defined(__F16C__))
+  asm("vcvtph2ps %1, %0" : "=v"(to) : "m"(*reinterpret_cast<const NarrowHalves*>(from)));
+#else
+  for (int lane = 0; lane < float_lanes; ++lane) to[lane] = jitgen::load(from[lane]);
+#endif
 }
 JITGEN_INLINE void widen(const bfloat16* from, Doubles& to) {
   const NarrowWords bits = __builtin_convertvector(load_vector<NarrowestHalves>(from), NarrowWords) << 16;
@@ -82,32 +109,41 @@ JITGEN_INLINE void accumulate(Doubles& acc, Doubles w, Doubles x) {
 #endif
 }
 
-// The same with one element of x for all lanes, for a whole block.
-template <int count>
-JITGEN_INLINE void accumulate_block(Floats (&acc)[count], const Floats (&w)[count], const float* x) {
-#if defined(JITGEN_AVX512)
-  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc[0]) : "v"(w[0]), "m"(*x));
-#else
-  const Floats all = splat(*x);
-  for (int v = 0; v < count; ++v) accumulate(acc[v], w[v], all);
-#endif
-}
-template <int count>
-JITGEN_INLINE void accumulate_block(Doubles (&acc)[count], const Doubles (&w)[count], const double* x) {
-#if defined(JITGEN_AVX512)
-  for (int v = 0; v < count; ++v) asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(acc[v]) : "v"(w[v]), "m"(*x));
-#else
-  const Doubles all = splat(*x);
-  for (int v = 0; v < count; ++v) accumulate(acc[v], w[v], all);
-#endif
-}
-
 #if defined(JITGEN_AVX512)
 // Pairs of bfloat16: both products are added to the lane's float (VDPBF16PS).
-JITGEN_INLINE void accumulate_block(Floats (&acc)[1], const Words (&w)[1], const uint32_t* x) {
-  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc[0]) : "v"(w[0]), "m"(*x));
+JITGEN_INLINE void accumulate(Floats& acc, Words w, Words x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+}
+#endif
+
+// The same with one element of x for all lanes.
+template <class Vector, class Weights, class Element>
+JITGEN_INLINE void accumulate_one(Vector& acc, Weights w, const Element* x) {
+#if defined(JITGEN_AVX512)
+  if constexpr (sizeof(Element) == 8) {
+    asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  } else if constexpr (static_cast<Element>(0.5f) != 0) {
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  } else {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  }
+#else
+  accumulate(acc, w, splat(*x));
+#endif
 }
 
+// The same for a whole block.
+template <class Vector, class Weights, class Element, int count>
+JITGEN_INLINE void accumulate_block(Vector (&acc)[count], const Weights (&w)[count], const Element* x) {
+#if defined(JITGEN_AVX512)
+  for (int v = 0; v < count; ++v) accumulate_one(acc[v], w[v], x);
+#else
+  const Vector all = splat(*x);
+  for (int v = 0; v < count; ++v) accumulate(acc[v], w[v], all);
+#endif
+}
+
+#if defined(JITGEN_AVX512)
 // Whether the processor has AVX512_BF16, which no level of x86-64 includes. CPUID costs an exit from a virtual machine,
 // so it is asked once; the system's part, the state of the vector registers, is the same as for AVX-512 itself.
 JITGEN_INLINE bool ask_bfloat16_dot() {

@@ -4,9 +4,8 @@
 // tells which of the `steps`). Codes stay whole numbers, which bfloat16 holds exactly; the group's scale is applied to
 // the group's sum.
 //
-// Four bits become bfloat16 by one table look-up of 16 bits, two weights at a time, as in the LUT kernels of FBGEMM and
-// T-MAC; here the table is one register, and shifting is all that is done to the codes: the bits above the index are
-// not looked at.
+// Four bits are looked up in a table that is one register (VPERMPS for floats, as in PyTorch's int4 kernel; VPERMW for
+// two bfloat16 at once). The instruction looks at no bits above the index, so shifting is all that is done to codes.
 #pragma once
 
 #include "jitgen/gemm_compute.hpp"
@@ -21,6 +20,7 @@ constexpr int ready_steps = 4;
 template <class Compute>
 struct Ready {
   static constexpr int steps = ready_steps;
+  static constexpr bool corrected = false;
   static constexpr int bytes = steps * block_rows * sizeof(typename Compute::Element);
   const char* at;
 
@@ -35,12 +35,12 @@ struct Ready {
 };
 
 // Four bits, eight k of each row in a word: bits 4j are k = 2j for j < 4 and 2(j - 4) + 1 above, so that the halves of
-// a word, shifted together, are the pair (k, k + 1). Symmetric codes are stored with 8 added; with zero-points, `zeroed`.
+// a word, shifted together, are the pair (k, k + 1). Where there are no zero-points (not `zeroed`) 8 is added to codes.
 template <class Compute, bool zeroed>
 struct Nibbles;
 
-// Eight bits, four k of each row in a word, in the order 0, 2, 1, 3: a half of a word, or the other shifted there, has a
-// pair's lower bits. 128 is added to the codes.
+// Eight bits, four k of each row in a word, in the order 0, 2, 1, 3: shifted together, the halves are a pair here too.
+// 128 is added to the codes.
 template <class Compute>
 struct Bytes;
 
@@ -51,12 +51,6 @@ constexpr uint32_t magic = 0x4b000000u;
 constexpr float magic_value = 8388608.0f;
 
 JITGEN_INLINE Floats small_to_float(Words low_bits, Floats offset) { return (Floats)(low_bits | magic) - offset; }
-
-// One zero-point for each row of a vector.
-JITGEN_INLINE Words zeros_at(const uint8_t* from) {
-  typedef uint8_t Row __attribute__((vector_size(float_lanes)));
-  return __builtin_convertvector(load_vector<Row>(from), Words);
-}
 
 // Floats as they are, or widened to the doubles of a block.
 JITGEN_INLINE void give(const Floats (&from)[block_rows / float_lanes], Floats (&to)[block_rows / float_lanes]) {
@@ -74,6 +68,7 @@ template <class Compute, bool zeroed>
 struct Nibbles {
   static constexpr int steps = 8;
   static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
   static constexpr int vectors = block_rows / float_lanes;
   Words raw[vectors];
   Floats offset[vectors];
@@ -82,7 +77,7 @@ struct Nibbles {
   inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
     for (int v = 0; v < vectors; ++v) {
       offset[v] = splat(detail::magic_value + 8.0f);
-      if (zeroed) offset[v] = (Floats)(detail::zeros_at(zeros + v * float_lanes) | detail::magic);
+      if (zeroed) offset[v] = (Floats)(widen_bytes(zeros + v * float_lanes) | detail::magic);
 #if defined(JITGEN_AVX512)
       offset[v] -= splat(detail::magic_value);
 #endif
@@ -96,8 +91,7 @@ struct Nibbles {
     for (int v = 0; v < vectors; ++v) {
 #if defined(JITGEN_AVX512)
       constexpr float first = zeroed ? 0 : -8;
-      const Floats table = {first,     first + 1, first + 2,  first + 3,  first + 4,  first + 5,  first + 6,  first + 7,
-                            first + 8, first + 9, first + 10, first + 11, first + 12, first + 13, first + 14, first + 15};
+      const Floats table = Floats{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + first;
       codes[v] = look_up(table, raw[v] >> (4 * step));
       if (zeroed) codes[v] -= offset[v];
 #else
@@ -112,6 +106,7 @@ template <class Compute>
 struct Bytes {
   static constexpr int steps = 4;
   static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
   static constexpr int vectors = block_rows / float_lanes;
   Words raw[vectors];
 
@@ -135,6 +130,7 @@ template <int rows, bool zeroed>
 struct Nibbles<Few<Pairs, rows>, zeroed> {
   static constexpr int steps = 4;
   static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
   Words raw;
   Halves offset;
 
@@ -142,7 +138,7 @@ struct Nibbles<Few<Pairs, rows>, zeroed> {
   // The table's index is code + 16 - zero-point: 1 to 31.
   inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
     if (!zeroed) return;
-    const Words zero = detail::zeros_at(zeros);
+    const Words zero = widen_bytes(zeros);
     offset = 16 - (Halves)(zero | zero << 16);
   }
   inline __attribute__((always_inline)) void open(const char* from) { raw = load_vector<Words>(from); }
@@ -159,10 +155,23 @@ struct Nibbles<Few<Pairs, rows>, zeroed> {
   }
 };
 
+// The same for one or two rows of x, where looking up costs more than multiplying: zero-points are left out, as if all
+// were 8, and the tile takes `zero` times the sum of x off again.
+template <int rows>
+struct CorrectedNibbles : Nibbles<Few<Pairs, rows>, false> {
+  static constexpr bool corrected = true;
+  Floats zero;
+
+  inline __attribute__((always_inline)) void group(const uint8_t* zeros) {
+    zero = (Floats)(widen_bytes(zeros) | detail::magic) - splat(detail::magic_value + 8.0f);
+  }
+};
+
 template <int rows>
 struct Bytes<Few<Pairs, rows>> {
   static constexpr int steps = 2;
   static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
   Words raw;
 
   JITGEN_INLINE int element(int step) { return step; }
@@ -182,6 +191,7 @@ struct Bytes<Few<Pairs, rows>> {
 struct SplitBytes {
   static constexpr int steps = 4;
   static constexpr int bytes = 64;
+  static constexpr bool corrected = false;
   Words raw;
 
   JITGEN_INLINE int element(int step) { return step / 2; }
@@ -213,6 +223,14 @@ struct Choice<Compute, 8, false, rows> {
   using type = Bytes<Compute>;
 };
 #if defined(JITGEN_AVX512)
+template <int most>
+struct Choice<Few<Pairs, most>, 4, true, 1> {
+  using type = CorrectedNibbles<most>;
+};
+template <int most>
+struct Choice<Few<Pairs, most>, 4, true, 2> {
+  using type = CorrectedNibbles<most>;
+};
 template <int most>
 struct Choice<Few<Pairs, most>, 8, false, 1> {
   using type = SplitBytes;

@@ -2,10 +2,10 @@
 // multiprocessor issues them from the same slots as wgmma, and a tile of few tokens gives little time for them.
 //
 // A bfloat16 whose exponent field is 0 or 1 is its lowest eight bits times 2^-133. So a nibble in one of the two lowest
-// places of a half, or a byte, is a number as it stands: one AND takes it out of its word, and one multiplication by the
-// scale, with the middle code times the scale as addend, makes the weight: that addend, a power of two times a bfloat16,
-// is exact, so the sum is rounded once. As 2^133 is out of range, weights come out smaller by a power of two, `shrunk`,
-// which the float sums get back. Scales of groups are less than 2^15 then.
+// places of a half, or a byte, is a number as it stands: one AND takes it out of its word, and one multiplication by
+// the scale, with the middle code times the scale as addend, makes the weight: that addend, a power of two times a
+// bfloat16, is exact, so the sum is rounded once. As 2^133 is out of range, weights come out smaller by a power of two,
+// `shrunk`, which the float sums get back. Scales of groups are less than 2^15 then.
 #pragma once
 
 #include "jitgen/gemm_quant.cuh"

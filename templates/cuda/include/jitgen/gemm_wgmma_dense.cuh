@@ -1,10 +1,9 @@
 // bfloat16 and float16 matmul on Hopper's wgmma, both operands from shared memory: y[m, n] = sum_k x[m, k] W[n, k].
 //
-// A copying warp keeps a ring of stages of 64 k's full by tensor copies; consumer warpgroups run wgmma on it, each on its
-// own rows or columns of the tile. Blocks stay and walk tiles, so that a tile's first stages arrive during the epilogue
-// of the one before. Blocks of a cluster take tiles one below the other and share the weight's tile, each bringing a
-// part of it for all: L2 could not feed every multiprocessor twice 48 KiB a stage. (The plan is CUTLASS's cooperative
-// warp-specialised kernel's.)
+// A copying warp keeps a ring of stages of 64 k's full by tensor copies; consumer warpgroups run wgmma on it, each on
+// its own rows or columns of the tile. Blocks stay and walk tiles, so that a tile's first stages arrive during the
+// epilogue of the one before. Blocks of a cluster take tiles one below the other and share the weight's tile, each
+// bringing a part of it for all, which takes load off L2. (The plan is CUTLASS's cooperative warp-specialised kernel's.)
 //
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
@@ -29,11 +28,11 @@
 //     jitgen::gemm_wgmma_dense<Config>(x, M, K, regions, Epilogue{...});
 //   }
 //
-// Tensor maps, 128-byte swizzle, zeros outside: x[M, K], box {64 k's, 64 * down rows}; a weight [N, K], box {64 k's,
-// columns / multicast rows}; a transposed one [K, N], box {64 n's, 64 k's}. So each matrix starts on 16 bytes, has stride
-// 1 along its rows and a row stride that is a multiple of 16 bytes.
-// Cluster: {multicast, 1, 1}. Grid: x only, a multiple of the cluster. Any such grid is right; best is as many blocks as
-// are resident at once, or Shape's pieces of work times the cluster if those are fewer.
+// Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, 64]; a weight [N, K], box [columns /
+// multicast, 64]; a transposed one [K, N], box [64, 64]. So each matrix starts on 16 bytes, has stride 1 along its rows
+// and a row stride that is a multiple of 16 bytes.
+// Cluster: {multicast, 1, 1}. Grid: x only, a multiple of the cluster. Any such grid is right; best is as many blocks
+// as are resident at once, or tiles times the cluster if those are fewer.
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
@@ -70,7 +69,7 @@ struct DenseShape {
   static constexpr int bytes = barriers_at + Config::stages * 16;
 
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "accumulators of a thread");
-  static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of the weight's tile");
+  static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
   static_assert(!Config::transposed || width % 64 == 0, "a transposed operand lies in runs of 64 columns");
 };
 
@@ -207,7 +206,8 @@ struct DenseKernel {
 #pragma unroll
         for (int c = 0; c < contractions; ++c) gather(sums[c], staging + (c * 16 + m) * pitch + lane % runs * 8);
         const int live = smaller(8, columns - n);
-        if (row + m < rows && live > 0) run_epilogue<(Config::regions > 1)>(epilogue, tile.region, row + m, n, sums, live);
+        if (row + m >= rows || live <= 0) continue;
+        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, row + m, n, sums, live);
       }
     }
   }
@@ -242,7 +242,9 @@ struct DenseKernel {
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
       if (threadIdx.x == Shape::consumers) {
-        for (int item = blockIdx.x / Config::multicast; item < items; item += step) produce(place(item, column_tiles), ring);
+        for (int item = blockIdx.x / Config::multicast; item < items; item += step) {
+          produce(place(item, column_tiles), ring);
+        }
       }
       __syncwarp();
     } else {
@@ -267,8 +269,8 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   constexpr int band = Shape::rows * Config::multicast;
   const DenseKernel<Config, Epilogue> kernel{
-      x, regions, epilogue, rows, (depth + 63) / 64, (rows + band - 1) / band, Config::multicast > 1 ? cluster_rank() : 0,
-      gemm_memory, shared_address(gemm_memory)};
+      x, regions, epilogue, rows, (depth + 63) / 64, (rows + band - 1) / band,
+      Config::multicast > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
   if (threadIdx.x == 0) {
     prefetch_map(x);
     for (int stage = 0; stage < Config::stages; ++stage) {

@@ -114,8 +114,8 @@ JITGEN_DEVICE void prefetch_map(const TensorMap& map) {
 JITGEN_DEVICE void copy_box(
     uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint64_t policy = keep_normal) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], "
-      "[%4], %5;" ::"r"(to),
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(to),
       "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
       : "memory");
 }
@@ -144,12 +144,11 @@ JITGEN_DEVICE void wgmma_wait() {
 // Descriptors of operands in shared memory, in the 128-byte swizzle a tensor copy with a 128-byte box row leaves.
 // K-major: rows of 64 k's; a k16 step adds 32 bytes. Transposed ("MN-major"): rows of 64 n's, `block` bytes from one
 // run of 64 n's to the next; a k16 step adds 16 rows, 2048 bytes.
-JITGEN_DEVICE uint64_t descriptor_k_major(uint32_t address) {
-  return uint64_t((address & 0x3FFFF) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
-}
 JITGEN_DEVICE uint64_t descriptor_transposed(uint32_t address, int block) {
-  return uint64_t((address & 0x3FFFF) >> 4) | uint64_t(block >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+  constexpr uint64_t swizzled = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32;  // eight rows of 128 bytes
+  return swizzled | uint64_t(block >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }
+JITGEN_DEVICE uint64_t descriptor_k_major(uint32_t address) { return descriptor_transposed(address, 16); }
 
 #define JITGEN_S0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JITGEN_S1 JITGEN_S0 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -168,8 +167,8 @@ JITGEN_DEVICE uint64_t descriptor_transposed(uint32_t address, int block) {
 #define JITGEN_S14 JITGEN_S13 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define JITGEN_S15 JITGEN_S14 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define JITGEN_D(o) \
-  "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), "+f"(d[o + 6]), "+f"(d[o + 7])
+#define JITGEN_D4(o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3])
+#define JITGEN_D(o) JITGEN_D4(o), JITGEN_D4(o + 4)
 #define JITGEN_D0 JITGEN_D(0)
 #define JITGEN_D1 JITGEN_D0, JITGEN_D(8)
 #define JITGEN_D3 JITGEN_D1, JITGEN_D(16), JITGEN_D(24)
