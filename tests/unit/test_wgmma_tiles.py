@@ -74,3 +74,4 @@ def test_dense_tiles_fill_the_chip() -> None:
     assert choose_dense(64, (28672,), 1, False) == DenseTiles(1, 2, 256, 5)
     assert choose_dense(64, (4096,), 1, False) == DenseTiles(1, 1, 32, 8, resident=2)
     assert choose_dense(64, (4096,), 1, True) == DenseTiles(1, 1, 64, 6, resident=2)
+    assert choose_dense(1024, (5120,), 1, False) == DenseTiles(2, 1, 192, 5)

@@ -1,11 +1,13 @@
-"""Which tiles the wgmma mainloops take: quantised, those a small model of an H200 finds fastest; dense, by a rule.
+"""Which tiles the wgmma mainloops take: those that a small model of an H200 finds fastest.
 
-The model was fitted to some 900 timings (six layer shapes of models of 8 and 70 billion parameters, 16 to 1024 rows,
-W4A16 with groups of 128); its choice takes 2 % longer than the best tiles measured for a shape on average, 13 % at the
-worst. What it says of a multiprocessor: a wgmma takes ``tokens`` / 2 cycles; the instructions that decode and keep
-house are issued from the same slots and so add up with that; and L2 delivers about 32 bytes a cycle. Blocks that share
-out k are clusters, of which fewer fit the chip than its multiprocessors could hold, because a cluster lies within one
-group of 16 or 18 of them.
+The models were fitted to some 1100 timings (eleven layer shapes of models of 7 to 70 billion parameters, 16 to 4096
+rows; quantised: W4A16 with groups of 128). Among the tiles measured for a shape, the quantised model's choice takes 2 %
+longer than the best on average and 22 % at the worst, the dense one's 1 % and 16 %.
+
+What they say of a multiprocessor: wgmma takes 64 x 32 products of 16 k's in 16 cycles; instructions that decode and
+keep house are issued from the same slots and add up with that; L2 delivers 32 bytes a cycle or more; tiles that do not
+fill a whole wave of blocks leave multiprocessors idle. Blocks that share out k are clusters, of which fewer fit the chip
+than its multiprocessors could hold, because a cluster lies within one group of 16 or 18 of them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ RESIDENT = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 """Clusters of so many blocks, one block to a multiprocessor, that an H200 runs at once (asked of the driver)."""
 CYCLES_OF_MICROSECOND = 1750.0
 CHUNK = 64
+TYPICAL_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,12 @@ def microseconds(
     items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in columns)
     waves = -(-items // RESIDENT[tiles.split])
     products = height * 4 * max(tiles.tokens / 2, 8)
-    instructions = tiles.warpgroups * (60 / tiles.span + 30 * tiles.blocks)
+    instructions = tiles.warpgroups * (45 / tiles.span + 36 * tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * bits
     chunks = -(-length // (CHUNK * tiles.span * tiles.split)) * tiles.span
-    inner = chunks * max(products + instructions, fetched / 32) / CYCLES_OF_MICROSECOND
-    return 4.5 + (0.5 if tiles.split > 1 else 0.0) + waves * (inner + 0.006 * tiles.tokens * height)
+    cycles = max(products + instructions, fetched / 32) + 40 / tiles.span
+    combining = 1.0 + 2.5 * (waves - 1) if tiles.split > 1 else 0.0  # no copies run ahead over it
+    return 4.5 + combining + waves * (chunks * cycles / CYCLES_OF_MICROSECOND + 0.003 * tiles.tokens * height)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -99,26 +103,45 @@ class DenseTiles:
     resident: int = 1
 
 
-_LARGE = (DenseTiles(2, 1, 256, 4, multicast=2), DenseTiles(2, 1, 128, 6))
-_SMALL = (
+_DENSE = (
+    DenseTiles(2, 1, 256, 4, multicast=2),
+    DenseTiles(2, 1, 192, 5),
+    DenseTiles(2, 1, 128, 6),
     DenseTiles(1, 2, 256, 5),
     DenseTiles(1, 2, 128, 8),
     DenseTiles(1, 1, 64, 6, resident=2),
     DenseTiles(1, 1, 32, 8, resident=2),
 )
-ENOUGH_TILES = 100
 
 
 def choose_dense(rows: int, columns: Sequence[int], contractions: int, transposed: bool) -> DenseTiles:
-    """The largest tiles of which there are enough to keep the chip busy; within 10 % of the best of eight measured on
-    an H200 for three layer shapes at 32 to 256 rows (12 % in one case), and for all at 1024 rows and more.
+    """The tiles for so many rows of x and dense regions of so many columns, of 1 or 2 contractions each. K is of little
+    account: nothing shares it out.
+
+    Args:
+        transposed: the weights lie as [K, N], which takes whole runs of 64 columns.
     """
     fitting = [
         replace(tiles, columns=tiles.columns // contractions)
-        for tiles in (*(_LARGE if rows > 64 else ()), *_SMALL)
-        if not transposed or tiles.columns // contractions % (64 * max(tiles.across, tiles.multicast)) == 0
+        for tiles in _DENSE
+        if (rows > 64 or tiles.down == 1) and _fits(tiles.columns // contractions, tiles, transposed)
     ]
-    for tiles in fitting:
-        if -(-rows // (64 * tiles.down)) * sum(-(-n // tiles.columns) for n in columns) >= ENOUGH_TILES:
-            return tiles
-    return fitting[-1]
+    return min(fitting, key=lambda tiles: dense_microseconds(tiles, rows, columns, TYPICAL_LENGTH, contractions))
+
+
+def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
+    return columns % ((64 if transposed else 16) * max(tiles.across, tiles.multicast)) == 0
+
+
+def dense_microseconds(tiles: DenseTiles, rows: int, columns: Sequence[int], length: int, contractions: int) -> float:
+    """What the model says, of a kernel alone on the chip."""
+    height, width = 64 * tiles.down, tiles.columns * contractions
+    down = -(-rows // (height * tiles.multicast)) * tiles.multicast
+    items = down * sum(-(-n // tiles.columns) for n in columns)
+    waves = -(-items // (RESIDENT[1] * tiles.resident))
+    beside = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
+    products = height * width / 32 * 1.1
+    fetched = (height + width / tiles.multicast) * 2 * CHUNK
+    cycles = max(products, fetched / 48) * beside + 40
+    chunks = -(-length // CHUNK)
+    return 5.0 + waves * (chunks * cycles / CYCLES_OF_MICROSECOND + height * width / 32768)
