@@ -147,6 +147,8 @@ def chosen_by_the_rule() -> Iterator[str | None]:
         x = torch.randn(m, 160).bfloat16()
         for w in (dense(97, 160, x.dtype), *(quantized(97, 160, format, 32) for format in ("int4", "uint4", "int8"))):
             yield _said(compare(linear, x, w), m, getattr(w, "format", "dense"))
+        for weights in ([dense(40, 160, x.dtype)] * 3, [quantized(40, 160, "uint4", 32)] * 3):
+            yield _said(compare(lambda x, a, b, c: three(x, a, b, c), x / 4, *weights), m, "three products")
 
 
 # ----------------------------------------------------------------------------------------------------------- epilogues

@@ -81,6 +81,7 @@ def test_every_form_and_format_compiles(target: str, format: Any, rows: int) -> 
         assert "LDGSTS" in code, "nothing is copied ahead of its use"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [swiglu, projections], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("format", [None, ("int4", 128)], ids=str)
 @pytest.mark.parametrize("rows", ROWS)

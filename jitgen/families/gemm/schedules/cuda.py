@@ -23,8 +23,12 @@ from jitgen.spec import Target
 SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
 """KiB of shared memory a block may ask for; 227 where nothing is said."""
 WARP = 32
-FEW_ROWS = 16
+FEW_ROWS = 8
 """Up to so many rows weights are streamed by mma.sync; wgmma's tiles begin to pay beyond."""
+CAMPING = 8192
+"""A K that is a power of two from here on puts the tiles that wgmma's blocks copy at one time into few memory channels:
+up to ``STREAMED_ROWS`` rows, while memory is the bound, mma.sync's order of reading is the faster one."""
+STREAMED_ROWS = 16
 SIMT_DEPTH, SIMT_DEEP = 16, 64
 """Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 WINDOW_BYTES = 4096
@@ -87,7 +91,15 @@ def _has_clusters(target: Target) -> bool:
 
 def _wgmma(problem: Problem) -> GemmSchedule | None:
     """For many rows on sm_90a, where the operands lie as tensor maps want them."""
-    if problem.target.arch != "sm_90a" or problem.rows <= FEW_ROWS or problem.length < wgmma.CHUNK or not _mappable(problem):
+    if (
+        problem.target.arch != "sm_90a"
+        or problem.rows <= FEW_ROWS
+        or problem.length < wgmma.CHUNK
+        or not _mappable(problem)
+    ):
+        return None
+    camping = problem.length >= CAMPING and problem.length & (problem.length - 1) == 0
+    if problem.rows <= STREAMED_ROWS and (camping or not problem.quantized):
         return None
     count = len(problem.contractions)
     group = problem.contractions[0].group_size

@@ -49,7 +49,7 @@ def _quantized(problem: Problem) -> GemmSchedule:
     if products > 1:
         return GemmSchedule("weights", 128 if products == 2 else 64, 128, 64, 8, 4, raster=8)
     if rows <= 256 and columns < WAVE * 128:
-        return GemmSchedule("weights", 128, 64, 128, 4, 3, raster=8)
+        return GemmSchedule("weights", 128, 64, 128, 4, 4, raster=8)
     return GemmSchedule("weights", 256 if _has_warpgroups(problem.target) else 128, 128, 64, 8, 3, raster=8)
 
 
@@ -59,7 +59,7 @@ def _dense(problem: Problem) -> GemmSchedule:
         return _slices(rows, 16, 64, 8 if rows <= 8 else 4, 4 if rows <= 8 else 5)
     if rows <= 64:
         if columns <= WAVE * 128 or products > 1:
-            return GemmSchedule("weights", rows, 64, 128 // products, 4, 5, raster=8)
+            return GemmSchedule("weights", rows, 64, 128 if products == 1 else 64, 4, 5, raster=8)
         return GemmSchedule("weights", rows, 128, 64, 4, 5, raster=8)
     if rows <= 256 and columns < WAVE * 128:
         return GemmSchedule("tokens", 128, 64, 64, 4, 5, raster=8)
