@@ -21,6 +21,8 @@ from jitgen.quant import formats
 OTHER_ROWS = 12
 """Of a tile, where the kernel is compiled a second time for processors without the dot product of bfloat16."""
 
+_ALONG = {"k": "k", "outer": "n", "strided": "neither"}
+
 
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
@@ -110,7 +112,7 @@ def _weight(part: ContractionContext, region: GemmRegion) -> dict[str, Any]:
         (weight,) = part.weight
         return {
             "index": part.index,
-            "type": f"jitgen::gemm::Dense<{weight.storage}>",
+            "type": f"jitgen::gemm::Dense<{weight.storage}, jitgen::gemm::Along::{_ALONG[weight.kind]}>",
             "made": f"{{{weight.pointer}, {region.columns}, k, {', '.join(weight.strides)}}}",
         }
     format = formats.find(described.format)

@@ -54,7 +54,7 @@ struct Shuffled<Words> {
 }  // namespace detail
 
 // `rows` (up to 16) rows of `count` neighbours in k, packed to `elements` elements of 16 rows, the rest zero.
-template <class Compute, class Storage>
+template <class Compute, bool along_k, class Storage>
 void pack_block(const Storage* w, int64_t stride_n, int64_t stride_k, int64_t rows, int64_t count, int64_t elements,
                 typename Compute::Element* to) {
   using Element = typename Compute::Element;
@@ -63,8 +63,8 @@ void pack_block(const Storage* w, int64_t stride_n, int64_t stride_k, int64_t ro
   constexpr int per = Compute::per_element;
   constexpr int lanes = vector_bytes / sizeof(Element);
   int64_t e = 0;
-  if (stride_k == 1 && rows == block_rows) {
-    for (; (e + lanes) * per <= count; e += lanes) {
+  if constexpr (along_k) {
+    for (; rows == block_rows && (e + lanes) * per <= count; e += lanes) {
       for (int v = 0; v < Compute::vectors; ++v) {
         Vector square[lanes];
 #pragma GCC unroll 16
@@ -162,8 +162,8 @@ void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, 
 namespace detail {
 
 // `steps` elements of k of `columns` rows of weights, which are neighbours in memory, added to the sums of `rows` rows
-// of x, of `x_rows` that are packed together.
-template <class Compute, int rows, int steps, class Storage>
+// of x, of `x_rows` that are packed together. Whole vectors, or (`part`) one that is not.
+template <class Compute, int rows, int steps, bool part, class Storage>
 JITGEN_INLINE void add_columns(const Storage* w, int64_t stride_k, int64_t columns, int64_t live,
                                const typename Compute::Element* x, int64_t x_rows, typename Compute::Accumulator* to,
                                int64_t row_stride, bool first) {
@@ -177,13 +177,13 @@ JITGEN_INLINE void add_columns(const Storage* w, int64_t stride_k, int64_t colum
     for (int step = 0; step < steps; ++step) {
       const Storage* from = w + step * per * stride_k + n;
       typename Compute::Weights weights;
-      if (columns - n >= lanes) {
-        weights = rows_at<Compute>(from, stride_k, live);
-      } else {
+      if constexpr (part) {
         alignas(64) Storage copy[per][lanes] = {};
-        __builtin_memcpy(copy[0], from, (columns - n) * sizeof(Storage));
-        if (live > 1 && per > 1) __builtin_memcpy(copy[per - 1], from + stride_k, (columns - n) * sizeof(Storage));
+        __builtin_memcpy(copy[0], from, columns * sizeof(Storage));
+        if (live > 1 && per > 1) __builtin_memcpy(copy[per - 1], from + stride_k, columns * sizeof(Storage));
         weights = rows_at<Compute>(copy[0], lanes, live);
+      } else {
+        weights = rows_at<Compute>(from, stride_k, live);
       }
 #pragma GCC unroll 4
       for (int m = 0; m < rows; ++m) accumulate_one(acc[m], weights, x + step * x_rows + m);
@@ -193,18 +193,16 @@ JITGEN_INLINE void add_columns(const Storage* w, int64_t stride_k, int64_t colum
   }
 }
 
-template <class Compute, int steps, class Storage>
+// The same for all rows of x, `rows` at a time as long as there are as many.
+template <class Compute, int steps, bool part, int rows, class Storage>
 void add_rows(const Storage* w, int64_t stride_k, int64_t columns, int64_t live, const typename Compute::Element* x,
-              int64_t x_rows, typename Compute::Accumulator* to, int64_t row_stride, bool first) {
-  int64_t m = 0;
-  for (; m + 4 <= x_rows; m += 4) {
-    add_columns<Compute, 4, steps>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride, first);
+              int64_t x_rows, int64_t m, typename Compute::Accumulator* to, int64_t row_stride, bool first) {
+  for (; m + rows <= x_rows; m += rows) {
+    add_columns<Compute, rows, steps, part>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride,
+                                            first);
   }
-  for (; m + 2 <= x_rows; m += 2) {
-    add_columns<Compute, 2, steps>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride, first);
-  }
-  for (; m < x_rows; ++m) {
-    add_columns<Compute, 1, steps>(w, stride_k, columns, live, x + m, x_rows, to + m * row_stride, row_stride, first);
+  if constexpr (rows > 1) {
+    add_rows<Compute, steps, part, rows / 2>(w, stride_k, columns, live, x, x_rows, m, to, row_stride, first);
   }
 }
 
@@ -215,15 +213,22 @@ void add_rows(const Storage* w, int64_t stride_k, int64_t columns, int64_t live,
 template <class Compute, class Storage>
 void add_block(const Storage* w, int64_t stride_k, int64_t columns, int64_t count, const typename Compute::Element* x,
                int64_t x_rows, typename Compute::Accumulator* to, int64_t row_stride) {
-  constexpr int per = Compute::per_element, together = 8;
+  constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(typename Compute::Element), together = 8;
+  constexpr int rows = Compute::tile_rows >= 4 ? 4 : 1;
+  const int64_t whole = columns / lanes * lanes;
   int64_t e = 0;
   for (; (e + together) * per <= count; e += together) {
-    detail::add_rows<Compute, together>(w + e * per * stride_k, stride_k, columns, per, x + e * x_rows, x_rows, to,
-                                        row_stride, e == 0);
+    detail::add_rows<Compute, together, false, rows>(w + e * per * stride_k, stride_k, whole, per, x + e * x_rows,
+                                                     x_rows, 0, to, row_stride, e == 0);
   }
   for (; e * per < count; ++e) {
-    detail::add_rows<Compute, 1>(w + e * per * stride_k, stride_k, columns, count - e * per, x + e * x_rows, x_rows, to,
-                                 row_stride, e == 0);
+    detail::add_rows<Compute, 1, false, 1>(w + e * per * stride_k, stride_k, whole, count - e * per, x + e * x_rows,
+                                           x_rows, 0, to, row_stride, e == 0);
+  }
+  if (whole == columns) return;
+  for (e = 0; e * per < count; ++e) {
+    detail::add_rows<Compute, 1, true, 1>(w + e * per * stride_k + whole, stride_k, columns - whole, count - e * per,
+                                          x + e * x_rows, x_rows, 0, to + whole, row_stride, e == 0);
   }
 }
 

@@ -11,7 +11,7 @@
 namespace jitgen {
 namespace gemm {
 
-constexpr int64_t group_blocks = 4;        // blocks whose sums are gathered together, and that are packed together
+constexpr int64_t group_blocks = 8;        // blocks whose sums are gathered together, and that are packed together
 constexpr int64_t wide_group_blocks = 64;  // the same for few rows, `wide_rows` at most
 constexpr int64_t wide_rows = 8;
 constexpr int64_t chunk_elements = 256;    // of k: a tile's x of this length fits the first-level cache
@@ -92,8 +92,11 @@ struct Quantised {
   }
 };
 
-// Weights of a floating-point dtype, any strides.
-template <class Storage>
+// Along which dimension dense weights are neighbours in memory.
+enum class Along { k, n, neither };
+
+// Weights of a floating-point dtype, of any strides but the one that is 1 by `along`.
+template <class Storage, Along along>
 struct Dense {
   const Storage* data;
   int64_t n;
@@ -115,16 +118,21 @@ struct Dense {
     const int64_t row = task.block * block_rows;
     const int64_t columns = n - row < task.blocks * block_rows ? n - row : task.blocks * block_rows;
     const Storage* const from = data + row * stride_n;
-    if (stride_k == 1 && task.x.rows == 1 && k > 0) {
-      for (int64_t c = 0; c < columns; c += block_rows) {
-        dot_block<Compute>(from + c * stride_n, stride_n, columns - c < block_rows ? columns - c : block_rows, k,
-                           task.x.data, task.sums + c);
+    if constexpr (along == Along::k) {
+      if (task.x.rows == 1 && k > 0) {
+        for (int64_t c = 0; c < columns; c += block_rows) {
+          dot_block<Compute>(from + c * stride_n, stride_n, columns - c < block_rows ? columns - c : block_rows, k,
+                             task.x.data, task.sums + c);
+        }
+        return;
       }
-    } else if (stride_n == 1 && task.x.rows <= wide_rows && task.x.tiles == 1) {
-      add_block<Compute>(from, stride_k, columns, k, task.x.data, task.x.rows, task.sums, task.row_stride);
-    } else {
-      for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_packed(task, b);
     }
+    if constexpr (along == Along::n) {
+      if (task.x.rows <= wide_rows && task.x.tiles == 1) {
+        return add_block<Compute>(from, stride_k, columns, k, task.x.data, task.x.rows, task.sums, task.row_stride);
+      }
+    }
+    for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_packed(task, b);
   }
 
  private:
@@ -140,11 +148,13 @@ struct Dense {
       const int64_t count = k - k0 < here * Compute::per_element ? k - k0 : here * Compute::per_element;
       const int64_t first_row = (task.block + start) * block_rows;
       const int64_t there = (n - first_row) / block_rows;
-      const int64_t whole = stride_n != 1 ? 0 : there < blocks ? there : blocks;
-      pack_blocks<Compute>(data + first_row + k0 * stride_k, stride_k, whole, count, here, task.panel);
+      const int64_t whole = along != Along::n ? 0 : there < blocks ? there : blocks;
+      if constexpr (along == Along::n) {
+        pack_blocks<Compute>(data + first_row + k0 * stride_k, stride_k, whole, count, here, task.panel);
+      }
       for (int64_t b = whole; b < blocks; ++b) {
         const int64_t row = first_row + b * block_rows;
-        pack_block<Compute>(data + row * stride_n + k0 * stride_k, stride_n, stride_k,
+        pack_block<Compute, along == Along::k>(data + row * stride_n + k0 * stride_k, stride_n, stride_k,
                             n - row < block_rows ? n - row : block_rows, count, here,
                             task.panel + b * here * block_rows);
       }
