@@ -131,7 +131,7 @@ void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, 
       const Weights of_x = load_vector<Weights>(x + e);
 #pragma GCC unroll 4
       for (int r = 0; r < together; ++r) {
-        __builtin_prefetch(from[r] + e * per + 1024 / sizeof(Storage));
+        __builtin_prefetch(from[r] + e * per + 2048 / sizeof(Storage), 0, 2);
         accumulate(acc[r], detail::elements_at<Compute>(from[r] + e * per), of_x);
       }
     }

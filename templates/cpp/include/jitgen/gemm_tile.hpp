@@ -16,6 +16,10 @@ constexpr bool same = false;
 template <class A>
 constexpr bool same<A, A> = true;
 
+// Bytes of weights that are asked for before they are read, and into the second-level cache: it has more requests in
+// flight than the first, which the processor itself then reads ahead into.
+constexpr int64_t ahead = 12288;
+
 // `units` of a block's weights against `rows` rows of x, added to `c` (put there, when `first`). Few rows have several
 // accumulators each, so that one sum need not wait for the last.
 template <class Compute, class Decoder, class Scale, int rows>
@@ -44,7 +48,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
     decode.group(zeros);
     const int64_t here = units - done < units_per_group ? units - done : units_per_group;
     for (int64_t unit = 0; unit < here; ++unit) {
-      if (scaled) __builtin_prefetch(w + 1536);
+      if (scaled) __builtin_prefetch(w + ahead, 0, 2);
       decode.open(w);
 #pragma GCC unroll 8
       for (int step = 0; step < Decode::steps; ++step) {
