@@ -7,6 +7,7 @@ here and, where its codes mean something else than integers, a decode row per di
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ class Format:
         low, high: the codes in use, both included.
         zero_point: whether a group has an integer zero-point among the codes (uint8 in memory); else it is 0.
         scale_dtype: of the scales in storage. Scales may be negative.
+        scale_limit: what their magnitudes stay below, as kernels rely on: some decode a code as a subnormal bfloat16
+            and multiply it by the scale and a power of two in one.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Format:
     high: int
     zero_point: bool
     scale_dtype: torch.dtype
+    scale_limit: float = math.inf
 
     @property
     def codes_per_byte(self) -> int:
@@ -64,8 +68,8 @@ FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
         Format("int8", 8, True, -127, 127, False, torch.float32),
-        Format("int4", 4, True, -8, 7, False, torch.bfloat16),
-        Format("uint4", 4, False, 0, 15, True, torch.bfloat16),
+        Format("int4", 4, True, -8, 7, False, torch.bfloat16, 2.0**15),
+        Format("uint4", 4, False, 0, 15, True, torch.bfloat16, 2.0**15),
     )
 }
 

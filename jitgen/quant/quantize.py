@@ -104,7 +104,7 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Par
         finite = finite & values.isfinite().all()
         grouped = values.unflatten(-1, (sizes.groups, sizes.group))
         scales, zeros = _best(grouped, format)
-        fits = fits & scales.isfinite().all()
+        fits = fits & (scales.abs() < format.scale_limit).all()
         codes = _round(grouped, scales, zeros, format)
         parts[0][rows] = portable.pack_codes(format, codes.flatten(-2))
         parts[1][rows] = scales.squeeze(-1)
@@ -116,7 +116,8 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Par
         raise FormatError("the weight has values that are NaN or infinite; quantise one that is finite everywhere")
     if not fits:
         raise FormatError(
-            f"the weight has values too large for {format.name}'s scales of {format.scale_dtype}; scale it down"
+            f"the weight has values too large for {format.name}, whose scales of {format.scale_dtype} are below "
+            f"{format.scale_limit:g}; scale it down"
         )
     return parts
 

@@ -142,6 +142,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
         down = schedule.block_m // 64
         numbers |= {"down": down, "across": consumers // down, "columns": schedule.block_n}
         yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
+    yield "bool", "trimmed", str(wgmma.is_trimmed(schedule)).lower()
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"resident": schedule.resident}
     for name, value in numbers.items():

@@ -49,6 +49,11 @@ def blocks_of_rows(schedule: GemmSchedule, contractions: int) -> int:
     return schedule.block_n * contractions // (64 * consumers(schedule))
 
 
+def is_trimmed(schedule: GemmSchedule) -> bool:
+    """Whether x's box has no more rows than x: the copy engine is slow with rows that are outside."""
+    return schedule.path == DENSE or schedule.multicast == 1
+
+
 def shared_bytes(schedule: GemmSchedule, contractions: Sequence[Contraction]) -> int:
     """Dynamic shared memory of a block, as the mainloop's Shape has it."""
     count, warpgroups = len(contractions), consumers(schedule)
@@ -88,7 +93,8 @@ def tensor_maps(
 def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: GemmSchedule) -> MappedTensor:
     sizes = (geometry.rows, geometry.length)
     share = schedule.multicast if schedule.path == QUANTIZED else 1
-    return _mapped(body, geometry, index, sizes, (geometry.strides[index][0], 1), (schedule.block_m // share, CHUNK))
+    rows = min(schedule.block_m, geometry.rows) if is_trimmed(schedule) else schedule.block_m // share
+    return _mapped(body, geometry, index, sizes, (geometry.strides[index][0], 1), (rows, CHUNK))
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: GemmSchedule) -> MappedTensor:
