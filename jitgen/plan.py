@@ -139,11 +139,22 @@ class LaunchPlan:
                     f"out= of {self._function.name} overlaps another tensor in part: "
                     "elements would be read after they were written; pass memory of its own"
                 )
+        beside = [entry.lowered.program.read_beside(position) for position in range(len(out))]
+        for tensor, inputs in zip(out, beside, strict=True):
+            place = next((i for i in sorted(inputs) if i < len(tensors) and _share_memory(tensor, tensors[i])), None)
+            if place is not None:
+                raise ValueError(
+                    f"out= of {self._function.name} lies where its input {place} does, which a matrix product or a "
+                    "later kernel still reads once the result is being written; pass memory of its own"
+                )
         if len(out) == 1 and self._hot is not None and self._is_simple(entry) and not out[0].requires_grad:
             check = layout_check([*self._tensors, out[0]])
             ends = [_extent(out[0]), *map(_extent, self._tensors)]
             wanted = (out[0].shape, out[0].stride(), out[0].dtype)
-            alike = [(tensor.shape, tensor.stride(), tensor.dtype) == wanted for tensor in self._tensors]
+            alike = [
+                (tensor.shape, tensor.stride(), tensor.dtype) == wanted and place not in beside[0]
+                for place, tensor in enumerate(self._tensors)
+            ]
             self._hot_out = (check, entry.launch, *ends, *alike, *self._addresses, *self._remainders(out))
         return entry
 
@@ -193,6 +204,11 @@ def _overlaps_in_part(written: torch.Tensor, other: torch.Tensor) -> bool:
     if start == begin and alike:
         return False
     return start < begin + _extent(other) and begin < start + _extent(written)
+
+
+def _share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
+    start, begin = left.data_ptr(), right.data_ptr()
+    return start < begin + _extent(right) and begin < start + _extent(left)
 
 
 def _extent(tensor: torch.Tensor) -> int:

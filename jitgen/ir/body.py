@@ -59,6 +59,10 @@ class Instruction:
     stage: int = 0
 
 
+WHOLE = ("x", "weight", "codes", "scales", "zeros")
+"""Kinds of operand that a contraction reads many elements of for each one of its result."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """A tensor a body reads or writes, element by element.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.ir import contractions, symbols
-from jitgen.ir.body import Body, BodyBuilder, Contraction
+from jitgen.ir.body import WHOLE, Body, BodyBuilder, Contraction
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
 from jitgen.ir.regions import MAX_READS, Region, split
 from jitgen.ir.rows import group, split_long_rows
@@ -84,6 +84,23 @@ class Program:
     outputs: tuple[int | Alias, ...]
     mutated: tuple[tuple[int, int], ...]
     kernels: tuple[Kernel, ...]
+
+    def read_beside(self, result: int) -> frozenset[int]:
+        """Inputs that are still read, at other elements than the one just written, once result ``result`` is.
+
+        A product reads all of its activation and its weight for every tile, and a later kernel may read anything; so
+        the result must not be written over these. Every other input is read where it is written, or before.
+        """
+        buffer = len(self.inputs) + len(self.temporaries) + result
+        found: set[int] = set()
+        written = False
+        for kernel in self.kernels:
+            operands = [operand for body in kernel.bodies for operand in body.operands if operand.buffer is not None]
+            found |= {o.buffer for o in operands if written and o.kind != "store" and o.buffer is not None}
+            if any(operand.kind == "store" and operand.buffer == buffer for operand in operands):
+                written = True
+                found |= {o.buffer for o in operands if o.kind in WHOLE and o.buffer is not None}
+        return frozenset(index for index in found if index < len(self.inputs))
 
     @property
     def returns_temporaries(self) -> bool:
@@ -205,7 +222,7 @@ class _Cutter:
     def _reads_in_place(self, index: int, node: Node) -> bool:
         """Whether every element of ``node`` reads input ``index`` only where it will be written: no copy is needed."""
         order = topological([node])
-        if any(part.op == "cat" for part in order) or node.shape != self.graph.inputs[index].shape:
+        if any(part.op in ("cat", "matmul") for part in order) or node.shape != self.graph.inputs[index].shape:
             return False
         return not any(part.op == "view" and (alias := _alias(part, [])) and alias.input == index for part in order)
 

@@ -173,3 +173,47 @@ def test_a_quantised_weight_cannot_be_computed_with() -> None:
     weight = jitgen.quantize(torch.randn(32, 64), "int4", 32)
     with pytest.raises((UnsupportedError, TraceError), match="quantised"):
         program(lambda x, w: x + w, torch.randn(32, 64), weight)
+
+
+def square() -> list[torch.Tensor]:
+    return tensors((32, 32), (32, 32), (32, 32))
+
+
+def test_out_must_not_be_what_a_product_still_reads() -> None:
+    plan = jitgen.jit(lambda x, w, r: x @ w + r).bind(*square())
+    x, w, r = square()
+    for operand in (x, w):
+        kept = operand.clone()
+        with pytest.raises(ValueError, match="memory of its own"):
+            plan(x, w, r, out=operand)
+        assert torch.equal(operand, kept)
+    expected = x @ w + r
+    torch.testing.assert_close(plan(x, w, r, out=torch.empty(32, 32)), expected)
+    for operand in (x, w):  # the fast path, once there is one, says the same
+        with pytest.raises(ValueError, match="memory of its own"):
+            plan(x, w, r, out=operand)
+    assert plan(x, w, r, out=r) is r  # read where it is written
+    torch.testing.assert_close(r, expected)
+
+
+def test_out_must_not_be_what_a_later_kernel_reads() -> None:
+    def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x @ w
+        return h * 2, torch.softmax(h, -1) + r
+
+    plan = jitgen.jit(block).bind(*square())
+    x, w, r = square()
+    expected = block(x, w, r)
+    results = plan(x, w, r, out=(torch.empty(32, 32), r.clone()))
+    for found, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_an_argument_updated_with_a_product_of_itself() -> None:
+    def update(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x.add_(x @ w)
+
+    x, w, _ = square()
+    expected = x + x @ w
+    jitgen.jit(update)(x, w)
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)

@@ -119,12 +119,11 @@ class _Region:
     def build(self) -> GemmRegion:
         lines, _ = self._print(self.body.instructions, "v")
         contractions = [self._contraction(index, part) for index, part in enumerate(self.body.contractions)]
-        shape = ", ".join(map(str, self.body.shape))
         described = zip(self.body.operands, self.layout.operands, strict=True)
         parts = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in described)
         return GemmRegion(
             index=self.number,
-            title=f"({shape}) over {self.body.contractions[0].length}: {parts}",
+            title=f"(rows, columns) over K: {parts}",
             columns=f"n{self.number}",
             contractions=tuple(contractions),
             operands=tuple(self._operand(index) for index in range(len(self.body.operands))),
