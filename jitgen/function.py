@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import manifest, pipeline, settings, weights
+from jitgen import manifest, pipeline, quant, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -121,8 +121,12 @@ class JitFunction:
     # ------------------------------------------------------------------------------------------------- inspection
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """The same call in eager torch."""
-        return self.function(*args, **kwargs)
+        """The same call in eager torch, on dequantised weights."""
+        token = quant.plain.set(True)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            quant.plain.reset(token)
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,29 @@ def tables(content: Mapping[str, Any]) -> str:
     header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
     work = [row for row in rows if row["group"] in ("streaming", "rows", "intensity")]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
-    parts = [", ".join(facts) + ".", _table(header, map(_work, work))]
-    parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
+    products = [row for row in rows if row["group"] == "products"]
+    parts = [", ".join(facts) + "."]
+    if work:
+        parts.append(_table(header, map(_work, work)))
+    if products:
+        parts.append(_products(products))
+    if calls:
+        parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
     return "\n\n".join(parts)
+
+
+def _products(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each weight and backend, a column for each number of rows: the time, and over it each peer's."""
+    cells: dict[tuple[str, ...], dict[int, str]] = {}
+    peers = list(dict.fromkeys(peer for row in rows for peer in row["ratios"]))
+    for row in rows:
+        name, _, number = row["name"].rpartition(", M=")
+        ratios = " ".join(f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "-" for peer in peers)
+        line = cells.setdefault((name, row["backend"], row["dtype"]), {})
+        line[int(number)] = f"{duration(row['seconds']['jitgen'])} ({ratios})"
+    numbers = sorted({number for line in cells.values() for number in line})
+    header = (f"time ({', '.join(peers)} over it)", "backend", "dtype", *(f"M={number}" for number in numbers))
+    return _table(header, ((*key, *(line.get(n, "") for n in numbers)) for key, line in cells.items()))
 
 
 def _work(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -38,7 +58,7 @@ def _call(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (row["name"], row["backend"], duration(row["seconds"]["jitgen"]), peers)
 
 
-def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
+def _table(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -8,6 +8,7 @@ This package needs ``errors`` alone of jitgen, so that anything may need it; imp
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ def rebuild(*facts: Any) -> Any:
 
 kernel: Callable[..., torch.Tensor] | None = None
 """``(x, weight, bias or None) -> y``, an eager ``F.linear`` by a generated kernel; see ``eager``."""
+
+plain: ContextVar[bool] = ContextVar("plain", default=False)
+"""Whether eager products dequantise and leave the rest to torch, as a reference must."""
 
 # With ``import jitgen`` alone, torch.load(weights_only=True) reads checkpoints that hold quantised weights.
 torch.serialization.add_safe_globals([rebuild])

@@ -24,6 +24,8 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
 
 
 def _kernel_takes(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> bool:
+    if quant.plain.get():
+        return False
     operands = (x,) if bias is None else (x, bias)
     if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return False

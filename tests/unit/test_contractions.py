@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.compile import host
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.program import Alias, Program
+from jitgen.trace import table
 
 M, N, K = 5, 9, 7
 
@@ -217,3 +219,63 @@ def test_an_argument_updated_with_a_product_of_itself() -> None:
     expected = x + x @ w
     jitgen.jit(update)(x, w)
     torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
+
+
+FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "F.linear": (F.linear, [(M, K), (N, K)]),
+    "F.linear, bias": (F.linear, [(2, M, K), (N, K), (N,)]),
+    "F.linear, vector": (F.linear, [(K,), (N, K), (N,)]),
+    "F.linear, one output": (F.linear, [(M, K), (K,)]),
+    "@": (lambda a, b: a @ b, [(2, M, K), (K, N)]),
+    "@, matrix and vector": (lambda a, b: a @ b, [(M, K), (K,)]),
+    "@, vector and matrix": (lambda a, b: a @ b, [(K,), (K, N)]),
+    "@, vectors": (lambda a, b: a @ b, [(K,), (K,)]),
+    "torch.matmul": (torch.matmul, [(M, K), (K, N)]),
+    "Tensor.matmul": (lambda a, b: a.matmul(b), [(M, K), (K, N)]),
+    "torch.mm": (torch.mm, [(M, K), (K, N)]),
+    "Tensor.mm": (lambda a, b: a.mm(b), [(M, K), (K, N)]),
+    "torch.mv": (torch.mv, [(M, K), (K,)]),
+    "Tensor.mv": (lambda a, b: a.mv(b), [(M, K), (K,)]),
+    "torch.dot": (torch.dot, [(K,), (K,)]),
+    "torch.vdot": (torch.vdot, [(K,), (K,)]),
+    "torch.inner": (torch.inner, [(K,), (K,)]),
+    "torch.addmm": (torch.addmm, [(M, N), (M, K), (K, N)]),
+    "torch.addmm, row": (torch.addmm, [(N,), (M, K), (K, N)]),
+    "torch.addmm, scaled": (lambda *t: torch.addmm(*t, beta=0.5, alpha=2), [(M, N), (M, K), (K, N)]),
+    "torch.addmm, without": (lambda *t: torch.addmm(*t, beta=0), [(M, N), (M, K), (K, N)]),
+    "Tensor.addmm_": (lambda a, b, c: a.clone().addmm_(b, c), [(M, N), (M, K), (K, N)]),
+    "torch.addmv": (torch.addmv, [(M,), (M, K), (K,)]),
+    "nothing to sum": (F.linear, [(M, 0), (N, 0), (N,)]),
+    "no rows": (F.linear, [(0, K), (N, K)]),
+    "no columns": (F.linear, [(M, K), (0, K)]),
+    "one of each": (F.linear, [(1, 1), (1, 1)]),
+}
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_row_in_every_form(form: str, dtype: torch.dtype) -> None:
+    function, shapes = FORMS[form]
+    arguments = [tensor.to(dtype) for tensor in tensors(*shapes)]
+    found, expected = jitgen.jit(function)(*arguments), function(*(tensor.double() for tensor in arguments))
+    eager = function(*arguments)
+    assert (found.shape, found.dtype) == (eager.shape, eager.dtype)
+    # Sums of at most K products of order 1 in at least float32, rounded once to dtype.
+    sums = 16 * K * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=sums)
+
+
+def test_the_rows_all_have_a_form() -> None:
+    rows = {name for name, row in table.ROWS.items() if row.function.__module__ == "jitgen.trace.contractions"}
+    assert rows <= {form.split(",")[0].rpartition(".")[2] for form in FORMS}
+
+
+def test_the_reference_is_torch_on_dequantised_weights() -> None:
+    weight, x = jitgen.quantize(torch.randn(40, 64), "int4", 32), torch.randn(3, 64)
+    compiled: list[jitgen.CompileEvent] = []
+    unsubscribe = jitgen.on_compile(compiled.append)
+    found = jitgen.jit(lambda x, w: F.linear(x, w)).reference(x, weight)
+    unsubscribe()
+    assert not compiled
+    assert torch.equal(found, F.linear(x, weight.dequantize()))

@@ -24,7 +24,7 @@ from jitgen.codegen.triton import TRITON
 from jitgen.errors import JitgenError
 from jitgen.ir.graph import topological
 from jitgen.ir.ops import OPS
-from jitgen.trace import factories, movement, reductions, table
+from jitgen.trace import contractions, factories, movement, reductions, table
 from jitgen.trace.tracer import TensorProxy
 
 SHAPE = (10, 20)
@@ -133,9 +133,10 @@ def test_spellings_are_one_row(dtype: torch.dtype) -> None:
     assert checked > 150
 
 
-OTHER_MODULES = (movement.__name__, factories.__name__, reductions.__name__)
+OTHER_MODULES = (movement.__name__, factories.__name__, reductions.__name__, contractions.__name__)
 OTHER_ROWS = {name for name, row in table.ROWS.items() if row.function.__module__ in OTHER_MODULES}
-"""Rows that move, make, ask or reduce: see test_shapes.py, test_trace.py and test_reduction_rows.py."""
+"""Rows that move, make, ask, reduce or multiply matrices: see test_shapes.py, test_trace.py, test_reduction_rows.py and
+test_contractions.py."""
 
 
 @pytest.mark.skipif(INTERPRETED, reason="about the tables")
