@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,25 @@ def session_store() -> Iterator[Path]:
             del os.environ["JITGEN_CACHE_DIR"]
         else:
             os.environ["JITGEN_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Callable[[str], dict[str, list[str]]]:
+    """Runs a module of checks under Triton's interpreter and says what went wrong, by check.
+
+    In a process of its own, one for all checks of the module: the interpreter is chosen when Triton is imported.
+    """
+
+    def run(module: str) -> dict[str, list[str]]:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            cwd=Path(__file__).parents[1],
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

@@ -12,7 +12,7 @@ passes through; what remains is computed from the temporary by the other familie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -194,7 +194,7 @@ def _without_hidden_products(
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
     """What to materialize for the first product that some result does not read through pointwise operations alone."""
-    order = _until_products(roots)
+    order = topological(roots, leaves="matmul")
     users: dict[int, list[Node]] = {id(node): [] for node in order}
     for node in order:
         if node.op != "matmul":
@@ -205,23 +205,6 @@ def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
         if product.op == "matmul" and not _leads_only_to_results(product, users, flat):
             return _widest(product, order, users, results)
     return None
-
-
-def _until_products(roots: Iterable[Node]) -> list[Node]:
-    """Every node under ``roots``, inputs before users, without what products are made of."""
-    order: list[Node] = []
-    seen: set[int] = set()
-    stack = [(root, False) for root in reversed(list(roots))]
-    while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            if node.op != "matmul":
-                stack.extend((child, False) for child in reversed(node.inputs))
-    return order
 
 
 def _leads_only_to_results(product: Node, users: dict[int, list[Node]], flat: bool) -> bool:
@@ -306,7 +289,7 @@ def _substituted(root: Node, memo: dict[int, Node], mover: Mover) -> Node:
 def _computable(region: Region, mover: Mover, materialize: Materialize, prologue: bool) -> Region:
     """``region`` reading nothing but tensors: reductions and the like in its epilogue or its operands come first."""
     memo: dict[int, Node] = {}
-    for node in _until_products(store.value for store in region.stores):
+    for node in topological((store.value for store in region.stores), leaves="matmul"):
         if node.op in ("reduce", "cat"):
             memo[id(node)] = materialize(node)
         elif node.op == "matmul":

@@ -144,8 +144,11 @@ def _typed(value: Any) -> Any:
     return type(value), value
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """Every node under ``roots``, inputs before users, in a deterministic order."""
+def topological(roots: Iterable[Node], leaves: str | None = None) -> list[Node]:
+    """Every node under ``roots``, inputs before users, in a deterministic order.
+
+    ``leaves``: an operation whose inputs are left out, unless something else leads to them.
+    """
     order: list[Node] = []
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(list(roots))]
@@ -156,7 +159,8 @@ def topological(roots: Iterable[Node]) -> list[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((child, False) for child in reversed(node.inputs))
+            if node.op != leaves:
+                stack.extend((child, False) for child in reversed(node.inputs))
     return order
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,22 +11,10 @@ import jitgen
 from jitgen.families.gemm.schedule import ROW_BUCKETS
 from tests import triton_matmuls
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
-def failures() -> dict[str, list[str]]:
-    """What went wrong, by check. One process for all of them: the interpreter is chosen when Triton is imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.triton_matmuls"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
+    return interpreted("tests.triton_matmuls")
 
 
 @pytest.mark.parametrize("check", triton_matmuls.CHECKS)
