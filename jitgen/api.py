@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from jitgen import pipeline, quant, settings, weights
 from jitgen.compile import routes
+from jitgen.dispatch import NUMBERS
 from jitgen.errors import UnsupportedError
-from jitgen.function import NUMBERS
 from jitgen.function import JitFunction as _JitFunction
 from jitgen.pipeline import Route
 from jitgen.spec import SYMBOL_HINT, Target, TensorSpec, host_target

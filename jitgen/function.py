@@ -1,8 +1,8 @@
 """``JitFunction``: what ``@jitgen.jit`` makes of a function, and how a call finds its launch.
 
-A warm call does three look-ups at most. Its argument types select a *dispatcher*, generated for exactly those types;
-that compares the arguments with those of its last call (shape, strides, dtype, device, alignment), else finds the
-launch in a table by the same facts. A call seen for the first time goes through ``JitFunction._resolve``: find or make
+A warm call does three look-ups at most. Its argument types select a *dispatcher* (``dispatch.py``); that compares the
+arguments with those of its last call (shape, strides, dtype, device, alignment), else finds the launch in a table by
+the same facts. A call seen for the first time goes through ``JitFunction._resolve``: find or make
 the ``Specialization``, lower, fetch kernels, bind.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,24 +20,20 @@ from torch.utils import _pytree as pytree
 
 from jitgen import manifest, pipeline, quant, settings, weights
 from jitgen.compile import routes
+from jitgen.dispatch import NUMBERS, TENSORS, make_dispatcher, make_quantized_dispatcher
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import size_one_pattern
 from jitgen.pipeline import Lowered, Route
 from jitgen.plan import LaunchPlan
-from jitgen.runtime.guards import layout_check
 from jitgen.spec import Target, dtype_name, host_target, runs_here
 from jitgen.specialization import Specialization, memory_of
 from jitgen.trace.guards import Guards, tracing
-from jitgen.trace.host_scalars import HOST_SCALARS, SymbolicScalar, base, common_device, exchanged, is_host_scalar
+from jitgen.trace.host_scalars import SymbolicScalar, base, common_device, is_host_scalar
 from jitgen.trace.numbers import wrap
 from jitgen.trace.tracer import trace
 
-TENSORS = (torch.Tensor, torch.nn.Parameter)
-NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-MAX_LAUNCHES = 4096
-"""Launches kept per function and argument types; beyond it the table starts anew."""
 
 
 class Entry:
@@ -182,7 +177,7 @@ class JitFunction:
             return LaunchPlan(self, leaves, tree)(*leaves, out=out)
         dispatcher = self._dispatcher(leaves, tree)
         if not kwargs and any(map(weights.is_quantized, args)):
-            self._dispatchers.setdefault(tuple(map(type, args)), _quantized_dispatcher(self, args))
+            self._dispatchers.setdefault(tuple(map(type, args)), make_quantized_dispatcher(self, args))
         return dispatcher(*leaves)
 
     def _dispatcher(self, leaves: Sequence[Any], tree: Any) -> Callable[..., Any]:
@@ -360,157 +355,3 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return ()
-
-
-# ------------------------------------------------------------------------------------------------------ dispatchers
-
-
-def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -> Callable[..., Any]:
-    """The function ``(*leaves) -> result`` for leaves of exactly these types.
-
-    Its text is generated, so that it asks only what may differ from the last call, without a loop.
-    """
-    tensors = [i for i, kind in enumerate(kinds) if kind in TENSORS]
-    number_places = [i for i, kind in enumerate(kinds) if kind in NUMBERS]
-    static = [i for i, kind in enumerate(kinds) if kind not in TENSORS and kind not in NUMBERS]
-    static += [place for index, place in enumerate(number_places) if index in function._static_numbers]
-    if not tensors or any(kind in (list, tuple, dict) for kind in kinds):
-        return _slow_dispatcher(function, tree)
-
-    arguments = ", ".join(f"a{i}" for i in range(len(kinds)))
-    given = ", ".join([*(f"a{i}" for i in tensors), *(f"p{i}" for i in tensors), *(f"a{i}" for i in number_places)])
-    exact = [f"exact(a{i})" if kinds[i] is float else f"a{i}" for i in static]
-    # Addresses matter to a GPU's 16-byte accesses; the CPU's take any.
-    places = [f"p{i} & 15" for i in tensors] if torch.cuda.is_available() else []
-    tests = [f"check({', '.join(f'a{i}' for i in tensors)})"]
-    tests += [f"{fact} == f{n}" for n, fact in enumerate([*exact, *places])]
-    hot = ", ".join(["check", "launch", *(f"f{n}" for n in range(len(exact) + len(places)))])
-    facts = [*(f"a{i}.{fact}" for i in tensors for fact in ("shape", "stride()", "dtype", "device", "requires_grad"))]
-    text = "\n".join(
-        [
-            f"def dispatch({arguments}):",
-            # A trace in progress refuses to read an address: then this call is part of its kernel.
-            "    try:",
-            *(f"        p{i} = a{i}.data_ptr()" for i in tensors),
-            "    except UnsupportedError:",
-            f"        return state.inline({arguments})",
-            f"    {hot} = state.hot",
-            f"    if {' and '.join(tests)}:",
-            f"        return launch({given})",
-            f"    return state.cold(({', '.join(facts)},), ({_tuple(exact + places)}), ({arguments},), ({given},))",
-            "",
-        ]
-    )
-    state = _Dispatch(function, tree, tensors, len(exact) + len(places))
-    names: dict[str, Any] = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
-    path = f"<jitgen dispatch {function.name} {id(state):x}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    exec(compile(text, path, "exec"), names)
-    return names["dispatch"]
-
-
-def _quantized_dispatcher(function: JitFunction, args: Sequence[Any]) -> Callable[..., Any]:
-    """The function ``(*args) -> result`` where some of ``args`` are quantised weights: takes them apart and goes on to
-    the dispatcher of what they consist of."""
-    arguments = ", ".join(f"a{i}" for i in range(len(args)))
-    apart = [i for i, arg in enumerate(args) if weights.is_quantized(arg)]
-    flat = ", ".join(f"*a{i}.parts" if i in apart else f"a{i}" for i in range(len(args)))
-    text = "\n".join(
-        [
-            f"def dispatch({arguments}):",
-            "    if tracing.get() is not None:",
-            f"        return function.function({arguments})",
-            f"    follow = table.get(({_tuple([f'a{i}.token' for i in apart])}))",
-            "    if follow is None:",
-            f"        return learn({arguments})",
-            f"    return follow({flat})",
-            "",
-        ]
-    )
-    table: dict[Any, Callable[..., Any]] = {}
-
-    def learn(*args: Any) -> Any:
-        leaves, tree, _ = function._leaves(args, {})
-        follow = function._dispatcher(leaves, tree)
-        if all(args[i].token.layout == function._layout(args[i]) for i in apart):
-            table[tuple(args[i].token for i in apart)] = follow
-        return follow(*leaves)
-
-    names = {"tracing": tracing, "function": function, "table": table, "learn": learn}
-    path = f"<jitgen dispatch {function.name} {id(table):x}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    exec(compile(text, path, "exec"), names)
-    dispatch: Callable[..., Any] = names["dispatch"]  # type: ignore[assignment]
-    return dispatch
-
-
-def _inline(function: JitFunction, leaves: Sequence[Any], tree: Any) -> Any:
-    """The call as part of the trace in progress."""
-    args, kwargs = (leaves, {}) if tree is None else pytree.tree_unflatten(list(leaves), tree)
-    return function.function(*args, **kwargs)
-
-
-def _tuple(parts: Sequence[str]) -> str:
-    return "".join(f"{part}, " for part in parts)
-
-
-def _never(*tensors: torch.Tensor) -> bool:
-    return False
-
-
-class _Dispatch:
-    """The state behind one generated dispatcher: what the last call was, and the table of all.
-
-    ``hot`` is (layout check, launch, static values and address remainders) of the last call that needs no more checks
-    than these: no captured tensors, no guarded values, no argument that requires grad.
-    """
-
-    __slots__ = ("function", "hot", "table", "tensors", "tree")
-
-    def __init__(self, function: JitFunction, tree: Any, tensors: Sequence[int], facts: int):
-        self.function = function
-        self.tree = tree
-        self.tensors = tensors
-        self.hot: tuple[Any, ...] = (_never, None, *(None,) * facts)
-        self.table: dict[Any, Entry] = {}
-
-    def inline(self, *leaves: Any) -> Any:
-        return _inline(self.function, leaves, self.tree)
-
-    def cold(
-        self, layout: tuple[Any, ...], exact: tuple[Any, ...], leaves: tuple[Any, ...], given: tuple[Any, ...]
-    ) -> Any:
-        """A call that is not like the last one, or whose entry must be checked at every call."""
-        tensors = [leaves[i] for i in self.tensors]
-        needs_grad = any(tensor.requires_grad for tensor in tensors)
-        if needs_grad and torch.is_grad_enabled():
-            self.function._check(leaves, host_scalars=True)
-        key = (layout, exact)
-        entry = self.table.get(key)
-        captured = entry.captured_tensors() if entry is not None else None
-        if entry is None and (scalars := exchanged(leaves)) is not None:
-            return self.function._dispatcher(scalars, self.tree)(*scalars)
-        if entry is None or captured is None:
-            entry, captured = self.function._resolve(leaves, self.tree)
-            if len(self.table) >= MAX_LAUNCHES:
-                self.table.clear()
-            self.table[key] = entry
-        if not entry.captured and not entry.guards and not needs_grad:
-            self.hot = (layout_check(tensors), entry.launch, *exact)
-        count = len(tensors)
-        addresses, numbers = given[count : 2 * count], given[2 * count :]
-        return entry.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
-
-
-def _slow_dispatcher(function: JitFunction, tree: Any) -> Callable[..., Any]:
-    """Resolves every call anew: for functions without tensor arguments."""
-
-    def dispatch(*leaves: Any) -> Any:
-        if tracing.get() is not None:
-            return _inline(function, leaves, tree)
-        entry, captured = function._resolve(leaves, tree)
-        tensors = [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *captured]
-        numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
-        return entry.launch(*tensors, *(t.data_ptr() for t in tensors), *numbers)
-
-    return dispatch

@@ -25,7 +25,7 @@ from jitgen.errors import JitgenError
 from jitgen.ir.graph import topological
 from jitgen.ir.ops import OPS
 from jitgen.trace import contractions, factories, movement, reductions, table
-from jitgen.trace.tracer import TensorProxy
+from jitgen.trace.proxy import TensorProxy
 
 SHAPE = (10, 20)
 BATCH = 64
