@@ -310,7 +310,7 @@ def keep_source(source: KernelSource) -> str:
 
 def describe(lowered: Lowered) -> str:
     """The specialisation in words: inputs, guards, target."""
-    inputs = ", ".join(f"{b.dtype}[{', '.join(map(str, b.shape))}]" for b in lowered.program.inputs)
+    inputs = ", ".join(graphs.described_inputs(lowered.graph, {}))
     guards = "; ".join(map(str, lowered.graph.guards))
     return f"({inputs}) for {lowered.route.target} by {lowered.route.backend}" + (f" where {guards}" if guards else "")
 

@@ -19,7 +19,7 @@ from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.families.layout import Memory, item_size
 from jitgen.ir import symbols
-from jitgen.ir.graph import Guard
+from jitgen.ir.graph import Guard, described_inputs
 from jitgen.ir.program import Program
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided
@@ -60,12 +60,7 @@ class Specialization:
     @property
     def signature(self) -> str:
         """The inputs, with symbolic sizes by name: ``(bfloat16[s0_0, 4096], ...)``."""
-        static = self.static_sizes
-        shapes = (
-            f"{spec.dtype}[{', '.join(str(static.get(str(size), size)) for size in spec.shape)}]"
-            for spec in self.traced.graph.inputs
-        )
-        return f"({', '.join(shapes)})"
+        return f"({', '.join(described_inputs(self.traced.graph, self.static_sizes))})"
 
     @property
     def static_sizes(self) -> dict[str, Any]:

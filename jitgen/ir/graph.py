@@ -28,7 +28,7 @@ line it came from for error messages; that is never part of a graph's serialized
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,6 +219,26 @@ def from_json(data: dict[str, Any]) -> Graph:
         guards=tuple(Guard(symbols.from_json(e), symbols.from_json(v)) for e, v in data["guards"]),
         mutated=tuple((index, nodes[position]) for index, position in data["mutated"]),
     )
+
+
+def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
+    """The inputs in words, a quantised weight's parts as the weight: ``bfloat16[s0_0, 4096]``, ``int4 g128[14336, 4096]``.
+
+    ``sizes``: known values of symbolic sizes, by name.
+    """
+
+    def shape(spec: Shape) -> str:
+        return ", ".join(str(sizes.get(str(size), size)) for size in spec)
+
+    words: dict[int, str] = {i: f"{spec.dtype}[{shape(spec.shape)}]" for i, spec in enumerate(graph.inputs)}
+    for node in topological(graph.results):
+        if node.op == "dequantize":
+            first, *others = (part.attrs[0] for part in node.inputs)
+            format, group_size, _ = node.attrs
+            words[first] = f"{format} g{group_size or 'K'}[{shape(node.shape)}]"
+            for other in others:
+                words.pop(other, None)
+    return list(words.values())
 
 
 def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:
