@@ -65,11 +65,14 @@ class Specialization:
     @property
     def static_sizes(self) -> dict[str, Any]:
         """Symbols the trace fixed to a number, with that number."""
-        return {
-            guard.expr.args[0]: guard.value
-            for guard in self.guards
-            if guard.expr.op == "symbol" and guard.expr.kind != "bool"
-        }
+        found: dict[str, Any] = {}
+        for guard in self.guards:
+            expr, value = guard.expr, guard.value
+            if expr.op == "eq" and value is True and isinstance(expr.args[0], Expr) and type(expr.args[1]) is int:
+                expr, value = expr.args
+            if expr.op == "symbol" and expr.kind != "bool":
+                found[expr.args[0]] = value
+        return found
 
     def fits(self, environment: Mapping[str, Any]) -> bool:
         """Whether the sizes and numbers of a call meet every guard."""

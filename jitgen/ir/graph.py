@@ -222,7 +222,7 @@ def from_json(data: dict[str, Any]) -> Graph:
 
 
 def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
-    """The inputs in words, a quantised weight's parts as the weight: ``bfloat16[s0_0, 4096]``, ``int4 g128[14336, 4096]``.
+    """The inputs in words, a weight's parts as the weight: ``bfloat16[s0_0, 4096]``, ``int4 g128[14336, 4096]``.
 
     ``sizes``: known values of symbolic sizes, by name.
     """
