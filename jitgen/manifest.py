@@ -18,15 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitgen import pipeline, settings
+from jitgen import pipeline, row_buckets, settings
 from jitgen.compile import routes
 from jitgen.errors import CompileError, JitgenError, UnsupportedError
-from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
 from jitgen.families.layout import Memory
 from jitgen.ir import graph as graphs
-from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, topological
-from jitgen.ir.views import Strided, contiguous_strides
+from jitgen.ir.views import Strided
 from jitgen.pipeline import Lowered, Route
 from jitgen.spec import SCHEMA, Target, digest
 from jitgen.store import Store
@@ -179,7 +176,7 @@ def prewarm(
     wanted = [
         (variant, Target.parse(target))
         for entry in _read(Path(manifest))
-        for variant in row_buckets(entry)
+        for variant in row_buckets.variants(entry)
         for target in targets
     ]
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
@@ -211,48 +208,6 @@ def _prewarm_one(entry: Mapping[str, Any], target: Target, store: Store) -> Prew
         return Prewarmed(name, str(target), lowered.key, "failed", "it is not in the store after it was written")
     origin = "compiled" if any(kernel.origin == "compiled" for kernel in kernels) else "store"
     return Prewarmed(name, str(target), lowered.key, origin)
-
-
-def row_buckets(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """``entry``, and the same at other numbers of rows where a matmul kernel would be another for them.
-
-    What is varied are the symbolic sizes that count the rows of its matrix products; every other size stays.
-    """
-    graph = graphs.from_json(entry["graph"])
-    rows = [node.shape[:-1] for node in topological(graph.results) if node.op == "matmul"]
-    counts = [symbols.product(shape) for shape in rows]
-    names = sorted({name for count in counts for name in symbols.symbols_of(count) if name.startswith("s")})
-    if not names:
-        return [entry]
-    found: dict[int, Mapping[str, Any]] = {bucket(symbols.evaluate(counts[0], entry["environment"])): entry}
-    recorded = entry["environment"]
-    for end in (*ROW_BUCKETS, 2 * ROW_BUCKETS[-1]):
-        # The others as they were recorded, or, where that is too many rows, two each: a size of 1 is another trace.
-        for others in (recorded, {**recorded, **dict.fromkeys(names, 2)}):
-            rest = symbols.evaluate(counts[0], {**others, names[0]: 1})
-            environment = {**others, names[0]: max(2, end // max(rest, 1))}
-            number = bucket(symbols.evaluate(counts[0], environment))
-            if number not in found and all(guard.holds(environment) for guard in graph.guards):
-                varied = _resized(entry, graph, environment)
-                if varied is not None:
-                    found[number] = varied
-    return list(found.values())
-
-
-def _resized(entry: Mapping[str, Any], graph: Graph, environment: dict[str, Any]) -> Mapping[str, Any] | None:
-    """``entry`` for other sizes; None where a tensor is not dense or is the caller's: its strides are unknown there."""
-    if entry["results"]:
-        return None
-    places = []
-    for place, spec in zip(entry["inputs"], graph.inputs, strict=True):
-        sizes = [int(symbols.evaluate(size, environment)) for size in spec.shape]
-        if sizes == place["sizes"]:
-            places.append(place)
-        elif tuple(place["strides"]) == contiguous_strides(place["sizes"]):
-            places.append({**place, "sizes": sizes, "strides": list(contiguous_strides(sizes))})
-        else:
-            return None
-    return {**entry, "environment": environment, "inputs": places}
 
 
 def relower(entry: Mapping[str, Any], target: Target) -> Lowered:

@@ -143,26 +143,34 @@ def test_recordings_merge(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.parametrize("lead", [(5,), (2, 5)])
 def test_every_number_of_rows_of_a_product_is_prewarmed(
-    format: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lead: tuple[int, ...], format: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recorded at one number of rows, served strictly at any other but 1, which is another trace."""
-    weight = torch.randn(48, 64)
+    """Recorded at one number of rows, served strictly at any other, 1 included."""
+    weight, bias = torch.randn(48, 64), torch.randn(48)
     given = weight if format is None else jitgen.quantize(weight, format, 32)
 
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(torch.nn.functional.linear(x, w), -1)
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b)) + r
+        return h, torch.nn.functional.rms_norm(h, (48,))
 
     manifest = tmp_path / "products.json"
     with jitgen.record(manifest):
-        jitgen.jit(function)(torch.randn(2, 5, 64), given)
+        jitgen.jit(function)(torch.randn(*lead, 64), given, bias, torch.randn(*lead, 48))
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
+    compiled: list[jitgen.CompileEvent] = []
+    unsubscribe = jitgen.on_compile(compiled.append)
     report = jitgen.prewarm(manifest, ["cpu"])
-    assert 1 < len(report.entries) <= 8
+    unsubscribe()
     assert report.count("failed") == 0
+    assert len(compiled) <= 8 + 8, "at most eight kernels of the product, and the norm's"
     served = jitgen.jit(function)
     dense = weight if format is None else given.dequantize()
+    last = (1, 2, 3, 4, 8, 30, 120, 700, 1500)
+    leads = [(rows,) for rows in last] if len(lead) == 1 else [(b, s) for b in (1, 2) for s in last]
     with jitgen.strict():
-        for rows in (1, 2, 3, 4, 8, 30, 120, 700, 1500):
-            x = torch.randn(2, rows + 1, 64)
-            torch.testing.assert_close(served(x, given), function(x, dense), rtol=1e-5, atol=1e-6)
+        for shape in leads:
+            x, r = torch.randn(*shape, 64), torch.randn(*shape, 48)
+            for found, wanted in zip(served(x, given, bias, r), function(x, dense, bias, r), strict=True):
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

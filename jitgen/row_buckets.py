@@ -1,0 +1,138 @@
+"""Which other numbers of rows a recorded specialisation stands for: what prewarming builds beside the recorded one.
+
+A matmul kernel is one for each bucket of rows (``families/gemm/schedule.py``), and a size of 1 is a trace of its own.
+From one recorded call follow the calls of the same function with as many rows as each bucket has, and with each of the
+sizes that count rows being 1: a recorded prefill is enough for the decoding that comes after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
+from jitgen.ir import graph as graphs
+from jitgen.ir import symbols
+from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, topological
+from jitgen.ir.symbols import Expr, Scalar
+from jitgen.ir.views import contiguous_strides
+
+Entry = Mapping[str, Any]
+"""One entry of a manifest."""
+
+
+def variants(entry: Entry) -> list[Entry]:
+    """``entry``, and the same at other numbers of rows. Every size that does not count the rows of a product stays."""
+    graph = graphs.from_json(entry["graph"])
+    names = _row_sizes(graph)
+    found = [entry, *_buckets(entry, graph)] if names else [entry]
+    for count in range(1, len(names) + 1):
+        for ones in itertools.combinations(names, count):
+            smaller = _with_ones(entry, graph, ones)
+            if smaller is not None:
+                found += [smaller, *_buckets(smaller, graphs.from_json(smaller["graph"]))]
+    return found
+
+
+def _rows(graph: Graph) -> Scalar:
+    """How many rows the first product of ``graph`` has; 0 where there is none."""
+    product = next((node for node in topological(graph.results) if node.op == "matmul"), None)
+    return symbols.product(product.shape[:-1]) if product is not None else 0
+
+
+def _row_sizes(graph: Graph) -> list[str]:
+    return sorted(name for name in symbols.symbols_of(_rows(graph)) if name.startswith("s"))
+
+
+def _tied(graph: Graph, name: str) -> set[str]:
+    """Sizes that a guard holds equal to ``name``, itself among them."""
+    pairs = [guard.expr.args for guard in graph.guards if guard.expr.op == "eq" and guard.value is True]
+    names = [
+        {part.args[0] for part in pair}
+        for pair in pairs
+        if all(isinstance(part, Expr) and part.op == "symbol" for part in pair)
+    ]
+    tied = {name}
+    while grown := set().union(*(pair for pair in names if pair & tied)) - tied:
+        tied |= grown
+    return tied
+
+
+def _sized(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """``sizes`` for every size that is tied to one of them too."""
+    return {other: size for name, size in sizes.items() for other in _tied(graph, name)}
+
+
+def _buckets(entry: Entry, graph: Graph) -> Iterator[Entry]:
+    """``entry`` in every bucket of rows but its own, as far as sizes of 2 or more reach it."""
+    names, rows, recorded = _row_sizes(graph), _rows(graph), entry["environment"]
+    if not names:
+        return
+    seen = {bucket(symbols.evaluate(rows, recorded))}
+    for end in (*ROW_BUCKETS, 2 * ROW_BUCKETS[-1]):
+        # The other sizes as they were recorded, or, where those are too many rows, two each.
+        for others in ({name: recorded[name] for name in names}, dict.fromkeys(names, 2)):
+            rest = symbols.evaluate(rows, {**recorded, **others, names[0]: 1})
+            sizes = _sized(graph, {**others, names[0]: max(2, end // max(rest, 1))})
+            environment = {**recorded, **sizes}
+            number = bucket(symbols.evaluate(rows, environment))
+            if number not in seen and all(guard.holds(environment) for guard in graph.guards):
+                varied = _resized(entry, graph, environment)
+                if varied is not None:
+                    seen.add(number)
+                    yield varied
+
+
+def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | None:
+    """``entry`` as it would have been recorded with these sizes 1; None where its guards do not allow that."""
+    ones = _sized(graph, dict.fromkeys(names, 1))
+    guards = []
+    for guard in graph.guards:
+        expr = symbols.substitute(guard.expr, ones)
+        if isinstance(expr, Expr):
+            guards.append(Guard(expr, guard.value))
+        elif expr != guard.value:
+            return None
+    builder, memo = Builder(), dict[int, Node]()
+    for node in topological(graph.results):
+        shape = tuple(symbols.substitute(size, ones) for size in node.shape)
+        children = [memo[id(child)] for child in node.inputs]
+        if node.op == "view" and node.attrs[0] in ("expand", "reshape") and shape == children[0].shape:
+            memo[id(node)] = children[0]  # which a trace at these sizes would not have
+        else:
+            memo[id(node)] = builder.make(node.op, children, node.dtype, shape, _substituted(node.attrs, ones))  # type: ignore[arg-type]
+    inputs = tuple(
+        InputSpec(spec.dtype, tuple(symbols.substitute(size, ones) for size in spec.shape))  # type: ignore[misc]
+        for spec in graph.inputs
+    )
+    smaller = Graph(
+        graph.name,
+        inputs,
+        tuple(memo[id(node)] for node in graph.outputs),
+        tuple(dict.fromkeys(guards)),
+        tuple((index, memo[id(node)]) for index, node in graph.mutated),
+    )
+    return _resized({**entry, "graph": graphs.to_json(smaller)}, smaller, {**entry["environment"], **ones})
+
+
+def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_substituted(part, sizes) for part in value)
+    return symbols.substitute(value, sizes)
+
+
+def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry | None:
+    """``entry`` for other sizes; None where a tensor is not dense or is the caller's: its strides are unknown there."""
+    if entry["results"]:
+        return None
+    places = []
+    for place, spec in zip(entry["inputs"], graph.inputs, strict=True):
+        sizes = [int(symbols.evaluate(size, environment)) for size in spec.shape]
+        if sizes == place["sizes"]:
+            places.append(place)
+        elif tuple(place["strides"]) == contiguous_strides(place["sizes"]):
+            places.append({**place, "sizes": sizes, "strides": list(contiguous_strides(sizes))})
+        else:
+            return None
+    return {**entry, "environment": environment, "inputs": places}
