@@ -148,7 +148,7 @@ def _moved(
     if device == tensor.device and not copy:
         return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
     if device.type != tensor.device.type:  # what reads it there lays it out anew
-        tensor = QTensor._of(tensor._parts_in("portable", keep=False), tensor.token.replace(layout="portable"), {})
+        tensor = QTensor._of(tensor._parts_in("portable", keep=False), tensor.token.replace(layout="portable"))
     return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
 
 
@@ -175,7 +175,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
         plain = tuple(part.to(target.device) for part in source._parts_in("portable", keep=False))
         # Copies in other layouts follow, so that whoever holds one reads the new weight.
-        for layout, parts in {**target._converted, ours.layout: target.parts}.items():
+        for layout, parts in target._every_copy():
             packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
             for part, values in zip(parts, packed, strict=True):
                 part.copy_(values)

@@ -7,6 +7,8 @@ It holds plain tensors (``parts``) in one layout and a ``token`` that says which
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,34 @@ from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.layouts import Parts, portable
 from jitgen.quant.token import Token, intern
 
+_lock = threading.RLock()
+"""Held while a weight's parts and token change together, or are read together."""
+
+
+class Place:
+    """Parts that a tensor holds, and their layout. Tensors themselves must have no weak references: ``Module.to`` swaps
+    them, and torch swaps none that have."""
+
+    __slots__ = ("__weakref__", "layout", "parts")
+
+    def __init__(self, layout: str, parts: Parts):
+        self.layout, self.parts = layout, parts
+
+
+class Shared:
+    """What tensors that are the same weight share: detached, transposed, of another nominal dtype or in another layout.
+
+    Attributes:
+        converted: parts by layout, kept for the next that asks.
+        places: what these tensors hold, as long as they live.
+    """
+
+    __slots__ = ("converted", "places")
+
+    def __init__(self) -> None:
+        self.converted: dict[str, Parts] = {}
+        self.places: weakref.WeakSet[Place] = weakref.WeakSet()
+
 
 class QTensor(torch.Tensor):
     """A quantised weight. Made by ``jitgen.quantize``.
@@ -30,7 +60,8 @@ class QTensor(torch.Tensor):
 
     parts: Parts
     token: Token
-    _converted: dict[str, Parts]
+    _place: Place
+    _shared: Shared
     _is_param: bool
 
     @staticmethod
@@ -59,11 +90,11 @@ class QTensor(torch.Tensor):
         if any(part.device != parts[0].device for part in parts):
             raise FormatError(f"parts on {', '.join(sorted({str(part.device) for part in parts}))}; move them to one")
         token = intern(row.name, group_size, layout, shape, _floating(dtype), parts[0].device, transposed)
-        return QTensor._of(settled(tuple(parts)), token, {})
+        return QTensor._of(settled(tuple(parts)), token)
 
     @staticmethod
-    def _of(parts: Parts, token: Token, converted: dict[str, Parts]) -> QTensor:
-        """``converted``: parts in other layouts made so far, shared between tensors that share their parts."""
+    def _of(parts: Parts, token: Token, shared: Shared | None = None) -> QTensor:
+        """``shared``: of the tensors that this one is another view of."""
         rows, columns = token.shape
         strides = (1, rows) if token.transposed else (columns, 1)
         made = torch.Tensor._make_wrapper_subclass(
@@ -71,8 +102,13 @@ class QTensor(torch.Tensor):
         )
         made.parts = parts
         made.token = token
-        made._converted = converted
+        made._shared = shared or Shared()
+        made._hold(parts)
         return made
+
+    def _hold(self, parts: Parts) -> None:
+        self._place = Place(self.token.layout, parts)
+        self._shared.places.add(self._place)
 
     # Python properties: torch's own would each take the way through __torch_function__.
     @property
@@ -137,37 +173,51 @@ class QTensor(torch.Tensor):
         """The same weight in ``layout``. What is converted is kept, and given again by the next call."""
         if layout == self.token.layout:
             return self
-        return QTensor._of(self._parts_in(layout, keep=True), self.token.replace(layout=layout), self._converted)
+        with _lock:
+            parts = self._parts_in(layout, keep=True)
+            return QTensor._of(parts, self.token.replace(layout=layout), self._shared)
 
     def relayout_(self, layout: str) -> QTensor:
         """This weight laid out anew, in place; what it was before is not kept."""
-        if layout != self.token.layout:
-            parts = self._parts_in(layout, keep=False)
-            self.parts, self.token, self._converted = parts, self.token.replace(layout=layout), {}
-        return self
+        with _lock:
+            if layout != self.token.layout:
+                # In this order: whoever sees the new token without the lock finds the parts that belong to it.
+                self.parts = self._parts_in(layout, keep=False)
+                self.token = self.token.replace(layout=layout)
+                self._hold(self.parts)
+            return self
 
     def _parts_in(self, layout: str, keep: bool) -> Parts:
-        token = self.token
-        if layout == token.layout:
-            return self.parts
-        parts = self._converted.get(layout)
-        if parts is None:
-            format = find(token.format)
-            parts = layouts.convert(self.parts, token.layout, layout, format, token.group_size, token.weight_shape)
-            parts = settled(parts)
-            if keep:
-                self._converted.setdefault(token.layout, self.parts)
-                parts = self._converted.setdefault(layout, parts)
-        return parts
+        with _lock:
+            token = self.token
+            if layout == token.layout:
+                return self.parts
+            parts = self._shared.converted.get(layout)
+            if parts is None:
+                format = find(token.format)
+                parts = layouts.convert(self.parts, token.layout, layout, format, token.group_size, token.weight_shape)
+                parts = settled(parts)
+                if keep:
+                    self._shared.converted.setdefault(token.layout, self.parts)
+                    parts = self._shared.converted.setdefault(layout, parts)
+            return parts
+
+    def _every_copy(self) -> list[tuple[str, Parts]]:
+        """(layout, parts) of this weight wherever it lies: here, in converted copies, in other tensors that are it."""
+        with _lock:
+            held = [(place.layout, place.parts) for place in self._shared.places]
+            found = [*self._shared.converted.items(), *held]
+            return list({id(parts[0]): (layout, parts) for layout, parts in found}.values())
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> QTensor:
         """A tensor of its own: every part through ``function``."""
         parts = settled(tuple(map(function, self.parts)))
-        return QTensor._of(parts, self.token.replace(device=parts[0].device, **changes), {})
+        return QTensor._of(parts, self.token.replace(device=parts[0].device, **changes))
 
     def _alias(self, **changes: Any) -> QTensor:
         """A tensor that shares this one's parts."""
-        return QTensor._of(self.parts, self.token.replace(**changes), self._converted)
+        with _lock:
+            return QTensor._of(self.parts, self.token.replace(**changes), self._shared)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         token = self.token
@@ -205,7 +255,7 @@ class QTensor(torch.Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], token: Token, size: Any, stride: Any) -> QTensor:
         parts = tuple(inner[name] for name in find(token.format).part_names)
-        return QTensor._of(parts, token.replace(device=parts[0].device), {})
+        return QTensor._of(parts, token.replace(device=parts[0].device))
 
     def _stable_hash_for_caching(self) -> str:
         """What torch.compile's cache knows this weight by."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,3 +152,36 @@ def test_a_signature_names_the_weight_and_not_its_parts() -> None:
     (specialization,) = function.specializations
     assert specialization.signature == f"(float32[s0_0, {K}], uint4 g32[{N}, {K}])"
     assert "uint4 g32" in function.lower(torch.randn(3, K), quantized("uint4", 32)).explain()
+
+
+def test_what_is_copied_into_a_weight_reaches_every_tensor_that_is_it() -> None:
+    weight, x = quantized(), torch.randn(3, K)
+    transposed, detached = weight.t(), weight.detach()
+    function = jitgen.jit(lambda x, w: x @ w)
+    function(x, transposed)  # lays out this one, and not the others
+    assert (transposed.layout, weight.layout) == ("cpu", "portable")
+    new = quantized()
+    weight.copy_(new)
+    expected = F.linear(x, new.dequantize())
+    close(function(x, transposed), expected)
+    close(jitgen.jit(linear)(x, detached), expected)
+    weight.copy_(quantized())
+    close(jitgen.jit(linear)(x, detached), F.linear(x, weight.dequantize()))
+    close(function(x, transposed), F.linear(x, weight.dequantize()))
+
+
+def test_threads_that_first_take_a_weight_together() -> None:
+    function, x = jitgen.jit(linear), torch.randn(3, K)
+    function(x, quantized())
+    for _ in range(20):
+        weight = quantized()
+        expected = F.linear(x, weight.dequantize())
+        start = threading.Barrier(8)
+
+        def call(weight: Any = weight, start: threading.Barrier = start) -> torch.Tensor:
+            start.wait()
+            return function(x, weight)
+
+        with ThreadPoolExecutor(8) as pool:
+            for found in [future.result() for future in [pool.submit(call) for _ in range(8)]]:
+                close(found, expected)
