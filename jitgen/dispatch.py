@@ -67,10 +67,7 @@ def make_dispatcher(function: JitFunction, kinds: tuple[type, ...], tree: Any) -
     )
     state = _Dispatch(function, tree, tensors, len(exact) + len(places))
     names: dict[str, Any] = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
-    path = f"<jitgen dispatch {function.name} {id(state):x}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    exec(compile(text, path, "exec"), names)
-    return names["dispatch"]
+    return _generated(function, text, names)
 
 
 def make_quantized_dispatcher(function: JitFunction, args: Sequence[Any]) -> Callable[..., Any]:
@@ -100,12 +97,15 @@ def make_quantized_dispatcher(function: JitFunction, args: Sequence[Any]) -> Cal
             table[tuple(args[i].token for i in apart)] = follow
         return follow(*leaves)
 
-    names = {"tracing": tracing, "function": function, "table": table, "learn": learn}
-    path = f"<jitgen dispatch {function.name} {id(table):x}>"
+    return _generated(function, text, {"tracing": tracing, "function": function, "table": table, "learn": learn})
+
+
+def _generated(function: JitFunction, text: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """``dispatch`` as ``text`` defines it over ``names``; tracebacks show the text."""
+    path = f"<jitgen dispatch {function.name} {id(names):x}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), names)
-    dispatch: Callable[..., Any] = names["dispatch"]  # type: ignore[assignment]
-    return dispatch
+    return names["dispatch"]
 
 
 def _inline(function: JitFunction, leaves: Sequence[Any], tree: Any) -> Any:

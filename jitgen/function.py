@@ -157,7 +157,7 @@ class JitFunction:
         if kwargs and self._parameters and set(kwargs) <= set(self._parameters):
             bound = inspect.signature(self.function).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
-        if weights.among((args, kwargs)):
+        if (weights.exist() or layout_of is not None) and weights.among((args, kwargs)):
             args, kwargs = weights.take_apart((args, kwargs), layout_of or self._layout, layout_of is None)
             leaves, tree = pytree.tree_flatten((args, kwargs))
             return tuple(leaves), tree, out

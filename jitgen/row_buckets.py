@@ -14,7 +14,7 @@ from typing import Any
 from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, topological
+from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, equal_sizes, topological
 from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import contiguous_strides
 
@@ -47,16 +47,8 @@ def _row_sizes(graph: Graph) -> list[str]:
 
 def _tied(graph: Graph, name: str) -> set[str]:
     """Sizes that a guard holds equal to ``name``, itself among them."""
-    pairs = [guard.expr.args for guard in graph.guards if guard.expr.op == "eq" and guard.value is True]
-    names = [
-        {part.args[0] for part in pair}
-        for pair in pairs
-        if all(isinstance(part, Expr) and part.op == "symbol" for part in pair)
-    ]
-    tied = {name}
-    while grown := set().union(*(pair for pair in names if pair & tied)) - tied:
-        tied |= grown
-    return tied
+    first = {other: size.args[0] for other, size in equal_sizes(graph.guards).items()}
+    return {name} | {other for other in (*first, *first.values()) if first.get(other, other) == first.get(name, name)}
 
 
 def _sized(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:

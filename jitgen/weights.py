@@ -26,6 +26,11 @@ LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "portable"}
 """Backend to the layout its kernels read."""
 
 
+def exist() -> bool:
+    """Whether this process may have made a quantised weight."""
+    return "jitgen.quant.qtensor" in sys.modules
+
+
 def is_quantized(value: Any) -> bool:
     """Whether ``value`` is a ``QTensor``; imports nothing, for where none was made there is none."""
     module = sys.modules.get("jitgen.quant.qtensor")

@@ -13,10 +13,11 @@ passes through; what remains is computed from the temporary by the other familie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, topological, under_views
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
@@ -136,10 +137,7 @@ def _view_of_product(root: Node) -> Node | None:
             continue
         seen.add(id(node))
         if node.op == "view":
-            base = node
-            while base.op == "view":
-                base = base.inputs[0]
-            if base.op == "matmul":
+            if under_views(node).op == "matmul":
                 return node
         elif _is_pointwise(node):
             stack.extend(reversed(node.inputs))
@@ -147,30 +145,29 @@ def _view_of_product(root: Node) -> Node | None:
 
 
 def _inverse(view: Node) -> Movement | None:
-    kind, shape = view.attrs[0], view.inputs[0].shape
+    """The movement from ``view`` back to its source; None where elements were left out or repeated."""
+    attrs = _undone(view.attrs)
+    return None if attrs is None else (attrs, view.inputs[0].shape)
+
+
+def _undone(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The attrs of the movement that undoes one with ``attrs``."""
+    kind = attrs[0]
     if kind == "permute":
-        return ("permute", tuple(view.attrs[1].index(dim) for dim in range(len(shape)))), shape
-    if kind == "reshape":
-        return ("reshape",), shape
-    if kind == "unsqueeze":
-        return ("squeeze", view.attrs[1]), shape
-    if kind == "squeeze":
-        return ("unsqueeze", view.attrs[1]), shape
-    return None
+        return "permute", tuple(attrs[1].index(dim) for dim in range(len(attrs[1])))
+    if kind in ("squeeze", "unsqueeze"):
+        return "unsqueeze" if kind == "squeeze" else "squeeze", attrs[1]
+    return ("reshape",) if kind == "reshape" else None
 
 
 def _restored(store: Store, node: Node, mover: Mover) -> Node:
     """``node`` again, of a store whose products have been materialized: its movements undone."""
-    if not store.movements:
-        return store.value
     value = store.value
     shapes = [node.shape, *(shape for _, shape in store.movements)]
     for (attrs, _), shape in zip(reversed(store.movements), reversed(shapes[:-1]), strict=True):
-        if attrs[0] == "permute":
-            attrs = ("permute", tuple(attrs[1].index(dim) for dim in range(len(shape))))
-        elif attrs[0] in ("squeeze", "unsqueeze"):
-            attrs = ("unsqueeze" if attrs[0] == "squeeze" else "squeeze", attrs[1])
-        value = mover.move(value, attrs, shape)
+        back = _undone(attrs)
+        assert back is not None  # only such movements are made
+        value = mover.move(value, back, shape)
     return value
 
 
@@ -189,7 +186,7 @@ def _without_hidden_products(
         if hidden is None:
             return list(stores)
         memo: dict[int, Node] = {id(hidden): materialize(hidden)}
-        stores = [Store(s.result, _substituted(s.value, memo, mover), s.movements) for s in stores]
+        stores = [Store(s.result, mover.substituted(s.value, memo), s.movements) for s in stores]
 
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
@@ -268,21 +265,6 @@ def _only_pointwise(start: Node, end: Node, users: dict[int, list[Node]]) -> boo
     return True
 
 
-def _substituted(root: Node, memo: dict[int, Node], mover: Mover) -> Node:
-    """``root`` with the nodes in ``memo`` replaced, and views of what was replaced moved on toward the inputs."""
-    for node in topological([root]):
-        if id(node) in memo:
-            continue
-        children = [memo[id(child)] for child in node.inputs]
-        if all(a is b for a, b in zip(children, node.inputs, strict=True)):
-            memo[id(node)] = node
-        elif node.op == "view":
-            memo[id(node)] = mover.move(children[0], node.attrs, node.shape)
-        else:
-            memo[id(node)] = mover.builder.like(node, children)
-    return memo[id(root)]
-
-
 # ---------------------------------------------------------------------------------------- operands of a region
 
 
@@ -304,7 +286,7 @@ def _computable(region: Region, mover: Mover, materialize: Materialize, prologue
 
 
 def _activation(node: Node, materialize: Materialize, prologue: bool) -> Node:
-    if _is_tensor(node):
+    if under_views(node).op == "input":
         return node
     parts = topological([node])
     if prologue and not any(part.op in ("reduce", "cat", "matmul") for part in parts):
@@ -316,7 +298,7 @@ def _weight(node: Node, materialize: Materialize) -> Node:
     base = node
     while base.op == "view" and base.attrs[:2] == ("slice", 0):
         base = base.inputs[0]
-    if base.op == "dequantize" or _is_tensor(node):
+    if base.op == "dequantize" or under_views(node).op == "input":
         return node
     if any(part.op == "dequantize" for part in topological([node])):
         raise UnsupportedError(
@@ -324,9 +306,3 @@ def _weight(node: Node, materialize: Materialize) -> Node:
             "transposed otherwise; dequantise it outside the decorated function for anything else"
         )
     return materialize(node)
-
-
-def _is_tensor(node: Node) -> bool:
-    while node.op == "view":
-        node = node.inputs[0]
-    return node.op == "input"

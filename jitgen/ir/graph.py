@@ -241,6 +241,26 @@ def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
     return list(words.values())
 
 
+def under_views(node: Node) -> Node:
+    """What ``node`` is a view of, through any number of views; itself where it is none."""
+    while node.op == "view":
+        node = node.inputs[0]
+    return node
+
+
+def equal_sizes(guards: Iterable[Guard]) -> dict[str, Expr]:
+    """Sizes that a guard holds equal to an earlier one, with that one: in one form, equal shapes are seen to be."""
+    equal: dict[str, Expr] = {}
+    for guard in guards:
+        if guard.expr.op == "eq" and guard.value is True:
+            left, right = (symbols.substitute(part, equal) for part in guard.expr.args)
+            if isinstance(left, Expr) and isinstance(right, Expr) and left.op == right.op == "symbol" and left != right:
+                first, second = sorted((left, right), key=lambda size: size.args[0])
+                equal = {name: first if size == second else size for name, size in equal.items()}
+                equal[second.args[0]] = first
+    return equal
+
+
 def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:
     """Which sizes are 1: what a trace specialises on, because broadcasting does."""
     return tuple(type(size) is int and size == 1 for size in shape)

@@ -18,7 +18,7 @@ from typing import Any
 
 from jitgen.ir import contractions, symbols
 from jitgen.ir.body import WHOLE, Body, BodyBuilder, Contraction
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Guard, Node, Shape, topological
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, equal_sizes, topological, under_views
 from jitgen.ir.regions import MAX_READS, Region, split
 from jitgen.ir.rows import group, split_long_rows
 from jitgen.ir.symbols import Expr, Scalar
@@ -149,7 +149,7 @@ class _Cutter:
         self.memory = memory
         self.prologue, self.given = prologue, given
         self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
-        self.equal: Mapping[str, Scalar] = _equal_sizes(graph.guards)
+        self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}
@@ -211,7 +211,8 @@ class _Cutter:
         stores = [store for region in regions for store in region.stores if not store.movements]
         found: dict[int, Alias] = {}
         for store in stores:
-            alias, memory = _alias(store.value, []), self._concrete(store.value) if _is_view(store.value) else None
+            alias = _alias(store.value, [])
+            memory = self._concrete(store.value) if alias is not None else None
             taken = {other.input for other in found.values()}
             if alias is None or memory is None or alias.input < len(self.graph.inputs) or alias.input in taken:
                 continue
@@ -333,7 +334,7 @@ class _Cutter:
         """``root`` reading a copy wherever a row, which may be several dimensions, is not one run of even strides."""
         memo: dict[int, Node] = {}
         for node in topological([root]):
-            leaf = node.op == "input" or (node.op == "view" and _base(node).op == "input")
+            leaf = under_views(node).op == "input"
             if leaf and node.shape == region.shape and not self._is_even(node, region.row_rank):
                 memo[id(node)] = self._materialize(node)
             elif node.op == "view" and leaf:
@@ -421,30 +422,6 @@ def _placed(output: int | Alias, kept: Sequence[int], held: Mapping[int, Alias])
 def _renumbered(regions: Sequence[Region], places: Sequence[int]) -> list[Region]:
     """``regions`` with each store's result, a position, replaced by the number at it."""
     return [replace(r, stores=tuple(replace(s, result=places[s.result]) for s in r.stores)) for r in regions]
-
-
-def _equal_sizes(guards: Sequence[Guard]) -> dict[str, Expr]:
-    """Sizes that a guard holds equal to an earlier one, with that one: in one form, equal shapes are seen to be."""
-    equal: dict[str, Expr] = {}
-    for guard in guards:
-        if guard.expr.op == "eq" and guard.value is True:
-            left, right = (symbols.substitute(part, equal) for part in guard.expr.args)
-            if isinstance(left, Expr) and isinstance(right, Expr) and left.op == right.op == "symbol" and left != right:
-                first, second = sorted((left, right), key=lambda size: size.args[0])
-                equal = {name: first if size == second else size for name, size in equal.items()}
-                equal[second.args[0]] = first
-    return equal
-
-
-def _is_view(node: Node) -> bool:
-    """Whether ``node`` is an input or views of one."""
-    return _base(node).op == "input"
-
-
-def _base(node: Node) -> Node:
-    while node.op == "view":
-        node = node.inputs[0]
-    return node
 
 
 def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:

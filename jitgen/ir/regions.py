@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import BARRIERS, Mover
 
@@ -127,12 +127,12 @@ def _split_once(region: Region, mover: Mover, materialize: Callable[[Node], Node
         if node.op == "cat" and id(node) in inside:
             return _split_at(region, node, mover)
     for node in nodes:
-        if node.op == "view" and id(node) in inside and _base(node).op == "cat":
+        if node.op == "view" and id(node) in inside and under_views(node).op == "cat":
             source = node.inputs[0]
             if node.attrs[0] == "reshape" and source.op == "cat":
                 return [_reiterate(region, source.shape, mover)]
-            temporary = materialize(_base(node))
-            return [_substitute(region, _base(node), temporary, mover)]
+            temporary = materialize(under_views(node))
+            return [_substitute(region, under_views(node), temporary, mover)]
     return None
 
 
@@ -147,12 +147,6 @@ def _reached_without_views(region: Region) -> set[int]:
             if node.op not in ("cat", "view"):
                 stack.extend(node.inputs)
     return reached
-
-
-def _base(node: Node) -> Node:
-    while node.op == "view":
-        node = node.inputs[0]
-    return node
 
 
 def _split_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
@@ -215,13 +209,5 @@ def _reiterate(region: Region, shape: Shape, mover: Mover) -> Region:
 
 def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
     memo: dict[int, Node] = {id(old): new}
-    for node in topological(store.value for store in region.stores):
-        if id(node) not in memo:
-            children = [memo[id(child)] for child in node.inputs]
-            if all(a is b for a, b in zip(children, node.inputs, strict=True)):
-                memo[id(node)] = node
-            elif node.op == "view":
-                memo[id(node)] = mover.move(children[0], node.attrs, node.shape)
-            else:
-                memo[id(node)] = mover.builder.like(node, children)
-    return Region(region.shape, tuple(replace(store, value=memo[id(store.value)]) for store in region.stores))
+    stores = tuple(replace(store, value=mover.substituted(store.value, memo)) for store in region.stores)
+    return Region(region.shape, stores)

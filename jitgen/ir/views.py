@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Node, Shape
+from jitgen.ir.graph import Builder, Node, Shape, topological, under_views
 from jitgen.ir.symbols import Scalar, Size
 
 ROW_TILE = 16
@@ -131,7 +131,7 @@ class Mover:
         x, weight = node.inputs
         kind, last, length = attrs[0], len(node.shape) - 1, x.shape[-1]
         if kind == "slice" and attrs[1] == last:
-            if _plain(weight) or self._is_tiles_of_weight(weight, attrs):
+            if under_views(weight).op == "input" or self._is_tiles_of_weight(weight, attrs):
                 moved = self.move(weight, ("slice", 0, *attrs[2:]), (shape[last], length))
                 return self.builder.make("matmul", (x, moved), node.dtype, shape, node.attrs, node.location)
             return None
@@ -219,6 +219,20 @@ class Mover:
             return parts[0]
         return self.builder.make("cat", parts, cat.dtype, shape, (dim,), cat.location) if parts else None
 
+    def substituted(self, root: Node, memo: dict[int, Node]) -> Node:
+        """``root`` with the nodes in ``memo`` (by id) replaced, and views of what was replaced moved on; fills it."""
+        for node in topological([root]):
+            if id(node) in memo:
+                continue
+            children = [memo[id(child)] for child in node.inputs]
+            if all(a is b for a, b in zip(children, node.inputs, strict=True)):
+                memo[id(node)] = node
+            elif node.op == "view":
+                memo[id(node)] = self.move(children[0], node.attrs, node.shape)
+            else:
+                memo[id(node)] = self.builder.like(node, children)
+        return memo[id(root)]
+
     def slice(self, node: Node, dim: int, start: Size, length: Size) -> Node:
         if start == 0 and length == node.shape[dim]:
             return node
@@ -227,13 +241,6 @@ class Mover:
 
 BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "matmul", "dequantize"})
 """Operations that a movement does not simply commute with."""
-
-
-def _plain(node: Node) -> bool:
-    """Whether ``node`` is an input, or views of one."""
-    while node.op == "view":
-        node = node.inputs[0]
-    return node.op == "input"
 
 
 def _leading_dim(before: Shape, dim: int, after: Shape) -> tuple[int, Size] | None:

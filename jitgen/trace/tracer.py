@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from jitgen import weights
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological, under_views
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.captures import (
@@ -366,9 +366,7 @@ class Trace:
 
 def _is_weight(value: Any) -> bool:
     """Whether ``value`` is a quantised weight, or a view of one."""
-    while isinstance(value, Node) and value.op == "view":
-        value = value.inputs[0]
-    return isinstance(value, Node) and value.op == "dequantize"
+    return isinstance(value, Node) and under_views(value).op == "dequantize"
 
 
 def _memory(node: Node) -> Node:

@@ -26,19 +26,6 @@ struct MmaConfig {
   static constexpr int threads = 32 * warps_n * warps_k;
 };
 
-// Where the launch allows it (programmatic dependent launch) a kernel starts while the one ahead of it in the stream still
-// runs: whose results, and whose reading of what is written here, are over after the wait. No-ops otherwise.
-JITGEN_DEVICE void wait_for_kernel_ahead() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-JITGEN_DEVICE void let_next_kernel_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // Shared memory of a block, in bytes.
@@ -161,8 +148,8 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const typename Weight::Elemen
   }
 
   // Weights come from no kernel that lets the next one start early; x may.
-  let_next_kernel_start();
-  wait_for_kernel_ahead();
+  next_kernel_may_start();
+  previous_kernel_wait();
   x += m0 * x_row;
   const uint32_t ring = shared_address(shared) + warp_k * Shared::ring;
   auto stage = [&](int number) {

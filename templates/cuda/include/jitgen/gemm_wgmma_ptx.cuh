@@ -97,11 +97,6 @@ JITGEN_DEVICE float4 load_remote(uint32_t address, int rank) {  // from the shar
   return value;
 }
 
-// Where the launch allows it (programmatic dependent launch), a kernel starts while the one ahead of it in the stream
-// still runs; its memory, read or written, is ready after `previous_kernel_wait`. Without that, no-ops.
-JITGEN_DEVICE void previous_kernel_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-JITGEN_DEVICE void next_kernel_may_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 // ----------------------------------------------------------------------------------------------------------- copies
 
 constexpr uint64_t keep_normal = 0x1000000000000000;  // createpolicy's encodings of whole-range L2 policies
