@@ -248,6 +248,11 @@ def under_views(node: Node) -> Node:
     return node
 
 
+def is_weight(node: Node) -> bool:
+    """Whether ``node`` is a quantised weight, or a view of one."""
+    return under_views(node).op == "dequantize"
+
+
 def equal_sizes(guards: Iterable[Guard]) -> dict[str, Expr]:
     """Sizes that a guard holds equal to an earlier one, with that one: in one form, equal shapes are seen to be."""
     equal: dict[str, Expr] = {}

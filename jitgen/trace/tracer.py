@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from jitgen import weights
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological, under_views
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, is_weight, topological
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.captures import (
@@ -219,7 +219,8 @@ class Trace:
                     "  return the value, and give out= to the call of the decorated function"
                 )
             entered, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
-            if not (row.weights or row.is_view) and any(map(_is_weight, [*entered, *named.values()])):
+            nodes = [value for value in (*entered, *named.values()) if isinstance(value, Node)]
+            if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
             try:
                 result = row.function(self, *entered, **named)
@@ -337,7 +338,7 @@ class Trace:
             if earlier is proxy:
                 return node
         node = proxy.value
-        if _is_weight(node):
+        if is_weight(node):
             raise UnsupportedError(self._refused_weight("the return"))
         if any(node is taken for taken in (*self.mutated.values(), *(other for _, other in self._returned))):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
@@ -362,11 +363,6 @@ class Trace:
         if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
             return self.builder.const(rounded(node.attrs[0], dtype), dtype)
         return self.make("cast", (node,), dtype, ())
-
-
-def _is_weight(value: Any) -> bool:
-    """Whether ``value`` is a quantised weight, or a view of one."""
-    return isinstance(value, Node) and under_views(value).op == "dequantize"
 
 
 def _memory(node: Node) -> Node:

@@ -239,6 +239,8 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "torch.dot": (torch.dot, [(K,), (K,)]),
     "torch.vdot": (torch.vdot, [(K,), (K,)]),
     "torch.inner": (torch.inner, [(K,), (K,)]),
+    "torch.outer": (torch.outer, [(M,), (K,)]),
+    "torch.ger": (torch.ger, [(M,), (K,)]),
     "torch.addmm": (torch.addmm, [(M, N), (M, K), (K, N)]),
     "torch.addmm, row": (torch.addmm, [(N,), (M, K), (K, N)]),
     "torch.addmm, scaled": (lambda *t: torch.addmm(*t, beta=0.5, alpha=2), [(M, N), (M, K), (K, N)]),
