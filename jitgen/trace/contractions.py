@@ -1,8 +1,8 @@
-"""Rows of torch's matrix products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``, ``outer``.
+"""Rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``, ``outer``.
 
-All but the last are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias, scaling and residuals
-are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product is accumulated in
-float32 (float64 for float64) and not rounded before what follows.
+The matrix products are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias,
+scaling and residuals are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product
+is accumulated in float32 (float64 for float64) and not rounded before what follows.
 """
 
 from __future__ import annotations
