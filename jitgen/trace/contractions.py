@@ -48,7 +48,7 @@ def contract(trace: Trace, x: Node, weight: Node) -> Node:
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
-    precision = "ieee" if x.dtype != "float32" or trace.device.type == "cpu" else matmul_precision()
+    precision = matmul_precision() if x.dtype == "float32" else "ieee"  # CPUs have no tf32, and are exact for either
     return trace.make("matmul", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[0]), (precision,))
 
 
