@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from jitgen import manifest, pipeline, quant, row_buckets, settings, weights
 from jitgen.compile import routes
 from jitgen.dispatch import NUMBERS, TENSORS, make_dispatcher, make_quantized_dispatcher
-from jitgen.errors import JitgenError, UnsupportedError
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import size_one_pattern
 from jitgen.pipeline import Lowered, Route
@@ -324,8 +324,8 @@ class JitFunction:
             numbers = [leaf for leaf in enlarged if type(leaf) in NUMBERS]
             try:
                 traced = self._trace(enlarged, tree, numbers, device, route)
-            except JitgenError:
-                continue  # a function for one row
+            except Exception:  # the function's own included: it is for one row
+                continue
             captured = [found.value for found in traced.captured]
             tensors = [*(leaf for leaf in enlarged if isinstance(leaf, torch.Tensor)), *captured]
             environment = {f"a{index}": number for index, number in enumerate(numbers)} | _sizes(tensors)
