@@ -12,7 +12,8 @@ passes through; what remains is computed from the temporary by the other familie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.errors import UnsupportedError
@@ -20,9 +21,44 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node, topological, under_views
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """A computed activation, (rows, length), of a product with a weight of ``columns`` rows: what decides whether its
+    kernel computes it while reading it.
+
+    ``operations`` are those of one element, ``reads`` the tensors it is computed from. ``kept``: its values are a
+    result too, so that they are in memory anyway.
+    """
+
+    rows: Scalar
+    columns: Scalar
+    length: Scalar
+    dtype: str
+    operations: tuple[str, ...]
+    reads: int
+    kept: bool
+
+    def at(self, environment: Mapping[str, Any]) -> Prologue:
+        """With its sizes as numbers."""
+        rows, columns, length = (symbols.evaluate(s, environment) for s in (self.rows, self.columns, self.length))
+        return replace(self, rows=rows, columns=columns, length=length)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a product computes its activation while reading it, else before, into a temporary; and why."""
+
+    fused: bool
+    why: str
+
+
+Decide = Callable[[Prologue], Decision]
 
 
 def has_matmul(node: Node) -> bool:
@@ -30,12 +66,12 @@ def has_matmul(node: Node) -> bool:
 
 
 def group(
-    results: Sequence[Node], mover: Mover, materialize: Materialize, prologue: bool
+    results: Sequence[Node], mover: Mover, materialize: Materialize, decide: Decide
 ) -> tuple[list[Region], list[Node | None]]:
     """Contraction regions for what they can hold of ``results``, and the other results without products.
 
     Args:
-        prologue: whether a kernel may compute its activation while it reads it; otherwise that is done before, into a
+        decide: whether a kernel computes its activation while it reads it; otherwise that is done before, into a
             temporary.
 
     Returns:
@@ -64,7 +100,8 @@ def group(
             regions.append(Region(store.value.shape, (store,)))
         else:
             regions[place] = Region(regions[place].shape, (*regions[place].stores, store))
-    return [_computable(region, mover, materialize, prologue) for region in regions], rest
+    kept = {id(node) for node in results}
+    return [_computable(region, mover, materialize, decide, kept) for region in regions], rest
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -268,7 +305,7 @@ def _only_pointwise(start: Node, end: Node, users: dict[int, list[Node]]) -> boo
 # ---------------------------------------------------------------------------------------- operands of a region
 
 
-def _computable(region: Region, mover: Mover, materialize: Materialize, prologue: bool) -> Region:
+def _computable(region: Region, mover: Mover, materialize: Materialize, decide: Decide, kept: set[int]) -> Region:
     """``region`` reading nothing but tensors: reductions and the like in its epilogue or its operands come first."""
     memo: dict[int, Node] = {}
     for node in topological((store.value for store in region.stores), leaves="matmul"):
@@ -276,7 +313,10 @@ def _computable(region: Region, mover: Mover, materialize: Materialize, prologue
             memo[id(node)] = materialize(node)
         elif node.op == "matmul":
             x, weight = node.inputs
-            operands = (_activation(x, materialize, prologue), _weight(weight, materialize))
+            computed = _prologue(node, kept)
+            fused = computed is not None and decide(computed).fused
+            x = x if fused or under_views(x).op == "input" else materialize(x)
+            operands = (x, _weight(weight, materialize))
             memo[id(node)] = mover.builder.like(node, operands)
         else:
             children = [memo[id(child)] for child in node.inputs]
@@ -285,13 +325,28 @@ def _computable(region: Region, mover: Mover, materialize: Materialize, prologue
     return Region(region.shape, tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores))
 
 
-def _activation(node: Node, materialize: Materialize, prologue: bool) -> Node:
-    if under_views(node).op == "input":
-        return node
-    parts = topological([node])
-    if prologue and not any(part.op in ("reduce", "cat", "matmul") for part in parts):
-        return node
-    return materialize(node)
+def _prologue(product: Node, kept: set[int]) -> Prologue | None:
+    """The activation of ``product`` where pointwise operations compute it."""
+    x, (rows, columns) = product.inputs[0], product.shape
+    parts = topological([x])
+    if under_views(x).op == "input" or any(part.op in ("reduce", "cat", "matmul") for part in parts):
+        return None
+    operations = tuple(part.op for part in parts if _is_pointwise(part))
+    reads = sum(under_views(part).op == "input" for part in _leaves(x))
+    return Prologue(rows, columns, x.shape[-1], x.dtype, operations, reads, id(x) in kept)
+
+
+def _leaves(root: Node) -> list[Node]:
+    """What the pointwise operations of ``root`` read."""
+    found: dict[int, Node] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if _is_pointwise(node):
+            stack.extend(node.inputs)
+        else:
+            found[id(node)] = node
+    return list(found.values())
 
 
 def _weight(node: Node, materialize: Materialize) -> Node:
