@@ -21,7 +21,6 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node, topological, under_views
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Movement, Region, Store
-from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Mover
 
 Materialize = Callable[[Node], Node]
@@ -30,22 +29,21 @@ Materialize = Callable[[Node], Node]
 @dataclass(frozen=True)
 class Prologue:
     """A computed activation, (rows, length), of a product with a weight of ``columns`` rows: what decides whether its
-    kernel computes it while reading it.
+    kernel computes it while reading it. Sizes are symbolic until ``at`` makes them numbers.
 
     ``operations`` are those of one element, ``reads`` the tensors it is computed from. ``kept``: its values are a
     result too, so that they are in memory anyway.
     """
 
-    rows: Scalar
-    columns: Scalar
-    length: Scalar
+    rows: Any
+    columns: Any
+    length: Any
     dtype: str
     operations: tuple[str, ...]
     reads: int
     kept: bool
 
     def at(self, environment: Mapping[str, Any]) -> Prologue:
-        """With its sizes as numbers."""
         rows, columns, length = (symbols.evaluate(s, environment) for s in (self.rows, self.columns, self.length))
         return replace(self, rows=rows, columns=columns, length=length)
 
@@ -83,6 +81,7 @@ def group(
     whole = _without_hidden_products(whole, mover, materialize, flat=False)
     stores = [_flat(store.result, store.value, mover) for store in whole]
     stores = _without_hidden_products(stores, mover, materialize, flat=True)
+    stores = [_of_like_products(store, mover, materialize) for store in stores]
     regions: list[Region] = []
     rest: list[Node | None] = list(results)
     for store in stores:
@@ -101,7 +100,13 @@ def group(
         else:
             regions[place] = Region(regions[place].shape, (*regions[place].stores, store))
     kept = {id(node) for node in results}
-    return [_computable(region, mover, materialize, decide, kept) for region in regions], rest
+    temporaries: dict[int, Node] = {}
+
+    def keep(node: Node) -> Node:
+        return temporaries.setdefault(id(node), materialize(node))
+
+    regions = [_computable(region, mover, keep, decide, kept) for region in regions]
+    return regions, [None if node is None else temporaries.get(id(node), node) for node in rest]
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -224,6 +229,26 @@ def _without_hidden_products(
             return list(stores)
         memo: dict[int, Node] = {id(hidden): materialize(hidden)}
         stores = [Store(s.result, mover.substituted(s.value, memo), s.movements) for s in stores]
+
+
+def _of_like_products(store: Store, mover: Mover, materialize: Materialize) -> Store:
+    """``store`` with only those products in it that one kernel computes together: the first and those of its activation
+    with weights of its format; the others come from temporaries."""
+    products = _products(store.value)
+    others = [product for product in products if _kind(product) != _kind(products[0])]
+    if not others:
+        return store
+    return Store(
+        store.result,
+        mover.substituted(store.value, {id(other): materialize(other) for other in others}),
+        store.movements,
+    )
+
+
+def _kind(product: Node) -> tuple[Any, ...]:
+    x, weight = product.inputs
+    base = under_views(weight)
+    return x, base.attrs if base.op == "dequantize" else (), product.attrs
 
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:

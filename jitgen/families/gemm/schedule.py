@@ -141,5 +141,5 @@ def prologue(computed: Prologue, target: Target, backend: str) -> Decision:
     """Whether a product computes its activation while reading it, by the rule of ``backend``: like a schedule, the same
     for all rows of one bucket."""
     rule = importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").prologue
-    decision: Decision = rule(replace(computed, rows=bucket(computed.rows)), target)  # type: ignore[arg-type]
+    decision: Decision = rule(replace(computed, rows=bucket(computed.rows)), target)
     return decision
