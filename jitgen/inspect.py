@@ -89,6 +89,10 @@ class Lowered:
                 f"{arguments.flops} operations, for {arguments.elements} elements"
             )
             lines += [f"    {detail}" for detail in details]
+        for computed, decision in program.prologues:
+            place = "in its product" if decision.fused else "before its product"
+            operations = ", ".join(computed.operations)
+            lines.append(f"  activation [{computed.rows}, {computed.length}] by {operations}: {place}: {decision.why}")
         first = len(program.inputs)
         for number, buffer in enumerate(program.temporaries, first):
             makers = [k.name for k in program.kernels if _writes(k, number)]

@@ -144,10 +144,10 @@ def lower(
     """
     environment, views = guards.hints, [m.view for m in memory]
     given = any(place is not None for place in out)
-    cut = functools.partial(
-        programs.build, graph, guards.decide, environment, views, prologue=not route.tiled, given=given
-    )
-    program = known if known is not None and not (given and known.returns_temporaries) else cut()
+    prologue = functools.partial(families.prologue, target=route.target, backend=route.backend)
+    cut = functools.partial(programs.build, graph, guards.decide, environment, views, prologue=prologue, given=given)
+    usable = known is not None and not (given and known.returns_temporaries)
+    program = known if known and usable and known.decides_alike(prologue, environment) else cut()
     try:
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     except NotViewable:

@@ -10,9 +10,17 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from jitgen.ir.contractions import Decision, Prologue
 from jitgen.ir.program import Kernel
+from jitgen.spec import Target
 
 
 def of(kernel: Kernel) -> ModuleType:
     """The family of ``kernel``."""
     return importlib.import_module(f"jitgen.families.{kernel.family}")
+
+
+def prologue(computed: Prologue, target: Target, backend: str) -> Decision:
+    """Whether the kernel of a product computes its activation itself; see ``gemm/schedule.py``."""
+    decision: Decision = importlib.import_module("jitgen.families.gemm.schedule").prologue(computed, target, backend)
+    return decision

@@ -12,7 +12,8 @@ passes through; what remains is computed from the temporary by the other familie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.errors import UnsupportedError
@@ -25,17 +26,50 @@ from jitgen.ir.views import Mover
 Materialize = Callable[[Node], Node]
 
 
+@dataclass(frozen=True)
+class Prologue:
+    """A computed activation, (rows, length), of a product with a weight of ``columns`` rows: what decides whether its
+    kernel computes it while reading it. Sizes are symbolic until ``at`` makes them numbers.
+
+    ``operations`` are those of one element, ``reads`` the tensors it is computed from. ``kept``: its values are a
+    result too, so that they are in memory anyway.
+    """
+
+    rows: Any
+    columns: Any
+    length: Any
+    dtype: str
+    operations: tuple[str, ...]
+    reads: int
+    kept: bool
+
+    def at(self, environment: Mapping[str, Any]) -> Prologue:
+        rows, columns, length = (symbols.evaluate(s, environment) for s in (self.rows, self.columns, self.length))
+        return replace(self, rows=rows, columns=columns, length=length)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a product computes its activation while reading it, else before, into a temporary; and why."""
+
+    fused: bool
+    why: str
+
+
+Decide = Callable[[Prologue], Decision]
+
+
 def has_matmul(node: Node) -> bool:
     return any(part.op == "matmul" for part in topological([node]))
 
 
 def group(
-    results: Sequence[Node], mover: Mover, materialize: Materialize, prologue: bool
+    results: Sequence[Node], mover: Mover, materialize: Materialize, decide: Decide
 ) -> tuple[list[Region], list[Node | None]]:
     """Contraction regions for what they can hold of ``results``, and the other results without products.
 
     Args:
-        prologue: whether a kernel may compute its activation while it reads it; otherwise that is done before, into a
+        decide: whether a kernel computes its activation while it reads it; otherwise that is done before, into a
             temporary.
 
     Returns:
@@ -47,6 +81,7 @@ def group(
     whole = _without_hidden_products(whole, mover, materialize, flat=False)
     stores = [_flat(store.result, store.value, mover) for store in whole]
     stores = _without_hidden_products(stores, mover, materialize, flat=True)
+    stores = [_of_like_products(store, mover, materialize) for store in stores]
     regions: list[Region] = []
     rest: list[Node | None] = list(results)
     for store in stores:
@@ -64,7 +99,14 @@ def group(
             regions.append(Region(store.value.shape, (store,)))
         else:
             regions[place] = Region(regions[place].shape, (*regions[place].stores, store))
-    return [_computable(region, mover, materialize, prologue) for region in regions], rest
+    kept = {id(node) for node in results}
+    temporaries: dict[int, Node] = {}
+
+    def keep(node: Node) -> Node:
+        return temporaries.setdefault(id(node), materialize(node))
+
+    regions = [_computable(region, mover, keep, decide, kept) for region in regions]
+    return regions, [None if node is None else temporaries.get(id(node), node) for node in rest]
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -189,6 +231,26 @@ def _without_hidden_products(
         stores = [Store(s.result, mover.substituted(s.value, memo), s.movements) for s in stores]
 
 
+def _of_like_products(store: Store, mover: Mover, materialize: Materialize) -> Store:
+    """``store`` with only those products in it that one kernel computes together: the first and those of its activation
+    with weights of its format; the others come from temporaries."""
+    products = _products(store.value)
+    others = [product for product in products if _kind(product) != _kind(products[0])]
+    if not others:
+        return store
+    return Store(
+        store.result,
+        mover.substituted(store.value, {id(other): materialize(other) for other in others}),
+        store.movements,
+    )
+
+
+def _kind(product: Node) -> tuple[Any, ...]:
+    x, weight = product.inputs
+    base = under_views(weight)
+    return x, base.attrs if base.op == "dequantize" else (), product.attrs
+
+
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
     """What to materialize for the first product that some result does not read through pointwise operations alone."""
     order = topological(roots, leaves="matmul")
@@ -268,7 +330,7 @@ def _only_pointwise(start: Node, end: Node, users: dict[int, list[Node]]) -> boo
 # ---------------------------------------------------------------------------------------- operands of a region
 
 
-def _computable(region: Region, mover: Mover, materialize: Materialize, prologue: bool) -> Region:
+def _computable(region: Region, mover: Mover, materialize: Materialize, decide: Decide, kept: set[int]) -> Region:
     """``region`` reading nothing but tensors: reductions and the like in its epilogue or its operands come first."""
     memo: dict[int, Node] = {}
     for node in topological((store.value for store in region.stores), leaves="matmul"):
@@ -276,7 +338,10 @@ def _computable(region: Region, mover: Mover, materialize: Materialize, prologue
             memo[id(node)] = materialize(node)
         elif node.op == "matmul":
             x, weight = node.inputs
-            operands = (_activation(x, materialize, prologue), _weight(weight, materialize))
+            computed = _prologue(node, kept)
+            fused = computed is not None and decide(computed).fused
+            x = x if fused or under_views(x).op == "input" else materialize(x)
+            operands = (x, _weight(weight, materialize))
             memo[id(node)] = mover.builder.like(node, operands)
         else:
             children = [memo[id(child)] for child in node.inputs]
@@ -285,13 +350,28 @@ def _computable(region: Region, mover: Mover, materialize: Materialize, prologue
     return Region(region.shape, tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores))
 
 
-def _activation(node: Node, materialize: Materialize, prologue: bool) -> Node:
-    if under_views(node).op == "input":
-        return node
-    parts = topological([node])
-    if prologue and not any(part.op in ("reduce", "cat", "matmul") for part in parts):
-        return node
-    return materialize(node)
+def _prologue(product: Node, kept: set[int]) -> Prologue | None:
+    """The activation of ``product`` where pointwise operations compute it."""
+    x, (rows, columns) = product.inputs[0], product.shape
+    parts = topological([x])
+    if under_views(x).op == "input" or any(part.op in ("reduce", "cat", "matmul") for part in parts):
+        return None
+    operations = tuple(part.op for part in parts if _is_pointwise(part))
+    reads = sum(under_views(part).op == "input" for part in _leaves(x))
+    return Prologue(rows, columns, x.shape[-1], x.dtype, operations, reads, id(x) in kept)
+
+
+def _leaves(root: Node) -> list[Node]:
+    """What the pointwise operations of ``root`` read."""
+    found: dict[int, Node] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if _is_pointwise(node):
+            stack.extend(node.inputs)
+        else:
+            found[id(node)] = node
+    return list(found.values())
 
 
 def _weight(node: Node, materialize: Materialize) -> Node:

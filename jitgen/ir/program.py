@@ -12,12 +12,13 @@ Buffers are numbered inputs first, then temporaries, then results (the outputs a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.ir import contractions, symbols
 from jitgen.ir.body import WHOLE, Body, BodyBuilder, Contraction
+from jitgen.ir.contractions import Decision, Prologue
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, equal_sizes, topological, under_views
 from jitgen.ir.regions import MAX_READS, Region, split
 from jitgen.ir.rows import group, split_long_rows
@@ -75,6 +76,7 @@ class Program:
             the argument. Where other elements or results still need its old value, the new one is computed into a
             temporary first and copied last.
         kernels: to launch in order.
+        prologues: computed activations of products, and what was decided of each.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Program:
     outputs: tuple[int | Alias, ...]
     mutated: tuple[tuple[int, int], ...]
     kernels: tuple[Kernel, ...]
+    prologues: tuple[tuple[Prologue, Decision], ...] = ()
 
     def read_beside(self, result: int) -> frozenset[int]:
         """Inputs that are still read, at other elements than the one just written, once result ``result`` is.
@@ -102,6 +105,10 @@ class Program:
                 found |= {o.buffer for o in operands if o.kind in WHOLE and o.buffer is not None}
         return frozenset(index for index in found if index < len(self.inputs))
 
+    def decides_alike(self, prologue: Callable[[Prologue], Decision], environment: Mapping[str, Any]) -> bool:
+        """Whether the same would be decided of its prologues at other sizes."""
+        return all(prologue(computed.at(environment)) == decision for computed, decision in self.prologues)
+
     @property
     def returns_temporaries(self) -> bool:
         """Whether an output is a temporary, which no memory of the caller's can stand for."""
@@ -112,12 +119,16 @@ class Program:
         return (*self.inputs, *self.temporaries, *self.results)
 
 
+def _before(prologue: Prologue) -> Decision:
+    return Decision(False, "")
+
+
 def build(
     graph: Graph,
     decide: Decide,
     environment: Mapping[str, Any],
     memory: Sequence[Strided],
-    prologue: bool = False,
+    prologue: Callable[[Prologue], Decision] = _before,
     given: bool = False,
 ) -> Program:
     """The program of ``graph``.
@@ -126,7 +137,7 @@ def build(
         decide: decides (and records) symbolic comparisons where a slice meets a concatenation.
         environment: a value for every symbol, and
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
-        prologue: whether a matmul kernel may compute its activation while it reads it.
+        prologue: whether a matmul kernel computes its activation, given at this call's sizes, while it reads it.
         given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
     """
     return _Cutter(graph, decide, environment, memory, prologue, given).program()
@@ -139,7 +150,7 @@ class _Cutter:
         decide: Decide,
         environment: Mapping[str, Any],
         memory: Sequence[Strided],
-        prologue: bool,
+        prologue: Callable[[Prologue], Decision],
         given: bool,
     ):
         self.graph = graph
@@ -148,6 +159,7 @@ class _Cutter:
         self.environment = environment
         self.memory = memory
         self.prologue, self.given = prologue, given
+        self.prologues: dict[Prologue, Decision] = {}
         self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
@@ -204,6 +216,7 @@ class _Cutter:
             tuple(outputs),
             tuple(mutated),
             tuple(kernels),
+            tuple(self.prologues.items()),
         )
 
     def _held_by_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
@@ -279,12 +292,16 @@ class _Cutter:
         self.temporaries.append(temporary)
         return temporary
 
+    def _decide(self, prologue: Prologue) -> Decision:
+        self.prologues[prologue] = self.prologue(prologue.at(self.environment))
+        return self.prologues[prologue]
+
     def _regions(self, results: Sequence[Node]) -> list[Region]:
         """The regions that compute ``results``: of products, of row reductions, and pointwise ones for the rest."""
         products: list[Region] = []
         places = list(range(len(results)))
         if any(map(contractions.has_matmul, results)):
-            products, others = contractions.group(results, self.mover, self._materialize, self.prologue)
+            products, others = contractions.group(results, self.mover, self._materialize, self._decide)
             places = [position for position, node in enumerate(others) if node is not None]
             results = [node for node in others if node is not None]
         results = [split_long_rows(node, self.mover, self._materialize) for node in results]

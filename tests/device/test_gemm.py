@@ -52,11 +52,18 @@ def wide(value: Any) -> torch.Tensor:
     return value.dequantize(F64) if isinstance(value, jitgen.QTensor) else value.double()
 
 
-def check(function: Callable[..., Any], *given: Any, slack: float = 1.0, backend: str = "cuda") -> None:
-    """The kernel's results, written into poison, against ``function`` in float64."""
+def check(
+    function: Callable[..., Any],
+    *given: Any,
+    slack: float = 1.0,
+    backend: str = "cuda",
+    dtype: torch.dtype | None = None,
+) -> None:
+    """The kernel's results, of the first argument's dtype or ``dtype``, written into poison, against ``function`` in
+    float64."""
     expected = function(*map(wide, given))
     expected = expected if isinstance(expected, tuple) else (expected,)
-    dtype = given[0].dtype
+    dtype = dtype or given[0].dtype
     poisoned = tuple(torch.full(e.shape, float("nan"), dtype=dtype, device="cuda") for e in expected)
     plan = jitgen.jit(function, backend=backend).bind(*given)
     out = poisoned if len(poisoned) > 1 else poisoned[0]
@@ -113,6 +120,77 @@ def test_activations_of_quantised_weights_lie_anyhow(lies: str) -> None:
             "shifted": random(m, k + 3)[:, 3:],
         }[lies]
         check(linear, x, quantized(96, k, "int4", 32))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64])
+@pytest.mark.parametrize("lies", ["rows", "columns"])
+def test_dense_weights_of_few_rows(lies: str, dtype: torch.dtype) -> None:
+    shapes = [(1, 1), (16, 8), (100, 64), (33, 65), (130, 200), (256, 1032), (257, 1000), (1024, 4096), (520, 14336)]
+    for m in (1, 2, 4, 7, 8, 13, 16):
+        for n, k in shapes:
+            w = random(n, k, dtype=dtype) if lies == "rows" else random(k, n, dtype=dtype).t()
+            check(linear, random(m, k, dtype=dtype), w)
+            check(swiglu, random(m, k, dtype=dtype), w, random(n, k, dtype=dtype), slack=3)
+            check(projections, random(m, k, dtype=dtype), w, w[: n // 2], random(n + 3, k, dtype=dtype))
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(F.silu(gate) * up, w)
+
+
+def normalised(x: torch.Tensor, scale: torch.Tensor, gain: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(x * scale[:, None] * gain, w)
+
+
+def activated(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    # A prologue that is not 0 at 0, with what the epilogue reads too.
+    y = 1 / (1.5 + x.abs())
+    return F.linear(y, first) * F.linear(y, second).sigmoid()
+
+
+def shifted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(x.shape[1], device=x.device)
+    return F.linear(x + places % 3, w) + torch.arange(w.shape[0], device=x.device) % 5
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("weights", ["int4", "int8", "uint4", "dense", "transposed", "strided"])
+def test_prologues(weights: str, dtype: torch.dtype) -> None:
+    def weight(n: int, k: int) -> Any:
+        if weights == "dense":
+            return random(n, k, dtype=dtype)
+        if weights == "transposed":
+            return random(k, n, dtype=dtype).t()
+        if weights == "strided":
+            return random(n, 3 * k, dtype=dtype)[:, ::3]
+        return quantized(n, k, weights, 64)
+
+    for m in (1, 3, 4, 8, 16, 20):
+        for n, k in [(1, 1), (40, 64), (130, 200), (257, 1001), (512, 4096)]:
+            x, y = random(m, k, dtype=dtype), random(m, k, dtype=dtype)
+            # The activation is rounded to its dtype where it meets the weights.
+            check(gated, x, y, weight(n, k), slack=2)
+            check(normalised, x, random(m, dtype=dtype), random(k, dtype=dtype), weight(n, k), slack=2)
+            check(activated, random(k, m, dtype=dtype).t(), weight(n, k), weight(n, k), slack=4)
+            check(shifted, x, weight(n, k), slack=2)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 30])
+def test_an_activation_that_is_cast(rows: int) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.to(w.dtype), w)
+
+    for n, k in [(64, 64), (257, 1000)]:
+        check(function, random(rows, k, dtype=F32), random(n, k), slack=2, dtype=BF16)
+
+
+def test_an_activation_that_is_returned_too() -> None:
+    def function(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> Any:
+        hidden = x + residual
+        return F.linear(hidden, w), hidden
+
+    for m in (1, 8, 40):
+        check(function, random(m, 512), random(m, 512), quantized(300, 512, "int4", 64), slack=2)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 16, 50, 200])

@@ -137,8 +137,43 @@ def test_an_activation_is_computed_in_the_kernel_or_before_it() -> None:
     arguments = tensors((M, K), (N, K))
     low = jitgen.jit(lambda x, w: torch.relu(x) @ w.T)
     assert kinds(low.lower(*arguments, target="x86-64-v3")._lowered.program) == ["gemm"]
-    gpu = low.lower(*arguments, target="sm_90a")._lowered.program
-    assert kinds(gpu) == ["elementwise", "gemm"]
+    few, many = (low.lower(torch.randn(rows, K), arguments[1], target="sm_90a") for rows in (4, 400))
+    assert kinds(few._lowered.program) == ["gemm"]
+    assert "in its product" in few.explain()
+    assert kinds(many._lowered.program) == ["elementwise", "gemm"]
+    assert "before its product" in many.explain()
+    triton = low.lower(*arguments, target="sm_90a", backend="triton")._lowered.program
+    assert kinds(triton) == ["elementwise", "gemm"]
+
+
+def test_an_activation_that_is_returned_is_not_computed_twice_on_a_gpu() -> None:
+    low = jitgen.jit(lambda x, w: (torch.relu(x) @ w.T, torch.relu(x))).lower(*tensors((4, K), (N, K)), target="sm_90a")
+    assert kinds(low._lowered.program) == ["elementwise", "gemm"]
+    assert "it is a result too" in low.explain()
+
+
+@pytest.mark.parametrize("formats", [(None, None), ("int4", "int4"), ("int4", "int8"), ("int4", None)])
+@pytest.mark.parametrize("one_activation", [True, False])
+def test_products_of_one_kernel_are_alike(formats: tuple[str | None, ...], one_activation: bool) -> None:
+    x, z = tensors((M, 64), (M, 64))
+    if one_activation:
+        z = x
+    weights = [
+        w if f is None else jitgen.quantize(w, f, 32) for f, w in zip(formats, tensors((N, 64), (N, 64)), strict=True)
+    ]
+
+    def function(x: torch.Tensor, z: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w) * F.linear(z, v)
+
+    cut = (
+        program((lambda x, w, v: function(x, x, w, v)), x, *weights)
+        if one_activation
+        else program(function, x, z, *weights)
+    )
+    assert kinds(cut) == ["gemm"] * (1 if one_activation and formats[0] == formats[1] else 2)
+    exact = [w.dequantize(torch.float64) if isinstance(w, jitgen.QTensor) else w.double() for w in weights]
+    found = jitgen.jit(function)(x, z, *weights)
+    torch.testing.assert_close(found.double(), function(x.double(), z.double(), *exact), rtol=1e-4, atol=1e-4)
 
 
 def test_a_normalised_activation_comes_first() -> None:

@@ -48,8 +48,9 @@ class GemmOperand:
 class ContractionContext:
     """One product: its accumulator is ``acc<index>`` of compute ``type``.
 
-    ``x`` is the activation's operand, or None where a prologue computes it from ``x_loads`` by ``x_lines``, giving
-    ``x_value`` of ``x_type``; ``weight`` are the operands of the weight (one, or codes, scales and zeros).
+    ``x`` is the activation's operand, or None where a prologue computes it from ``x_loads`` and ``x_scalars`` by
+    ``x_lines``, giving ``x_value`` of ``x_type``; ``weight`` are the operands of the weight (one, or codes, scales and
+    zeros).
     """
 
     index: int
@@ -59,6 +60,7 @@ class ContractionContext:
     x: GemmOperand | None
     x_loads: tuple[GemmOperand, ...]
     x_lines: tuple[Line, ...]
+    x_scalars: tuple[tuple[str, str], ...]
     x_value: str
     x_type: str
     weight: tuple[GemmOperand, ...]
@@ -78,7 +80,8 @@ class GemmRegion:
 
     @property
     def loads(self) -> tuple[GemmOperand, ...]:
-        return tuple(operand for operand in self.operands if operand.role in ("load", "iota"))
+        """What the epilogue reads."""
+        return tuple(operand for operand in self.operands if operand.role in ("load", "iota") and operand.value)
 
     @property
     def stores(self) -> tuple[GemmOperand, ...]:
@@ -156,6 +159,14 @@ class _Region:
         return tuple(lines), names
 
     def _contraction(self, index: int, part: Contraction) -> ContractionContext:
+        of_epilogue = self.values, self.used  # which may read the same operands and scalars
+        self.values, self.used = {}, {}
+        try:
+            return self._printed_contraction(index, part)
+        finally:
+            self.values, self.used = of_epilogue
+
+    def _printed_contraction(self, index: int, part: Contraction) -> ContractionContext:
         lines, names = self._print(part.x, f"x{index}_")
         last = len(part.x) - 1
         loads = dict.fromkeys(i.attr for i in part.x if i.op in ("load", "iota"))
@@ -168,6 +179,7 @@ class _Region:
             x=self._operand(part.activation) if part.activation is not None else None,
             x_loads=tuple(self._operand(operand) for operand in loads),
             x_lines=lines,
+            x_scalars=tuple(self.used.items()),
             x_value=names[last],
             x_type=self.dialect.types[part.x[last].dtype],
             weight=tuple(self._operand(operand) for operand in part.weight),

@@ -6,7 +6,6 @@ header, its epilogue and the activation's prologue are loops over neighbours.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ def build(
     return {
         # What may differ between two calls of one shape comes first, so that the rest is packed once.
         "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
-        "x": _activation(contractions[0], products, dialect),
+        "x": _activation(contractions[0], dialect),
         "regions": [_region(region, products) for region in products.regions],
         "regions_given": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
@@ -57,15 +56,13 @@ def _in_pairs(part: ContractionContext) -> bool:
 # -------------------------------------------------------------------------------------------------------- activation
 
 
-def _activation(part: ContractionContext, products: GemmContext, dialect: Dialect) -> dict[str, Any]:
+def _activation(part: ContractionContext, dialect: Dialect) -> dict[str, Any]:
     storage = dialect.storage_types[part.described.dtype]
     operands = [part.x] if part.x is not None else list(part.x_loads)
-    scalars = dict(products.scalars)
-    used = [name for name in scalars if any(_mentions(line.expression, name) for line in part.x_lines)]
     result = f"jitgen::store<{storage}>({part.x_value})"
     if part.x is not None:
         result = f"{_local(part.x)}[{_step(part.x, 'i')}]"
-    fields, arguments = _members(operands, [(scalars[name], name) for name in used])
+    fields, arguments = _members(operands, [(kind, name) for name, kind in part.x_scalars])
     return {
         "storage": storage,
         "fields": fields,
@@ -173,7 +170,3 @@ def _load(operand: GemmOperand, index: str) -> dict[str, str]:
     else:
         expression = f"jitgen::load({_local(operand)}[{_step(operand, index)}])"
     return {"type": operand.type, "value": operand.value, "expression": expression}
-
-
-def _mentions(expression: str, name: str) -> bool:
-    return re.search(rf"\b{name}\b", expression) is not None

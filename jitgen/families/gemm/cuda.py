@@ -7,12 +7,15 @@ epilogue of each region, the types that describe its weights, and an entry that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import Built
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
+from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules.cuda import Shape, shape_of
@@ -30,36 +33,56 @@ def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
-    first = products.regions[0].contractions[0]
-    assert first.x is not None  # a prologue is a kernel of its own on GPUs
     if schedule.maps:
         return _mapped(kernel, layouts, schedule, products)
+    first = products.regions[0].contractions[0]
     shape = shape_of(schedule, len(products.regions[0].contractions), first.described.dtype)
     resident = _resident(shape, first.described)
-    parameters = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
+    parameters = [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
     parameters += [f"Index {name}" for name in products.integers]
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = [
         _region(region, layout, shape.width)
-        | dict(zip(("config", "weight_type"), _config(region, schedule, shape), strict=True))
-        | {"weights": [_weight(part, schedule.path) for part in region.contractions]}
+        | dict(zip(("config", "weight_type"), _config(region, layout, schedule, shape), strict=True))
+        | {"weights": [_weight(part, region, schedule.path) for part in region.contractions]}
         for region, layout in zip(products.regions, layouts, strict=True)
     ]
+    mainloop = _MAINLOOPS[schedule.path]
     return {
         "maps": [],
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "shape": shape,
         "bounds": f"{schedule.block_threads}, {resident}" if resident else str(schedule.block_threads),
-        "mainloop": f"jitgen/gemm_{schedule.path}.cuh",
+        "mainloop": mainloop.headers,
+        "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
         "cluster_attribute": f"__cluster_dims__({schedule.split}, 1, 1) " if schedule.split > 1 else "",
         "regions": regions,
         "alike": len({(part["config"], part["weight_type"]) for part in regions}) == 1,
         "epilogues": [f"epilogue{part['index']}" for part in regions],
-        "call": f"{schedule.path}_gemm",
-        "shared_type": _SHARED[schedule.path].format(scalar=first.x.storage),
-        "x": _activation(first.x, schedule.path),
+        "call": f"{mainloop.name}_gemm",
+        "shared_type": mainloop.shared.format(scalar=dialect.storage_types[first.described.dtype]),
+        "x": _activation(first, schedule.path),
     }, {}
+
+
+@dataclass(frozen=True)
+class _Mainloop:
+    """Headers, the name of its function, and the type that knows its shared memory."""
+
+    name: str
+    shared: str
+    headers: tuple[str, ...]
+
+
+_MAINLOOPS = {
+    "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
+    "rows": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
+    "dense": _Mainloop("dense", "DenseShared<Config0>", ("jitgen/gemm_dense.cuh",)),
+    "stream": _Mainloop("stream", "StreamShared<Config0>", ("jitgen/gemm_stream.cuh",)),
+    "stream_outer": _Mainloop("stream", "StreamShared<Config0>", ("jitgen/gemm_stream.cuh",)),
+    "simt": _Mainloop("simt", "SimtShared<Config0, {scalar}>", ("jitgen/gemm_simt.cuh",)),
+}
 
 
 def _resident(shape: Shape, part: Contraction) -> int:
@@ -69,13 +92,33 @@ def _resident(shape: Shape, part: Contraction) -> int:
     return shape.resident if plain else min(shape.resident, 3 if shape.tokens == 1 else 1)
 
 
-_SHARED = {"mma": "MmaShared<Config0>", "dense": "DenseShared<Config0>", "simt": "SimtShared<Config0, {scalar}>"}
+# -------------------------------------------------------------------------------------------------------- activation
 
 
-def _activation(x: GemmOperand, path: str) -> str:
-    """The mainloop's arguments for x."""
-    values = f"{x.pointer}, {', '.join(x.strides)}"
-    return f"{_simt_dense([x])}{{{values}}}" if path == "simt" else values
+def _activation(part: ContractionContext, path: str) -> str:
+    """The mainloop's argument for x."""
+    if part.x is None:
+        return "jitgen::SimtComputed<Activation>{activation}" if path == "simt" else "activation"
+    x = part.x
+    vector = 1 if path != "dense" and x.kind != "k" else x.unit
+    made = _simt_dense([x]) if path == "simt" else f"jitgen::StoredActivation<{_list(x.storage, vector)}>"
+    return f"{made}{{{', '.join([str(x.pointer), *x.strides])}}}"
+
+
+def _prologue(part: ContractionContext, layout: GemmLayout, dialect: Dialect) -> dict[str, Any]:
+    """The functor that computes x, 16 bytes of it at a time."""
+    width = ACCESS_BYTES // item_size(part.described.dtype)
+    fields, arguments = members(part.x_loads, part.x_scalars)
+    return {
+        **reads(part.x_loads, width),
+        "fields": fields,
+        "arguments": arguments,
+        "element": dialect.storage_types[part.described.dtype],
+        "vector": width,
+        "whole": layout.length_unit >= width,
+        "lines": part.x_lines,
+        "value": part.x_value,
+    }
 
 
 def _simt_dense(operands: Sequence[GemmOperand]) -> str:
@@ -96,13 +139,13 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     quantised = schedule.path == wgmma.QUANTIZED
     names = [f"map{number}" for number in range(1 + count * len(products.regions))]
     parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
-    parameters += [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
+    parameters += [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
     parameters += [f"Index {name}" for name in products.integers]
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = []
     for region, layout in zip(products.regions, layouts, strict=True):
         own = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
-        weights = [f"Weight{_weight(part, schedule.path)}" for part in region.contractions] if quantised else []
+        weights = [f"Weight{_weight(part, region, schedule.path)}" for part in region.contractions] if quantised else []
         parts = [f"{{{', '.join(weights)}}}"] if quantised else []
         made = ", ".join([*parts, f"{{{', '.join(own)}}}", f"int({region.columns})"])
         regions.append(_region(region, layout, wgmma.EPILOGUE_WIDTH) | {"made": f"{{{made}}}"})
@@ -110,7 +153,8 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
-        "mainloop": f"jitgen/gemm_{schedule.path}.cuh",
+        "mainloop": (f"jitgen/gemm_{schedule.path}.cuh",),
+        "prologue": None,
         "config": list(_mapped_config(schedule, products)),
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
         "shape_type": "jitgen::QuantizedShape<Config, Weight>" if quantised else "jitgen::DenseShape<Config>",
@@ -154,7 +198,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
 
 def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any]:
     """A region's epilogue, computed for ``width`` columns of a row at a time."""
-    fields, arguments = _members(region)
+    fields, arguments = members((*region.loads, *region.stores), region.scalars)
     return {
         "index": region.index,
         "title": region.title,
@@ -165,28 +209,31 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any
         "accumulator": region.contractions[0].type,
         "accumulators": [part.accumulator for part in region.contractions],
         "whole": layout.columns_unit >= width,
-        "vectors": [_vector(operand, width) for operand in region.loads if operand.kind in ("full", "column")],
-        "singles": [_single(operand) for operand in region.loads if operand.kind in ("row", "scalar")],
-        "elements": [_element(operand) for operand in region.loads if operand.kind == "strided"],
+        **reads(region.loads, width),
         "lines": region.lines,
-        "stores": [_vector(operand, width) | {"step": operand.strides[1]} for operand in region.stores],
+        "stores": [vector(operand, width) | {"step": operand.strides[1]} for operand in region.stores],
     }
 
 
-def _config(region: GemmRegion, schedule: GemmSchedule, s: Shape) -> tuple[str, str]:
+def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, s: Shape) -> tuple[str, str]:
     """The types of a region's mainloop configuration and of its weights."""
     first = region.contractions[0]
-    x = first.x
-    assert x is not None
-    count = len(region.contractions)
-    x_vector = x.unit if x.kind == "k" else 1
+    count, dtype = len(region.contractions), first.described.dtype
+    storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
     numbers: tuple[int, ...]
-    if schedule.path == "mma":
-        format = formats.find(first.described.format or "")
-        sums = format.bits == 4 and x.dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
+    if schedule.path in ("mma", "rows"):
         numbers = (count, s.tokens, s.row_tiles, s.warps_n, s.warps_k, schedule.split, schedule.stages, s.window)
-        config = f"jitgen::MmaConfig<{_list(*numbers, s.width, x_vector, sums)}>"
-        return config, _quantised(first, x.storage)
+        if schedule.path == "rows":
+            weight = f"jitgen::DenseRows<{_list(storage, layout.length_unit % 64 != 0)}>"
+            return f"jitgen::MmaConfig<{_list(*numbers, s.width, False)}>", weight
+        format = formats.find(first.described.format or "")
+        sums = format.bits == 4 and dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
+        return f"jitgen::MmaConfig<{_list(*numbers, s.width, sums)}>", _quantised(first, storage)
+    if schedule.path in ("stream", "stream_outer"):
+        numbers = (count, s.tokens, s.run[0], s.warps_n, s.warps_k, schedule.split, schedule.stages, s.window)
+        along_k = schedule.path == "stream"
+        config = f"jitgen::StreamConfig<{_list(storage, *numbers, s.width, along_k, s.run[1])}>"
+        return config, f"jitgen::StreamWeight<{storage}>"
     if schedule.path == "dense":
         # Neighbouring weights of one region may lie differently; then none is taken to lie well.
         kinds = {part.weight[0].kind for part in region.contractions}
@@ -194,8 +241,8 @@ def _config(region: GemmRegion, schedule: GemmSchedule, s: Shape) -> tuple[str, 
         tiles = (s.token_tiles, s.row_tiles, s.warps_m, s.warps_n, s.warps_k)
         w = (_along(kinds.pop()), unit) if len(kinds) == 1 else (_along("strided"), 1)
         steps = (schedule.split, schedule.stages, s.width)
-        config = f"jitgen::DenseConfig<{_list(count, *tiles, *steps, _along(x.kind), x.unit, *w)}>"
-        return config, f"jitgen::DenseWeight<{x.storage}>"
+        x = _along(first.x.kind if first.x is not None else "k")
+        return f"jitgen::DenseConfig<{_list(count, *tiles, *steps, x, *w)}>", f"jitgen::DenseWeight<{storage}>"
     tiles = (s.tokens, s.rows, schedule.block_k, *s.run)
     config = f"jitgen::SimtConfig<{_list(count, *tiles, schedule.split, s.width)}>"
     if first.described.format is not None:
@@ -217,62 +264,13 @@ def _quantised(part: ContractionContext, element: str) -> str:
     return f"jitgen::QuantWeight<{_list(*values)}>"
 
 
-def _weight(part: ContractionContext, path: str) -> str:
+def _weight(part: ContractionContext, region: GemmRegion, path: str) -> str:
     """How a weight's type is made from the kernel's parameters."""
     if part.described.format is None:
         (weight,) = part.weight
+        if path == "rows":
+            return f"{{{weight.pointer}, {weight.strides[0]}, int({region.columns}), int(k)}}"
         return f"{{{', '.join([str(weight.pointer), *weight.strides])}}}"
     codes, scales, *zeros = (str(operand.pointer) for operand in part.weight)
     made = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"
     return f"{{{made}}}" if path == "simt" else made
-
-
-# ---------------------------------------------------------------------------------------------------------- operands
-
-
-def _pointer(operand: GemmOperand) -> str:
-    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
-
-
-def _members(region: GemmRegion) -> tuple[list[str], list[str]]:
-    """Fields of the epilogue for all that its operands and scalars need, and the parameters that fill them."""
-    fields, names = [], []
-    for operand in (*region.loads, *region.stores):
-        if operand.pointer is not None:
-            fields.append(f"{_pointer(operand)} {operand.pointer}")
-            names.append(operand.pointer)
-        for name in (*operand.strides, operand.offset):
-            if name and not name.isdigit():
-                fields.append(f"Index {name}")
-                names.append(name)
-    for name, kind in region.scalars:
-        fields.append(f"{kind} {name}")
-        names.append(name)
-    return fields, names
-
-
-def _vector(operand: GemmOperand, width: int) -> dict[str, Any]:
-    """An operand whose neighbouring columns are neighbours; ``access``: they move together."""
-    elements = min(width, ACCESS_BYTES // item_size(operand.dtype))
-    return {
-        "index": operand.index,
-        "storage": operand.storage,
-        "type": operand.type,
-        "value": operand.value,
-        "place": f"{operand.pointer} + ({operand.position('m', 'n')})",
-        "access": operand.strides[1] == "1" and operand.unit >= elements,
-    }
-
-
-def _single(operand: GemmOperand) -> dict[str, Any]:
-    return {
-        "type": operand.type,
-        "value": operand.value,
-        "expression": f"jitgen::load({operand.pointer}[{operand.position('m', 'n')}])",
-    }
-
-
-def _element(operand: GemmOperand) -> dict[str, Any]:
-    position = operand.position("m", "column")
-    expression = position if operand.pointer is None else f"jitgen::load({operand.pointer}[{position}])"
-    return {"type": operand.type, "value": operand.value, "expression": expression}

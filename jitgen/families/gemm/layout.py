@@ -30,7 +30,8 @@ class GemmLayout:
         operands: for each operand, by its kind:
 
             * ``load``, ``store`` and ``iota``: ``"full"`` (column stride 1), ``"column"`` (row stride 0, column stride
-              1: a bias), ``"row"`` (column stride 0: a value for each row), ``"scalar"``, or ``"strided"``;
+              1: a bias), ``"row"`` (column stride 0: a value for each row), ``"scalar"``, or ``"strided"``; so what a
+              prologue reads too, K being its columns;
             * ``x`` and ``weight``: ``"k"`` (stride 1 along K), ``"outer"`` (stride 1 along rows or columns), or
               ``"strided"``;
             * a quantised weight's parts: ``"whole"``.
@@ -107,7 +108,11 @@ def _resolve_body(
         units.append(_unit(operand, view.offset, outer, inner, buffers) if accesses else 1)
         reach = sum((size - 1) * abs(step) for size, step in zip(view.sizes, view.strides, strict=True) if size)
         wide = wide or reach >= INDEX_LIMIT
-    kinds = tuple(_kind(operand, *pair) for operand, pair in zip(body.operands, strides, strict=True))
+    activations = {contraction.activation for contraction in body.contractions}
+    kinds = tuple(
+        _kind("load" if operand.kind == "x" and index not in activations else operand.kind, *pair)
+        for index, (operand, pair) in enumerate(zip(body.operands, strides, strict=True))
+    )
     columns_unit = _divisor(columns, 16) if accesses else 1
     length_unit = _divisor(length, 128) if accesses else 1
     layout = GemmLayout(kinds, tuple(units), columns_unit, length_unit, wide or rows * columns >= INDEX_LIMIT)
@@ -129,14 +134,14 @@ def _divisor(size: int, most: int) -> int:
     return unit
 
 
-def _kind(operand: Operand, outer: int, inner: int) -> str:
-    if operand.kind in QUANTIZED_PARTS:
+def _kind(role: str, outer: int, inner: int) -> str:
+    if role in QUANTIZED_PARTS:
         return "whole"
-    if operand.kind in ("x", "weight"):
+    if role in ("x", "weight"):
         return "k" if inner == 1 else "outer" if outer == 1 else "strided"
-    if operand.kind == "iota":
+    if role == "iota":
         return "strided"
-    if operand.kind == "load":
+    if role == "load":
         if inner == 0:
             return "row" if outer else "scalar"
         if inner == 1 and outer == 0:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.ir.body import Body, Contraction
+from jitgen.ir.contractions import Decision, Prologue
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -28,7 +29,7 @@ class GemmSchedule:
     stages: K steps in flight.
     split: blocks (of a cluster) that share one tile's K; their sums are added in order, and the epilogue runs once.
     multicast: blocks of a cluster that share a tile of one operand.
-    steps: ``wgmma_quantized``: of 16 k's whose products are started together.
+    steps: ``wgmma_quantized``: of 16 k's whose products are started together; ``stream``: elements of a lane's load.
     resident: blocks a multiprocessor is to hold at once where blocks stay and walk tiles; 0 where each has one tile.
     raster: tile columns (or rows) that neighbouring blocks walk together, so that they share a cache.
     shared_bytes: of dynamic shared memory for a block.
@@ -53,7 +54,7 @@ class GemmSchedule:
     def pdl(self) -> bool:
         """Whether the mainloop is made for programmatic dependent launch: it waits for the kernel ahead of it in the
         stream before it reads what that may have written, and until then fetches weights or sets itself up."""
-        return self.maps or self.path == "mma"
+        return self.maps or self.path in ("mma", "rows", "stream", "stream_outer")
 
     @property
     def maps(self) -> bool:
@@ -134,3 +135,11 @@ def schedule(
         target=target,
     )
     return importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)
+
+
+def prologue(computed: Prologue, target: Target, backend: str) -> Decision:
+    """Whether a product computes its activation while reading it, by the rule of ``backend``: like a schedule, the same
+    for all rows of one bucket."""
+    rule = importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").prologue
+    decision: Decision = rule(replace(computed, rows=bucket(computed.rows)), target)
+    return decision

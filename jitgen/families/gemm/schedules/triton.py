@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.ir.contractions import Decision, Prologue
 from jitgen.quant import formats
 from jitgen.spec import Target
 
@@ -31,6 +32,11 @@ def choose(problem: Problem) -> GemmSchedule:
     else:
         tile = _dense(problem)
     return replace(_fitted(tile, problem), wide=problem.wide)
+
+
+def prologue(computed: Prologue, target: Target) -> Decision:
+    """Every tile would compute it again, in each step of its loop."""
+    return Decision(False, "its products read an activation from memory")
 
 
 def _quantized(problem: Problem) -> GemmSchedule:

@@ -7,6 +7,7 @@
 // warps, and the blocks of a cluster, share out k. Beside it: gemm_epilogue.cuh.
 #pragma once
 
+#include "jitgen/gemm_activation.cuh"
 #include "jitgen/gemm_epilogue.cuh"
 
 namespace jitgen {
@@ -84,14 +85,37 @@ struct OperandTile {
   }
 };
 
+// The same of x, which may be computed as it is staged: then it is kept as rows of 64 k.
+template <class X, Along along, int outer, int threads, bool computed = X::computed>
+struct ActivationTile : OperandTile<typename X::Element, along, X::vector, outer, threads> {
+  JITGEN_DEVICE ActivationTile(const X& x, int first, int live)
+      : OperandTile<typename X::Element, along, X::vector, outer, threads>{x.pointer + first * x.row_stride, x.row_stride,
+                                                                          x.k_stride, live} {}
+};
+template <class X, Along along, int outer, int threads>
+struct ActivationTile<X, along, outer, threads, true> : OperandTile<typename X::Element, Along::k, 8, outer, threads> {
+  using Tile = OperandTile<typename X::Element, Along::k, 8, outer, threads>;
+  const X& x;
+  int first;
+  JITGEN_DEVICE ActivationTile(const X& x, int first, int live) : Tile{nullptr, 0, 0, live}, x(x), first(first) {}
+  JITGEN_DEVICE void stage(uint32_t tile, int k0, int K, int thread) const {
+    constexpr int pieces = 64 / X::vector;
+#pragma unroll 1
+    for (int piece = thread; piece < outer * pieces; piece += threads) {
+      const int at = piece / pieces, k = piece % pieces * X::vector;
+      if (at < this->live) stage_elements(tile + Tile::place(at, k), x, first + at, k0 + k, K);
+    }
+  }
+};
+
 template <int contractions_, int token_tiles_, int row_tiles_, int warps_m_, int warps_n_, int warps_k_, int cluster_,
-          int stages_, int width_, Along x_along_, int x_vector_, Along w_along_, int w_vector_>
+          int stages_, int width_, Along x_along_, Along w_along_, int w_vector_>
 struct DenseConfig {
   static constexpr int contractions = contractions_, row_tiles = row_tiles_, warp_tokens = token_tiles_;
   static constexpr int warps_m = warps_m_, warps_n = warps_n_, warps_k = warps_k_, cluster = cluster_;
   static constexpr int stages = stages_, width = width_;
   static constexpr Along x_along = x_along_, w_along = w_along_;
-  static constexpr int x_vector = x_vector_, w_vector = w_vector_;
+  static constexpr int w_vector = w_vector_;
   static constexpr int token_tiles = warp_tokens * warps_m, tokens = 8 * token_tiles, rows = 16 * row_tiles * warps_n;
   static constexpr int threads = 32 * warps_m * warps_n * warps_k;
 };
@@ -112,14 +136,14 @@ struct DenseWeight {
 };
 
 // As mma_gemm of gemm_mma.cuh, with dense weights.
-template <class Config, class Element, class Epilogue>
-JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x_row, int64_t x_k, int M, int N, int K,
+template <class Config, class X, class Element, class Epilogue>
+JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, int K,
                               const DenseWeight<Element> (&weights)[Config::contractions], const Epilogue& epilogue,
                               int m_block, int n_block) {
   using Shared = DenseShared<Config>;
   constexpr int C = Config::contractions, T = Config::warp_tokens, R = Config::row_tiles, S = Config::stages;
   constexpr int warps_k = Config::warps_k;
-  using X = OperandTile<Element, Config::x_along, Config::x_vector, Config::tokens, Config::threads>;
+  using Tokens = ActivationTile<X, Config::x_along, Config::tokens, Config::threads>;
   using W = OperandTile<Element, Config::w_along, Config::w_vector, Config::rows, Config::threads>;
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -129,7 +153,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
   if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
 
   const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;
-  const X x_tile = {x + m0 * x_row, x_row, x_k, smaller(M - m0, Config::tokens)};
+  const Tokens x_tile(x, m0, smaller(M - m0, Config::tokens));
   W w_tiles[C];
 #pragma unroll
   for (int c = 0; c < C; ++c) {
@@ -141,7 +165,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
   const int first = int(rank) * per_block, count = smaller(int(rank + 1) * per_block, steps) - first;
 
   const uint32_t ring = shared_address(shared);
-  constexpr int parts_at_once = Config::x_vector > 1 && Config::w_vector > 1 ? warps_k : 1;
+  constexpr int parts_at_once = !X::computed && X::vector > 1 && Config::w_vector > 1 ? warps_k : 1;
   auto stage = [&](int slot, int i) {
     const uint32_t to = ring + slot * Shared::stage;
 #pragma unroll parts_at_once
@@ -150,7 +174,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
       x_tile.stage(to + part * Shared::part, k0, K, threadIdx.x);
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        w_tiles[c].stage(to + part * Shared::part + X::bytes + c * W::bytes, k0, K, threadIdx.x);
+        w_tiles[c].stage(to + part * Shared::part + Tokens::bytes + c * W::bytes, k0, K, threadIdx.x);
       }
     }
   };
@@ -176,7 +200,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
     for (int half = 0; half < 2; ++half) {
       uint32_t b[T][4];
 #pragma unroll
-      for (int t = 0; t < T; ++t) X::load(b[t], from + X::matrix(warp_m * T + t, half * 4 + lane / 8, lane));
+      for (int t = 0; t < T; ++t) Tokens::load(b[t], from + Tokens::matrix(warp_m * T + t, half * 4 + lane / 8, lane));
 #pragma unroll
       for (int c = 0; c < C; ++c) {
 #pragma unroll
@@ -184,7 +208,7 @@ JITGEN_DEVICE void dense_gemm(unsigned char* shared, const Element* x, int64_t x
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             uint32_t a[4];
-            W::load(a, from + X::bytes + c * W::bytes +
+            W::load(a, from + Tokens::bytes + c * W::bytes +
                            W::matrix((warp_n * R + r) * 2 + lane / 8 % 2, half * 4 + s * 2 + lane / 16, lane));
 #pragma unroll
             for (int t = 0; t < T; ++t) {

@@ -1,26 +1,27 @@
-// y^T = W x^T with mma.sync, sm_80 and up: quantised weights are operand A and go straight from global memory into
-// registers, in fragment order; tokens are the products' n, eight at a time, and go through shared memory. A block takes
-// 16 * row_tiles * warps_n rows of the weight and up to 8 * token_tiles tokens; its warps_k groups of warps, and the
-// blocks of a cluster, share out k. Each group has a ring of `depth` chunks of 64 k of weights in flight and two windows
+// y^T = W x^T with mma.sync, sm_80 and up: weights, quantised (gemm_quant.cuh) or dense (gemm_rows.cuh), are operand A
+// and go straight from global memory into registers, as fragments; tokens are the products' n, eight at a time, and go
+// through shared memory. A block takes 16 * row_tiles * warps_n rows of the weight and up to 8 * token_tiles tokens; its
+// warps_k groups of warps, and the blocks of a cluster, share out k. Each group has a ring of `depth` chunks of 64 k of weights in flight and two windows
 // of x, and waits for nobody else, so that a block of few tokens is little more than a stream of 16-byte loads.
 //
-// Sums are taken in float32 within a group of k and scaled in float32. Beside it: gemm_quant.cuh, gemm_epilogue.cuh.
+// Sums are taken in float32 within a group of k and scaled in float32. Beside it: gemm_activation.cuh,
+// gemm_epilogue.cuh.
 #pragma once
 
+#include "jitgen/gemm_activation.cuh"
 #include "jitgen/gemm_epilogue.cuh"
-#include "jitgen/gemm_quant.cuh"
 
 namespace jitgen {
 
 // tokens: of a block; a power of two, eight at a time from eight on. window: chunks of x staged at once, a multiple of
-// depth. width: columns per epilogue call. x_vector: elements per copy of x; 8, 4 and 2 need x's rows aligned to as many
-// and its k contiguous, 1 neither. sums: remove the codes' bias through the sum of x (bfloat16 with 4-bit codes only).
+// depth. width: columns per epilogue call. sums: remove the codes' bias through the sum of x (bfloat16 with 4-bit codes
+// only).
 template <int contractions_, int tokens_, int row_tiles_, int warps_n_, int warps_k_, int cluster_, int depth_,
-          int window_, int width_, int x_vector_, bool sums_>
+          int window_, int width_, bool sums_>
 struct MmaConfig {
   static constexpr int contractions = contractions_, tokens = tokens_, row_tiles = row_tiles_;
   static constexpr int warps_n = warps_n_, warps_k = warps_k_, cluster = cluster_, depth = depth_;
-  static constexpr int window = window_, width = width_, x_vector = x_vector_;
+  static constexpr int window = window_, width = width_;
   static constexpr bool sums = sums_;
   static constexpr int token_tiles = (tokens + 7) / 8, rows = 16 * row_tiles * warps_n;
   static constexpr int threads = 32 * warps_n * warps_k;
@@ -38,18 +39,18 @@ struct MmaShared {
   static constexpr int bytes = main + inbox_floats<Config>() * 4;
 };
 
-// Chunks `chunk`, `chunk` + stride .. of x (64 k each) into consecutive slots: rows of 128 bytes, their 16-byte units
-// exchanged so that eight rows' same unit lies in eight different banks. Beyond K there are zeros; rows from `rows` on
-// stay as they are, since no result depends on them.
-template <int vector, int threads, int tokens, int window, int stride, class Element>
-JITGEN_DEVICE void stage_window(uint32_t slot, const Element* x, int64_t row_stride, int64_t k_stride, int rows,
-                                int chunk, int last_chunk, int K, int thread) {
-  constexpr int steps = 64 / vector, at_once = threads / steps;
-  if constexpr (vector > 1 && at_once > 0) {
+// Chunks `chunk`, `chunk` + stride .. of x (64 k each) from row m0 on into consecutive slots: rows of 128 bytes, their
+// 16-byte units exchanged so that eight rows' same unit lies in eight different banks. Beyond K there are zeros; rows
+// from `rows` on stay as they are, since no result depends on them.
+template <int threads, int tokens, int window, int stride, class X>
+JITGEN_DEVICE void stage_window(uint32_t slot, const X& x, int m0, int rows, int chunk, int last_chunk, int K,
+                                int thread) {
+  constexpr int vector = X::vector, steps = 64 / vector, at_once = threads / steps;
+  if constexpr (!X::computed && vector > 1 && at_once > 0) {
     const int k = thread % steps * vector, mine = thread / steps;
     constexpr int units = tokens < at_once ? at_once / tokens : 1;  // chunks at once, where a chunk has few rows
     const int row = mine % tokens, skipped = mine / tokens;
-    const Element* const from = x + (row * row_stride + k);
+    const auto* const from = x.pointer + ((m0 + row) * x.row_stride + k);
     const uint32_t to = slot + (mine * 128 + k % 8 * 2);
 #pragma unroll 1
     for (int c = skipped; c < window && chunk + c * stride < last_chunk; c += units) {
@@ -60,9 +61,9 @@ JITGEN_DEVICE void stage_window(uint32_t slot, const Element* x, int64_t row_str
         const uint32_t swizzled = (k / 8 ^ (tokens < 8 ? row : first + row) & 7) << 4;
         if (first + row < rows) {
           if (live >= vector) {
-            copy_async<vector * 2>(to + place + swizzled, from + (first * row_stride + k0));
+            copy_async<vector * 2>(to + place + swizzled, from + (first * x.row_stride + k0));
           } else {
-            copy_async<vector * 2>(to + place + swizzled, live > 0 ? from + (first * row_stride + k0) : x,
+            copy_async<vector * 2>(to + place + swizzled, live > 0 ? from + (first * x.row_stride + k0) : x.pointer,
                                    live > 0 ? live * 2 : 0);
           }
         }
@@ -71,26 +72,19 @@ JITGEN_DEVICE void stage_window(uint32_t slot, const Element* x, int64_t row_str
   } else {
 #pragma unroll 1
     for (int i = thread; i < window * tokens * steps; i += threads) {
-      const int row = i / steps % tokens, k = i % steps * vector, c = i / (steps * tokens);
-      const int at = (chunk + c * stride) * 64 + k, live = K - at;
-      const uint32_t to = slot + i / steps * 128 + ((k / 8 ^ row & 7) << 4) + k % 8 * 2;
-      if (row >= rows || chunk + c * stride >= last_chunk) continue;
-      if constexpr (vector == 1) {
-        const uint16_t element = live > 0 ? (x + row * row_stride + at * k_stride)->bits : uint16_t(0);
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(element) : "memory");
-      } else {
-        const int bytes = live >= vector ? vector * 2 : live > 0 ? live * 2 : 0;
-        copy_async<vector * 2>(to, x + row * row_stride + (bytes ? at : 0), bytes);
-      }
+      const int row = i / steps % tokens, k = i % steps * vector, number = chunk + i / (steps * tokens) * stride;
+      if (row >= rows || number >= last_chunk) continue;
+      stage_elements(slot + i / steps * 128 + ((k / 8 ^ row & 7) << 4) + k % 8 * 2, x, m0 + row, number * 64 + k, K);
     }
   }
 }
 
-// Weights: an array of Config::contractions weights of equal N and format. x: [M, K]. Called by all threads of a block.
-template <class Config, class Weight, class Epilogue>
-JITGEN_DEVICE void mma_gemm(unsigned char* shared, const typename Weight::Element* x, int64_t x_row, int64_t x_k, int M,
-                            int N, int K, const Weight (&weights)[Config::contractions], const Epilogue& epilogue,
-                            int m_block, int n_block) {
+// Weights: an array of Config::contractions weights of equal N and format. X: see gemm_activation.cuh. Called by all
+// threads of a block.
+template <class Config, class X, class Weight, class Epilogue>
+JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int K,
+                            const Weight (&weights)[Config::contractions], const Epilogue& epilogue, int m_block,
+                            int n_block) {
   using Element = typename Weight::Element;
   using Shared = MmaShared<Config>;
   constexpr int C = Config::contractions, T = Config::token_tiles, R = Config::row_tiles, D = Config::depth;
@@ -112,6 +106,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const typename Weight::Elemen
   const int first = int(rank) * per_block + warp_k, last = smaller(int(rank + 1) * per_block, chunks);
   const int count = last > first ? (last - first + warps_k - 1) / warps_k : 0;
 
+  if constexpr (!Weight::constant) previous_kernel_wait();
   using Walk = typename Weight::template Walk<warps_k>;
   Walk walks[C][R];
 #pragma unroll
@@ -147,20 +142,18 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const typename Weight::Elemen
     }
   }
 
-  // Weights come from no kernel that lets the next one start early; x may.
   next_kernel_may_start();
-  previous_kernel_wait();
-  x += m0 * x_row;
+  if constexpr (Weight::constant) previous_kernel_wait();  // x may be the result of a kernel that is still running
   const uint32_t ring = shared_address(shared) + warp_k * Shared::ring;
   auto stage = [&](int number) {
-    stage_window<Config::x_vector, group_threads, Config::tokens, window, warps_k>(
-        ring + number % 2 * (Shared::ring / 2), x, x_row, x_k, live_tokens, first + number * window * warps_k, last, K,
+    stage_window<group_threads, Config::tokens, window, warps_k>(
+        ring + number % 2 * (Shared::ring / 2), x, m0, live_tokens, first + number * window * warps_k, last, K,
         threadIdx.x % group_threads);
     copy_commit();
   };
   stage(0);
-  const uint32_t row = lane % 8 % Config::tokens;
-  uint32_t at = ring + row * 128 + ((lane / 8 ^ row) << 4);
+  const uint32_t row = Weight::token_of(lane) % Config::tokens;
+  uint32_t at = ring + row * 128 + ((Weight::unit_of(lane) ^ row) << 4);
 
   float acc[C][R][T][4];
 #pragma unroll
@@ -186,7 +179,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const typename Weight::Elemen
         for (int s = 0; s < steps / 2; ++s) {
 #pragma unroll
           for (int t = 0; t < T; ++t) {
-            load_matrices(b[s][t], (from ^ ((part * (steps / 2) + s) * 64)) + (d * Shared::slot + t * 1024));
+            Weight::load_tokens(b[s][t], (from ^ ((part * (steps / 2) + s) * 64)) + (d * Shared::slot + t * 1024));
           }
         }
         float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -116,6 +116,17 @@ JITGEN_DEVICE uint32_t and_xor(uint32_t a) {
   return result;
 }
 
+template <class T>
+constexpr bool is_bfloat16 = false;
+template <>
+constexpr bool is_bfloat16<bfloat16> = true;
+
+// Two numbers side by side: bfloat16, the first in the low half, or float.
+JITGEN_DEVICE float2 unpack_pair(uint32_t pair) {
+  return {__int_as_float(int(pair << 16)), __int_as_float(int(pair & 0xffff0000u))};
+}
+JITGEN_DEVICE float2 unpack_pair(uint2 pair) { return {__int_as_float(int(pair.x)), __int_as_float(int(pair.y))}; }
+
 template <class Element>
 JITGEN_DEVICE uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c);
 template <>

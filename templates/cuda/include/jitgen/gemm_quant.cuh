@@ -10,11 +10,6 @@
 namespace jitgen {
 
 template <class T>
-constexpr bool is_bfloat16 = false;
-template <>
-constexpr bool is_bfloat16<bfloat16> = true;
-
-template <class T>
 struct PairType;
 template <>
 struct PairType<bfloat16> {
@@ -24,10 +19,6 @@ template <>
 struct PairType<float> {
   using type = uint2;
 };
-JITGEN_DEVICE float2 unpack_pair(uint32_t pair) {
-  return {__int_as_float(int(pair << 16)), __int_as_float(int(pair & 0xffff0000u))};
-}
-JITGEN_DEVICE float2 unpack_pair(uint2 pair) { return {__int_as_float(int(pair.x)), __int_as_float(int(pair.y))}; }
 
 // `Element` is x's dtype; codes of `bits` (4: unsigned nibbles; 8: two's complement); `zero_points`, or the middle code 8
 // of a 4-bit format; `group` of k share a scale, 0 being all of them.
@@ -40,6 +31,7 @@ struct QuantWeight {
   static constexpr bool zero_points = zero_points_;
   static constexpr int group = group_;
   static constexpr int loads = bits / 4;
+  static constexpr bool constant = true;  // no kernel makes one, so it may be read while others still run
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : 2;  // of a chunk, each with a scale of its own
 
   const uint4* codes;
@@ -57,6 +49,11 @@ struct QuantWeight {
     ScalePair scale[parts];
     uint16_t zero[zero_points ? parts : 1];
   };
+
+  // Fragments of x for a chunk's are matrices: lane l gives the address of row l % 8 of number l / 8.
+  static JITGEN_DEVICE int token_of(int lane) { return lane % 8; }
+  static JITGEN_DEVICE int unit_of(int lane) { return lane / 8; }
+  static JITGEN_DEVICE void load_tokens(uint32_t (&b)[4], uint32_t address) { load_matrices(b, address); }
 
   // Chunks of a row, k being padded to whole groups and then to whole chunks; and groups of a row.
   static JITGEN_DEVICE int chunks(int K) {

@@ -4,6 +4,7 @@
 // way while this one is multiplied. Beside it: gemm_epilogue.cuh.
 #pragma once
 
+#include "jitgen/gemm_activation.cuh"
 #include "jitgen/gemm_epilogue.cuh"
 #include "jitgen/gemm_quant.cuh"
 
@@ -55,6 +56,43 @@ struct SimtDense {
           for (int j = 0; j < vector; ++j) target[j * stride] = values[i][j];
         } else {
           store_vector(target, values[i]);
+        }
+      }
+    }
+  };
+};
+
+// An activation that is computed.
+template <class X>
+struct SimtComputed {
+  using Scalar = typename X::Element;
+  X x;
+
+  template <int outer, int depth, int threads>
+  struct Tile {
+    static constexpr int pieces = depth / X::vector, total = pieces * outer, count = (total + threads - 1) / threads;
+    Vector<Scalar, X::vector> values[count];
+
+    JITGEN_DEVICE void load(const SimtComputed& from, int first, int limit, int k0, int K) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads, row = first + place / pieces;
+        const int k = k0 + place % pieces * X::vector;
+        values[i] = {};
+        if (place < total && row < limit && k < K) {
+          values[i] = from.x.template at<X::vector>(row, k, smaller(K - k, X::vector));
+        }
+      }
+    }
+    template <int stride>
+    JITGEN_DEVICE void store(Scalar* to) const {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads;
+        if (total % threads != 0 && place >= total) continue;
+#pragma unroll
+        for (int j = 0; j < X::vector; ++j) {
+          to[(place % pieces * X::vector + j) * stride + place / pieces] = values[i][j];
         }
       }
     }
