@@ -30,7 +30,7 @@ from jitgen.errors import CacheMissError, CompileError, UnsupportedError
 from jitgen.families.layout import LaunchArguments, Memory, locate, output_strides
 from jitgen.ir import graph as graphs
 from jitgen.ir import program as programs
-from jitgen.ir import symbols
+from jitgen.ir import split, symbols
 from jitgen.ir.graph import Graph
 from jitgen.ir.program import Kernel, Program
 from jitgen.ir.views import NotViewable, Strided
@@ -65,7 +65,8 @@ class Lowered:
 
     Attributes:
         graph: with every guard that lowering added.
-        program: the kernels and buffers.
+        cut: the program as the graph was cut, for calls of any size.
+        program: the kernels and buffers of this call: ``cut``, or that with products split along K.
         layouts, schedules: for each kernel; with the graph and the route they make the request key.
         geometries: for each kernel: this call's sizes and strides.
         memories: for each buffer: where it lies, results and temporaries as they will be allocated.
@@ -74,6 +75,7 @@ class Lowered:
     """
 
     graph: Graph
+    cut: Program
     program: Program
     route: Route
     layouts: tuple[tuple[Any, ...], ...]
@@ -144,22 +146,40 @@ def lower(
     """
     environment, views = guards.hints, [m.view for m in memory]
     given = any(place is not None for place in out)
-    cut = functools.partial(
+    build = functools.partial(
         programs.build, graph, guards.decide, environment, views, prologue=not route.tiled, given=given
     )
-    program = known if known is not None and not (given and known.returns_temporaries) else cut()
+    cut = known if known is not None and not (given and known.returns_temporaries) else build()
     try:
-        laid_out = _lay_out(program, environment, memory, out, route.tiled)
+        laid_out = _lay_out(cut, environment, memory, out, route.tiled)
     except NotViewable:
-        program = cut()
+        cut = build()
+        laid_out = _lay_out(cut, environment, memory, out, route.tiled)
+    program, schedules = cut, _schedules(cut, laid_out, route)
+    parts = [getattr(schedule, "parts", 1) for schedule in schedules]
+    if max(parts, default=1) > 1:
+        program = split.split(cut, parts)
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
+        schedules = _schedules(program, laid_out, route)
+        again = [getattr(schedule, "parts", 1) for schedule in schedules]
+        assert [count for count in again if count > 1] == [count for count in parts if count > 1]
     memories, layouts, geometries, aliases = laid_out
-    schedules = tuple(
+    graph = replace(graph, guards=tuple(guards))
+    return Lowered(graph, cut, program, route, layouts, schedules, geometries, memories, aliases, given)
+
+
+def _schedules(program: Program, laid_out: LaidOut, route: Route) -> tuple[Any, ...]:
+    _, layouts, geometries, _ = laid_out
+    return tuple(
         families.of(kernel).schedule(kernel, layout, geometry, route.target, route.backend)
         for kernel, layout, geometry in zip(program.kernels, layouts, geometries, strict=True)
     )
-    graph = replace(graph, guards=tuple(guards))
-    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases, given)
+
+
+LaidOut = tuple[
+    tuple[Memory, ...], tuple[tuple[Any, ...], ...], tuple[tuple[Any, ...], ...], tuple[Strided | None, ...]
+]
+"""Memories, layouts, geometries and aliases, as ``Lowered`` has them."""
 
 
 def _lay_out(
@@ -168,12 +188,7 @@ def _lay_out(
     memory: Sequence[Memory],
     out: Sequence[Memory | None],
     accesses: bool,
-) -> tuple[
-    tuple[Memory, ...],
-    tuple[tuple[Any, ...], ...],
-    tuple[tuple[Any, ...], ...],
-    tuple[Strided | None, ...],
-]:
+) -> LaidOut:
     inputs = [m.view for m in memory]
     memories = list(memory)
     for buffer in program.temporaries:

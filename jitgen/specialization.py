@@ -84,8 +84,8 @@ class Specialization:
             guards.value(guard.expr)
         known = self.programs[0] if self.programs else None
         lowered = pipeline.lower(self.traced.graph, guards, memory, self.route, out, known)
-        if lowered.program not in self.programs:
-            self.programs.append(lowered.program)
+        if lowered.cut not in self.programs:
+            self.programs.append(lowered.cut)
         self.guards = lowered.graph.guards
         return lowered
 

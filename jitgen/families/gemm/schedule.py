@@ -27,6 +27,9 @@ class GemmSchedule:
     warps: of a block (GPU).
     stages: K steps in flight.
     split: blocks (of a cluster) that share one tile's K; their sums are added in order, and the epilogue runs once.
+    parts: blocks that each store their sums of a part of one tile's K, for a kernel that follows to add in order and to
+        run the epilogue of (``ir/split.py``). A rule must not choose it by the epilogue, which is not there any more
+        once the product is split.
     multicast: blocks of a cluster that share a tile of one operand.
     steps: ``wgmma_quantized``: of 16 k's whose products are started together.
     resident: blocks a multiprocessor is to hold at once where blocks stay and walk tiles; 0 where each has one tile.
@@ -42,6 +45,7 @@ class GemmSchedule:
     warps: int = 1
     stages: int = 1
     split: int = 1
+    parts: int = 1
     multicast: int = 1
     steps: int = 1
     resident: int = 0
@@ -68,7 +72,8 @@ class GemmSchedule:
         """Blocks of the grid for regions of (rows, columns); at least one for a region without columns."""
         if self.resident and self.multicast > 1:  # a cluster's tiles lie side by side; one that is not whole idles
             return sum(self._clustered(rows, columns) for rows, columns in sizes)
-        return self.split * sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
+        tiles = sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
+        return self.split * self.parts * tiles
 
     def _clustered(self, rows: int, columns: int) -> int:
         down, across = -(-rows // self.block_m), -(-columns // self.block_n)

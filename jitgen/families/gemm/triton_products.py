@@ -51,7 +51,8 @@ class Form:
     """What a schedule and the layouts mean for the loop.
 
     ``step`` is the extent of K in one turn, ``slices`` the dots side by side along it; ``mask`` is how what lies beyond
-    K is kept out: not at all (K is a multiple of the step), by whole slices, or element by element.
+    K is kept out: not at all (K is a multiple of the step), by whole slices, or element by element. ``parts`` of K are
+    summed apart; the loop of one begins at ``first``.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Form:
     slices: int
     step: int
     mask: str
+    parts: int = 1
 
     @property
     def axes(self) -> Axes:
@@ -93,7 +95,7 @@ def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
     step = slices * schedule.block_k
     unit = min(layout.length_unit for layout in layouts)
     mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.block_k == 0 else "elements"
-    return Form(name, bool(packed), slices, step, mask)
+    return Form(name, bool(packed), slices, step, mask, schedule.parts)
 
 
 def walk(operand: GemmOperand, outer: str, k: str) -> str:
@@ -164,7 +166,7 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
         if group and late:
             lines.body.append(f"{name} = {of_step(pointer, 'start')}")
             return
-        lines.ahead.append(f"{name} = {of_step(pointer, '')}")
+        lines.ahead.append(f"{name} = {of_step(pointer, 'first' if form.parts > 1 else '')}")
         if group:
             lines.head.append(f"{name}_next = {of_step(pointer, f'start + {form.step}')}")
             lines.turn.append(f"{name} = {name}_next")
