@@ -180,7 +180,8 @@ def _activation(region: GemmRegion) -> GemmOperand:
 def _x(region: GemmRegion, form: Form) -> str:
     x = _activation(region)
     conditions = ["(x_i < m)"] if _masks_rows(region, form) else []
-    return load(x.pointer, walk(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
+    loaded = load(x.pointer, walk(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
+    return f"beside_words({loaded})" if form.sliced and region.contractions[0].described.format else loaded
 
 
 # ---------------------------------------------------------------------------------------------------------- epilogue
@@ -210,4 +211,5 @@ def _used(regions: Sequence[dict[str, Any]]) -> str:
         lines += [operand["expression"] for operand in region["loads"]]
         lines += [operand["stored"] for operand in region["stores"]]
         lines += [line for part in region["contractions"] for line in part["lines"]]
+        lines.append(region["x"])
     return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))

@@ -11,7 +11,8 @@ codes
 scales
     ``[Np/16, groups, 16]`` of the format's scale dtype, so that those of neighbouring rows are one access.
 zeros
-    ``uint8[Np/16, groups, 16]``, for formats with zero-points.
+    ``int16[Np/16, groups, 16]``, for formats with zero-points. (How Triton spreads an operand over threads depends on
+    the narrowest number that it is computed from: it must not be bytes.)
 
 N is padded to whole sixteens with rows of scale 0. Read by ``families/gemm/triton_products.py``.
 """
@@ -42,8 +43,8 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: 
         biased = codes ^ 0x88 if format.signed else codes
         first, second = biased.view(rows, chunks, 2, 2, 4).permute(0, 1, 4, 2, 3).unbind(-1)  # .., t, s
         packed = torch.stack([first & 0x0F | second << 4, first >> 4 | second & 0xF0], -2)
-    words = packed.reshape(blocks, BLOCK_ROWS, codes.shape[1]).contiguous().view(torch.int32)
-    return (words, *(_sixteens(part, blocks) for part in rest))
+    words = packed.flatten().view(torch.int32).view(blocks, BLOCK_ROWS, codes.shape[1] // 4)
+    return (words, *(_sixteens(part if part.is_floating_point() else part.to(torch.int16), blocks) for part in rest))
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
@@ -59,8 +60,9 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts
         plain = halves.permute(0, 1, 3, 4, 2)
         plain = plain ^ 0x88 if format.signed else plain
     plain = plain.reshape(rows, sizes.padded_columns // format.codes_per_byte)[: sizes.rows].contiguous().view(format.storage_dtype)
-    scales = [part.transpose(1, 2).reshape(rows, sizes.groups) for part in rest]
-    return (plain, *(part[: sizes.rows].contiguous() for part in scales))
+    scales = [part.transpose(1, 2).reshape(rows, sizes.groups)[: sizes.rows] for part in rest]
+    portable = (part if part.is_floating_point() else part.to(torch.uint8) for part in scales)
+    return (plain, *(part.contiguous() for part in portable))
 
 
 def _sixteens(part: torch.Tensor, blocks: int) -> torch.Tensor:

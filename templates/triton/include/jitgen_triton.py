@@ -241,14 +241,34 @@ def halves(pairs, DTYPE: tl.constexpr):
     return tl.join(low, high)
 
 
+# Any order along K is right where both operands have it. A warpgroup's instruction takes x from shared memory, where it
+# lies as in memory, so there weights are put in the order of their columns, (s, h, t, n). A warp's takes both operands
+# from registers, and as Triton spreads what is computed from 16-bit numbers, a thread has four neighbours along K: there,
+# in blocks of three dimensions, both have the order (s, t, h, n). Either way nothing moves between threads.
+
+
 @triton.jit
 def in_order(numbers, words, PER_WORD: tl.constexpr):
-    """Numbers in the order of their words' bits, which is (t, s, h, n), in the order of the columns, (s, h, t, n)."""
-    chunks = numbers.reshape(numbers.numel // 32, 4, 2, 2, 2).permute(0, 2, 3, 1, 4)
+    """Numbers in the order of their words' bits, which is (t, s, h, n), as an operand [.., rows, K]."""
+    CHUNKS: tl.constexpr = words.shape[-1] * PER_WORD // 32
     if len(words.shape) == 2:
-        return chunks.reshape(words.shape[0], words.shape[1] * PER_WORD)
+        ROWS: tl.constexpr = words.shape[0]
+        chunks = numbers.reshape(ROWS, CHUNKS, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5)
+        return chunks.reshape(ROWS, CHUNKS * 32)
     else:
-        return chunks.reshape(words.shape[0], words.shape[1], words.shape[2] * PER_WORD)
+        SLICES: tl.constexpr = words.shape[0]
+        ROWS: tl.constexpr = words.shape[1]
+        chunks = numbers.reshape(SLICES, ROWS, CHUNKS, 4, 2, 2, 2).permute(0, 1, 2, 4, 3, 5, 6)
+        return chunks.reshape(SLICES, ROWS, CHUNKS * 32)
+
+
+@triton.jit
+def beside_words(x):
+    """x [slices, K, rows] in the order (s, t, h, n) along K."""
+    SLICES: tl.constexpr = x.shape[0]
+    STEPS: tl.constexpr = x.shape[1] // 16
+    ROWS: tl.constexpr = x.shape[2]
+    return x.reshape(SLICES, STEPS, 2, 4, 2, ROWS).permute(0, 1, 3, 2, 4, 5).reshape(SLICES, STEPS * 16, ROWS)
 
 
 @triton.jit
