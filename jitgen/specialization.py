@@ -226,7 +226,7 @@ class Specialization:
             (blocks, 1, 1),
             (schedule.block_threads, 1, 1),
             shared,
-            pdl=getattr(schedule, "pdl", False) and self.route.target.capability >= PDL_CAPABILITY,
+            pdl=getattr(schedule, "pdl", False) and self.route.target.overlaps_launches,
         )
         maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
         return Step("cuda", launch, arguments.pointers, scalars, maps=maps)
@@ -297,8 +297,6 @@ class Specialization:
         return self._functions[key]
 
 
-PDL_CAPABILITY = 90
-"""Compute capability from which on a kernel can be launched before the one ahead of it has ended."""
 _LEAF = pytree.tree_flatten(0)[1]
 _FORMATS = {"float32": "f", "float64": "d", "int64": "q"}
 

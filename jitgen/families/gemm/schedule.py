@@ -19,6 +19,10 @@ ROW_BUCKETS = (1, 4, 8, 16, 64, 256, 1024)
 """Upper ends of the M buckets; more rows than the last are one bucket more."""
 
 
+TRITON_FORMS = ("tokens", "weights", "slices")
+"""Paths of the triton dialect, and what they begin with."""
+
+
 @dataclass(frozen=True)
 class GemmSchedule:
     """Attributes:
@@ -57,7 +61,7 @@ class GemmSchedule:
     def pdl(self) -> bool:
         """Whether the mainloop is made for programmatic dependent launch: it waits for the kernel ahead of it in the
         stream before it reads what that may have written, and until then fetches weights or sets itself up."""
-        return self.maps or self.path == "mma"
+        return self.maps or self.path == "mma" or self.path.startswith(TRITON_FORMS)
 
     @property
     def maps(self) -> bool:
