@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.ir.body import Body, Contraction
@@ -67,6 +67,11 @@ class GemmSchedule:
     def maps(self) -> bool:
         """Whether the mainloop copies by tensor maps."""
         return self.path.startswith("wgmma")
+
+    @property
+    def step(self) -> int:
+        """Of K in one turn of the loop."""
+        return self.block_k * (self.warps if self.path.startswith("slices") else 1)
 
     @property
     def block_threads(self) -> int:
@@ -142,4 +147,7 @@ def schedule(
         wide=any(layout.wide for layout in layouts),
         target=target,
     )
-    return importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)
+    chosen = importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)
+    if chosen.parts > 1:  # none of which may be empty
+        return replace(chosen, parts=max(1, min(chosen.parts, problem.length // chosen.step)))
+    return chosen

@@ -97,7 +97,7 @@ class Lines:
 def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
     name, _, packed = schedule.path.partition("_")
     slices = schedule.warps if name == "slices" else 1
-    step = slices * schedule.block_k
+    step = schedule.step
     unit = min(layout.length_unit for layout in layouts)
     mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.block_k == 0 else "elements"
     return Form(name, bool(packed), slices, step, mask, schedule.parts)
