@@ -37,8 +37,7 @@ class GemmLayout:
         units: for each operand, the largest power of two of elements, at most 16, by which its address and its other
             stride divide, up to 16 bytes: what one access may move. 1 where no stride is 1.
         columns_unit: the largest power of two, at most 16, that divides N.
-        length_unit: the largest power of two, at most 128, that divides K; 1 where K is 0, so that a loop over K whose
-            loads are masked may turn once.
+        length_unit: the largest power of two, at most 128, that divides K.
         wide: whether an index can reach 2**31.
     """
 
@@ -110,7 +109,7 @@ def _resolve_body(
         wide = wide or reach >= INDEX_LIMIT
     kinds = tuple(_kind(operand, *pair) for operand, pair in zip(body.operands, strides, strict=True))
     columns_unit = _divisor(columns, 16) if accesses else 1
-    length_unit = _divisor(length, 128) if accesses and length else 1
+    length_unit = _divisor(length, 128) if accesses else 1
     layout = GemmLayout(kinds, tuple(units), columns_unit, length_unit, wide or rows * columns >= INDEX_LIMIT)
     return layout, GemmGeometry(rows, columns, length, tuple(strides), tuple(offsets), tuple(extents))
 

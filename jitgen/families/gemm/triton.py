@@ -105,7 +105,7 @@ def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str,
         "axes": form.axes,
         "shape": (form.slices, *shape) if form.sliced else shape,
         "tile_lines": [*_tile_lines(schedule), *_part_lines(form)],
-        "turns": f"{'first' if form.parts > 1 else 0}, {'last' if form.parts > 1 else 'tl.maximum(k, 1)'}, {form.step}",
+        "turns": f"first, last, {form.step}" if form.parts > 1 else f"0, k, {form.step}",
         "index_lines": [*_index_lines(region, form, schedule), *(line for found in lines for line in found.index)],
         "ahead_lines": [line for found in lines for line in found.ahead],
         "next_lines": [line for found in lines for line in found.head],
@@ -143,14 +143,13 @@ def _tile_lines(schedule: GemmSchedule) -> list[str]:
 
 
 def _part_lines(form: Form) -> list[str]:
-    """Where a part of K begins and ends: whole steps, at least one, so that only the last one's end is ragged."""
+    """Where a part of K begins and ends: whole steps, so that only the last one's end is ragged."""
     if form.parts == 1:
         return []
     return [
         f"steps = (k + {form.step - 1}) // {form.step}",
         f"first = steps * part // {form.parts} * {form.step}",
         f"last = tl.minimum(steps * (part + 1) // {form.parts} * {form.step}, k)",
-        "tl.assume(first < last)",
     ]
 
 

@@ -204,6 +204,8 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
         lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
     else:
         lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")
+        if form.packed:
+            lines.body.append(f"{acc} = settled({acc})")
     if not group:
         last = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
         lines.final.append(f"{acc} = {acc} * tl.load({scales.pointer} + {last}).to({part.type})")
