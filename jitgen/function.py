@@ -303,7 +303,7 @@ class JitFunction:
                 if found.fits(full):
                     return found, captured, full
         traced = self._trace(leaves, tree, numbers, device, route)
-        specialization = Specialization(self.name, traced, route, traced.graph.guards)
+        specialization = Specialization(self.name, traced, route)
         self._specializations.setdefault(key, []).append(specialization)
         self._note_static_numbers(specialization)
         captured = [found.value for found in traced.captured]
@@ -332,10 +332,7 @@ class JitFunction:
             if any(not guard.holds(environment) for guard in traced.graph.guards):
                 continue
             memory = [memory_of(tensor, True) for tensor in tensors]
-            guards = Guards(environment)
-            for guard in traced.graph.guards:
-                guards.value(guard.expr)
-            lowered = pipeline.lower(traced.graph, guards, memory, route)
+            lowered = pipeline.lower(traced.graph, environment, memory, route)
             manifest.note(traced.graph, lowered, environment, memory, self.requested)
 
     def _note_static_numbers(self, specialization: Specialization) -> None:

@@ -29,7 +29,6 @@ from jitgen.ir.views import Strided
 from jitgen.pipeline import Lowered, Route
 from jitgen.spec import SCHEMA, Target, digest
 from jitgen.store import Store
-from jitgen.trace.guards import Guards
 from jitgen.weight_layouts import relaid
 
 # ------------------------------------------------------------------------------------------------------- recording
@@ -245,7 +244,4 @@ def relower(entry: Mapping[str, Any], route: Route) -> Lowered:
     memory = [_memory_from_json(place) for place in entry["inputs"]]
     results = [_memory_from_json(place) for place in entry["results"]]
     found = relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
-    guards = Guards(found.environment)
-    for guard in found.graph.guards:
-        guards.value(guard.expr)
-    return pipeline.lower(found.graph, guards, found.memory, route, results)
+    return pipeline.lower(found.graph, found.environment, found.memory, route, results)

@@ -19,7 +19,7 @@ import json
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,9 @@ from jitgen.errors import CacheMissError, CompileError, UnsupportedError
 from jitgen.families.layout import LaunchArguments, Memory, locate, output_strides
 from jitgen.ir import graph as graphs
 from jitgen.ir import program as programs
-from jitgen.ir import symbols
-from jitgen.ir.graph import Graph
+from jitgen.ir import split, symbols
+from jitgen.ir.contractions import Decision, Prologue
+from jitgen.ir.graph import Graph, Guard
 from jitgen.ir.program import Kernel, Program
 from jitgen.ir.views import NotViewable, Strided
 from jitgen.spec import SCHEMA, KernelSource, Target, artifact_key, digest, e4m3fn_saturates
@@ -65,7 +66,8 @@ class Lowered:
 
     Attributes:
         graph: with every guard that lowering added.
-        program: the kernels and buffers.
+        cut: how the graph was cut, for calls of other sizes too.
+        program: the kernels and buffers of this call: those of ``cut``, or these with products split along K.
         layouts, schedules: for each kernel; with the graph and the route they make the request key.
         geometries: for each kernel: this call's sizes and strides.
         memories: for each buffer: where it lies, results and temporaries as they will be allocated.
@@ -74,6 +76,7 @@ class Lowered:
     """
 
     graph: Graph
+    cut: Cut
     program: Program
     route: Route
     layouts: tuple[tuple[Any, ...], ...]
@@ -97,6 +100,11 @@ class Lowered:
                 "facts": numeric_facts(),
             }
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no kernel has an element to compute, so that a call launches nothing and needs none."""
+        return not any(self.arguments(number).elements for number in range(len(self.program.kernels)))
 
     def arguments(self, kernel: int) -> LaunchArguments:
         return families.of(self.program.kernels[kernel]).launch_arguments(
@@ -127,39 +135,84 @@ def numeric_facts() -> dict[str, bool]:
     return {"e4m3fn_saturates": e4m3fn_saturates()}
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A graph cut into kernels, and the guards under which it is: the trace's, and what cutting decided."""
+
+    program: Program
+    guards: tuple[Guard, ...]
+
+    def serves(self, environment: Mapping[str, Any], given: bool, prologue: Callable[[Prologue], Decision]) -> bool:
+        """Whether a call of these sizes would be cut alike.
+
+        A request key must be the same in every process, whatever calls were before this one. So only what follows from
+        the guards is shared between calls; what was cut for the strides of one call serves that call alone.
+        """
+        program = self.program
+        return (
+            program.general
+            and not (given and program.returns_temporaries)
+            and all(guard.holds(dict(environment)) for guard in self.guards)
+            and program.decides_alike(prologue, environment)
+        )
+
+
 def lower(
     graph: Graph,
-    guards: Guards,
+    environment: Mapping[str, Any],
     memory: Sequence[Memory],
     route: Route,
     out: Sequence[Memory | None] = (),
-    known: Program | None = None,
+    known: Sequence[Cut] = (),
 ) -> Lowered:
-    """Cut ``graph`` into kernels and lay them out for the call whose sizes are ``guards.hints``.
+    """Cut ``graph`` into kernels and lay them out for one call.
 
     Args:
+        environment: a value for every symbol; the graph's guards hold.
         memory: of every input.
         out: of results the caller gives; None where jitgen allocates.
-        known: an earlier program of the same graph, used where its reshapes are views of this call's memory too.
+        known: how the graph was cut for other calls.
     """
-    environment, views = guards.hints, [m.view for m in memory]
     given = any(place is not None for place in out)
     prologue = functools.partial(families.prologue, target=route.target, backend=route.backend)
-    cut = functools.partial(programs.build, graph, guards.decide, environment, views, prologue=prologue, given=given)
-    usable = known is not None and not (given and known.returns_temporaries)
-    program = known if known and usable and known.decides_alike(prologue, environment) else cut()
+
+    def anew() -> Cut:
+        guards = Guards(environment, graph.guards)
+        views = [place.view for place in memory]
+        program = programs.build(graph, guards.decide, environment, views, prologue=prologue, given=given)
+        return Cut(program, tuple(guards))
+
+    cut = next((earlier for earlier in known if earlier.serves(environment, given, prologue)), None) or anew()
     try:
-        laid_out = _lay_out(program, environment, memory, out, route.tiled)
+        laid_out = _lay_out(cut.program, environment, memory, out, route.tiled)
     except NotViewable:
-        program = cut()
+        cut = anew()
+        laid_out = _lay_out(cut.program, environment, memory, out, route.tiled)
+    program, schedules = cut.program, _schedules(cut.program, laid_out, route)
+    parts = [getattr(schedule, "parts", 1) for schedule in schedules]
+    if max(parts, default=1) > 1:
+        program = split.split(program, parts)
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
+        schedules = _schedules(program, laid_out, route)
+        again = [getattr(schedule, "parts", 1) for schedule in schedules]
+        assert [count for count in again if count > 1] == [count for count in parts if count > 1]
     memories, layouts, geometries, aliases = laid_out
-    schedules = tuple(
+    graph = replace(graph, guards=cut.guards)
+    return Lowered(graph, cut, program, route, layouts, schedules, geometries, memories, aliases, given)
+
+
+def _schedules(program: Program, laid_out: LaidOut, route: Route) -> tuple[Any, ...]:
+    _, layouts, geometries, _ = laid_out
+    return tuple(
         families.of(kernel).schedule(kernel, layout, geometry, route.target, route.backend)
         for kernel, layout, geometry in zip(program.kernels, layouts, geometries, strict=True)
     )
-    graph = replace(graph, guards=tuple(guards))
-    return Lowered(graph, program, route, layouts, schedules, geometries, memories, aliases, given)
+
+
+LaidOut = tuple[
+    tuple[Memory, ...], tuple[tuple[Any, ...], ...], tuple[tuple[Any, ...], ...], tuple[Strided | None, ...]
+]
+"""Memories, layouts, geometries and aliases, as ``Lowered`` has them."""
 
 
 def _lay_out(
@@ -168,12 +221,7 @@ def _lay_out(
     memory: Sequence[Memory],
     out: Sequence[Memory | None],
     accesses: bool,
-) -> tuple[
-    tuple[Memory, ...],
-    tuple[tuple[Any, ...], ...],
-    tuple[tuple[Any, ...], ...],
-    tuple[Strided | None, ...],
-]:
+) -> LaidOut:
     inputs = [m.view for m in memory]
     memories = list(memory)
     for buffer in program.temporaries:

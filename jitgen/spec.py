@@ -121,6 +121,11 @@ class Target:
             raise UnsupportedError(f"{self.arch} is not an NVIDIA architecture")
         return int(match.group(1))
 
+    @property
+    def overlaps_launches(self) -> bool:
+        """Whether a kernel can be launched before the one ahead of it has ended (programmatic dependent launch)."""
+        return self.kind == "cuda" and self.capability >= 90
+
     def __str__(self) -> str:
         return self.arch
 

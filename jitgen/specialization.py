@@ -20,15 +20,13 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.layout import Memory, item_size
 from jitgen.ir import symbols
 from jitgen.ir.graph import Guard, described_inputs
-from jitgen.ir.program import Program
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided
-from jitgen.pipeline import BuiltKernel, Lowered, Route
+from jitgen.pipeline import BuiltKernel, Cut, Lowered, Route
 from jitgen.runtime import overlap
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
-from jitgen.trace.guards import Guards
 from jitgen.trace.tracer import Traced
 
 
@@ -40,15 +38,13 @@ class Specialization:
         name: the function's.
         traced: the trace.
         route: backend, compiler and target of its kernels.
-        guards: what must hold of sizes and numbers; grows when lowering decides more.
-        programs: the kernels cut so far; a second one only where strides force a copy.
+        cuts: how its graph was cut into kernels so far: anew where sizes or strides ask for other kernels.
     """
 
     name: str
     traced: Traced
     route: Route
-    guards: tuple[Guard, ...]
-    programs: list[Program] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
     _built: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict, repr=False)
     _functions: dict[tuple[str, int | None], Any] = field(default_factory=dict, repr=False)
 
@@ -71,10 +67,15 @@ class Specialization:
         return f"({', '.join(described_inputs(self.traced.graph, self.static_sizes))})"
 
     @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What the trace holds under, and then what its cuts do."""
+        return tuple(dict.fromkeys([*self.traced.graph.guards, *(g for cut in self.cuts for g in cut.guards)]))
+
+    @property
     def static_sizes(self) -> dict[str, Any]:
         """Symbols the trace fixed to a number, with that number."""
         found: dict[str, Any] = {}
-        for guard in self.guards:
+        for guard in self.traced.graph.guards:
             expr, value = guard.expr, guard.value
             if expr.op == "eq" and value is True and isinstance(expr.args[0], Expr) and type(expr.args[1]) is int:
                 expr, value = expr.args
@@ -83,21 +84,19 @@ class Specialization:
         return found
 
     def fits(self, environment: Mapping[str, Any]) -> bool:
-        """Whether the sizes and numbers of a call meet every guard."""
-        return all(guard.holds(dict(environment)) for guard in self.guards)
+        """Whether the sizes and numbers of a call meet every guard of the trace."""
+        return all(guard.holds(dict(environment)) for guard in self.traced.graph.guards)
 
     def lower(self, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]) -> Lowered:
-        guards = Guards(environment)
-        for guard in self.guards:
-            guards.value(guard.expr)
-        known = self.programs[0] if self.programs else None
-        lowered = pipeline.lower(self.traced.graph, guards, memory, self.route, out, known)
-        if lowered.program not in self.programs:
-            self.programs.append(lowered.program)
-        self.guards = lowered.graph.guards
+        lowered = pipeline.lower(self.traced.graph, environment, memory, self.route, out, self.cuts)
+        if lowered.cut not in self.cuts:
+            self.cuts.append(lowered.cut)
         return lowered
 
     def built(self, lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
+        """The kernels that a call of ``lowered`` launches, compiled; none where it has nothing to compute."""
+        if lowered.is_empty:
+            return ()
         found = self._built.get(lowered.key)
         if found is None:
             found = self._built[lowered.key] = pipeline.fetch(lowered, store)
@@ -234,7 +233,7 @@ class Specialization:
             (blocks, 1, 1),
             (schedule.block_threads, 1, 1),
             shared,
-            pdl=getattr(schedule, "pdl", False) and self.route.target.capability >= PDL_CAPABILITY,
+            pdl=getattr(schedule, "pdl", False) and self.route.target.overlaps_launches,
         )
         maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
         return Step("cuda", launch, arguments.pointers, scalars, maps=maps)
@@ -305,8 +304,6 @@ class Specialization:
         return self._functions[key]
 
 
-PDL_CAPABILITY = 90
-"""Compute capability from which on a kernel can be launched before the one ahead of it has ended."""
 _LEAF = pytree.tree_flatten(0)[1]
 _FORMATS = {"float32": "f", "float64": "d", "int64": "q"}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jitgen.quant.qtensor import QTensor
     from jitgen.quant.tracing import QuantizedLeaves
 
-LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "portable"}
+LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
 """Backend to the layout its kernels read."""
 
 

@@ -25,6 +25,8 @@ TILES = {
     "weights-many-rows": GemmSchedule("weights", 128, 32, 32, 4, 3, raster=2),
     "weights-many-warps": GemmSchedule("weights", 128, 32, 32, 8, 3, raster=2),
     "slices": GemmSchedule("slices", 16, 16, 32, 4, 3),
+    "tokens-split": GemmSchedule("tokens", 16, 32, 32, 4, 3, parts=2),
+    "weights-split": GemmSchedule("weights", 32, 32, 32, 4, 3, parts=3, raster=2),
 }
 """Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
 
@@ -134,10 +136,14 @@ def _quantized(form: str, format: str, dtype: torch.dtype) -> Check:
     return run
 
 
+def reads_quantized(form: str) -> bool:
+    return not form.startswith("tokens")
+
+
 for _form in TILES:
     for _name, _dtype in DTYPES.items():
         CHECKS[f"dense-{_form}-{_name}"] = _dense(_form, _dtype)
-        for _format in ("int4", "uint4", "int8") if _form != "tokens" else ():
+        for _format in ("int4", "uint4", "int8") if reads_quantized(_form) else ():
             CHECKS[f"{_format}-{_form}-{_name}"] = _quantized(_form, _format, _dtype)
 
 
@@ -189,7 +195,7 @@ def epilogues() -> Iterator[str | None]:
                 columns = (33, 16, 70) if name == "projections" else (33,) * count
                 weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
                 yield _said(compare(function, x, *weights, tile=tile), form, name, m, k)
-                if form != "tokens":
+                if reads_quantized(form):
                     weights = [quantized(n, k, "uint4", 32) for n in columns]
                     yield _said(compare(function, x, *weights, tile=tile), form, name, m, k, "uint4")
 
@@ -225,7 +231,7 @@ def nothing_to_add() -> Iterator[str | None]:
         for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
             x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
             weights: list[Any] = [dense(n, k, x.dtype)]
-            if form != "tokens" and k:
+            if reads_quantized(form) and k:
                 weights += [quantized(n, k, "uint4", 32), quantized(n, k, "int8", None)]
             for w in weights:
                 yield _said(compare(lambda x, w, b: F.linear(x, w, b), x, w, bias, tile=tile), form, m, n, k)
@@ -246,7 +252,7 @@ def wide_indices() -> Iterator[str | None]:
         wide = GemmSchedule(**vars(tile) | {"wide": True})
         x = torch.randn(35, 70)
         yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
-        if form != "tokens":
+        if reads_quantized(form):
             yield _said(compare(linear, x, quantized(40, 70, "uint4", 32), tile=wide), form, "uint4")
 
 
@@ -271,7 +277,7 @@ def infinities() -> Iterator[str | None]:
         x = torch.randn(6, 64).bfloat16()
         x[2, 9], x[4, 63] = math.inf, math.nan
         weights: list[Any] = [dense(40, 64, x.dtype)]
-        if form != "tokens":
+        if reads_quantized(form):
             formats = ("int4", "uint4", "int8")
             weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
         for w in weights:

@@ -77,6 +77,7 @@ class Program:
             temporary first and copied last.
         kernels: to launch in order.
         prologues: computed activations of products, and what was decided of each.
+        general: whether it follows from the graph and its guards alone, and from no stride or size of one call.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Program:
     mutated: tuple[tuple[int, int], ...]
     kernels: tuple[Kernel, ...]
     prologues: tuple[tuple[Prologue, Decision], ...] = ()
+    general: bool = True
 
     def read_beside(self, result: int) -> frozenset[int]:
         """Inputs that are still read, at other elements than the one just written, once result ``result`` is.
@@ -165,6 +167,7 @@ class _Cutter:
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}
+        self.viewable = True
 
     def program(self) -> Program:
         moved = self._move(self.graph.results)
@@ -217,6 +220,7 @@ class _Cutter:
             tuple(mutated),
             tuple(kernels),
             tuple(self.prologues.items()),
+            general=self.viewable and self.mover.general,
         )
 
     def _held_by_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
@@ -366,7 +370,9 @@ class _Cutter:
         if memory is None:
             return False
         row = [pair for pair in zip(memory.sizes[-row_rank:], memory.strides[-row_rank:], strict=True) if pair[0] != 1]
-        return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(row))
+        even = all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(row))
+        self.viewable = self.viewable and even
+        return even
 
     def _concrete(self, node: Node) -> Strided | None:
         """The memory ``node`` (an input, or views of one) is, or None where strides cannot say."""
@@ -378,6 +384,7 @@ class _Cutter:
             try:
                 return apply(source, attrs, tuple(symbols.evaluate(size, self.environment) for size in node.shape))
             except NotViewable:
+                self.viewable = False
                 return None
         sizes = tuple(symbols.evaluate(size, self.environment) for size in node.shape)
         if node.op == "input" and node.attrs[0] < len(self.memory):

@@ -45,11 +45,14 @@ class Mover:
         self.builder = builder
         self.decide = decide
         self.environment = environment or {}
+        self.general = True
         self._done: dict[tuple[Any, ...], Node] = {}
 
     def likely(self, conditions: Sequence[Scalar]) -> bool:
-        """Whether all ``conditions`` hold for the sizes at hand; assumes nothing."""
-        return all(symbols.evaluate(condition, self.environment) for condition in conditions)
+        """Whether all ``conditions`` hold for the sizes at hand; assumes nothing, but that is then for these sizes."""
+        found = all(symbols.evaluate(condition, self.environment) for condition in conditions)
+        self.general = self.general and found
+        return found
 
     def move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """``node`` under the movement ``attrs``, with result ``shape``."""

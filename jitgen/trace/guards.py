@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,11 +22,12 @@ class Guards:
         matmul_precision: torch's float32 matmul precision, likewise.
     """
 
-    def __init__(self, hints: Mapping[str, Any]):
+    def __init__(self, hints: Mapping[str, Any], known: Iterable[Guard] = ()):
+        """``known``: guards that hold of ``hints``, to go on from."""
         self.hints = dict(hints)
         self.default_dtype: torch.dtype | None = None
         self.matmul_precision: str | None = None
-        self._guards: dict[Guard, None] = {}
+        self._guards: dict[Guard, None] = dict.fromkeys(known)
 
     def value(self, expr: Any) -> Any:
         """The number ``expr`` is in this call; from now on the graph holds only where it is that number."""

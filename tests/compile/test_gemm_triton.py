@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,22 @@ def test_many_rows_are_warpgroup_products_on_hopper(dtype: torch.dtype, format: 
     _, code = compiled(lowered(linear, "sm_90a", rows, (8192,), format, dtype)[0])
     assert "HGMMA" in code
     assert not re.search(r"\bHMMA", code)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(64, 28672), (64, 4096), (256, 4096), (2048, 28672)])
+def test_products_are_not_waited_for_one_by_one(format: Any, rows: int, columns: int, tmp_path: Path) -> None:
+    """ptxas says where it serialises wgmma's products, as it does when something else may define their accumulators."""
+    weight = spec((columns, 4096), torch.bfloat16, format)
+    low = jitgen.jit(linear, backend="triton").lower(
+        spec((rows, 4096), torch.bfloat16), weight, target="sm_90a", backend="triton"
+    )
+    text = compiler.compile(low._lowered.render(0)[0]).files["kernel.ptx"]
+    (tmp_path / "kernel.ptx").write_bytes(text)
+    tool = Path(disassemble.find_tool() or "").with_name("ptxas")
+    assert "wgmma" in text.decode()
+    command = [str(tool), "-arch=sm_90a", "-v", str(tmp_path / "kernel.ptx"), "-o", str(tmp_path / "kernel.cubin")]
+    assert "serialized" not in subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])

@@ -135,6 +135,34 @@ def test_what_a_cpu_recorded_serves_a_gpu_strictly(
             assert {kernel["origin"] for kernel in low.compile().report} == {"store"}
 
 
+@pytest.mark.parametrize("strided_first", [False, True])
+def test_what_was_called_before_does_not_change_a_key(
+    strided_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strides of which a reshape needs a copy, rows too long to be kept: recorded and served in opposite orders."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.reshape(-1) + 1, torch.softmax(x, -1)
+
+    calls = [torch.randn(6, 8), torch.randn(8, 6).t(), torch.randn(2, 300_000)]
+    order = list(reversed(calls)) if strided_first else calls
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        recorded = jitgen.jit(function)
+        for x in order:
+            recorded(x)
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
+    jitgen.prewarm(path, ["cpu"], jobs=2)
+    served = jitgen.jit(function)
+    with jitgen.strict():
+        for x in reversed(order):
+            for found, wanted in zip(served(x), function(x), strict=True):
+                torch.testing.assert_close(found, wanted)
+    contiguous = served.lower(calls[0])
+    assert contiguous.key == jitgen.jit(function).lower(calls[0]).key
+    assert len(contiguous.kernels) == len(served.lower(calls[1]).kernels) - 1
+
+
 def test_a_step_of_decoding_prewarms_the_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(q: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q * cos, -1)
@@ -242,7 +270,7 @@ def test_every_number_of_rows_of_a_product_is_prewarmed(
     assert len(compiled) <= 8 + 8, "at most eight kernels of the product, and the norm's"
     served = jitgen.jit(function)
     dense = weight if format is None else given.dequantize()
-    last = (1, 2, 3, 4, 8, 30, 120, 700, 1500)
+    last = (0, 1, 2, 3, 4, 8, 30, 120, 700, 1500)
     leads = [(rows,) for rows in last] if len(lead) == 1 else [(b, s) for b in (1, 2) for s in last]
     with jitgen.strict():
         for shape in leads:

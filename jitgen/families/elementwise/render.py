@@ -43,6 +43,7 @@ def render(
         "entry": entry,
         "regions": regions,
         "schedule": schedule,
+        "overlapping": schedule.pdl and target.overlaps_launches,
     }
     specific, options = build(kernel, schedule, regions, names, dialect)
     return environment.kernel_source(entry, language, TEMPLATES[language], compiler, target, shared | specific, options)

@@ -26,12 +26,14 @@ class Schedule:
     vectors: for each region, elements per access step.
     unrolls: for each region, steps per thread.
     wide: 64-bit indices.
+    pdl: whether the source is made for programmatic dependent launch (see ``gemm/schedule.py``).
     """
 
     threads: int
     vectors: tuple[int, ...]
     unrolls: tuple[int, ...]
     wide: bool
+    pdl: bool = False
 
     @property
     def block_threads(self) -> int:
@@ -47,7 +49,7 @@ def schedule(
 ) -> Schedule:
     """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight.
 
-    The same for every ``backend`` of a GPU.
+    The same for every ``backend`` of a GPU, but that Triton's kernels may be launched before the one ahead has ended.
     """
     wide = any(layout.wide for layout in layouts)
     if target.kind == "cpu":
@@ -68,4 +70,4 @@ def schedule(
             unroll *= 2
         vectors.append(vector)
         unrolls.append(unroll)
-    return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide)
+    return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, backend == "triton")

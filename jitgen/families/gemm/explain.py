@@ -16,9 +16,15 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     count = sum(len(body.contractions) for body in kernel.bodies)
     together = f", {count} products of one activation" if count > 1 else ""
     tile = f"tiles of {schedule.block_m} x {schedule.block_n}, {schedule.block_k} of K at a time"
-    lines = [f"matrix product by the {schedule.path} mainloop{together}, the epilogue in the same kernel", tile]
+    where = "in the same kernel" if schedule.parts == 1 else "in the kernel that follows"
+    lines = [f"matrix product by the {schedule.path} mainloop{together}, the epilogue {where}", tile]
     if schedule.split > 1:
         lines.append(f"K is split over {schedule.split} blocks, whose sums are added in order before the epilogue")
+    if schedule.parts > 1:
+        lines.append(
+            f"K is split over {schedule.parts} blocks, because there are few tiles: their sums go to a temporary, and the "
+            "kernel that follows adds them in order and runs the epilogue once"
+        )
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         operations = sum(instruction.op in OPS for instruction in body.instructions)
         lines.append(

@@ -49,9 +49,10 @@ def launch_arguments(
                 continue
             size = item_size(operand.dtype)
             pointers.append((operand.buffer, offset * size))
-            if (operand.buffer, offset) not in seen or operand.kind == "store":
+            if operand.kind == "store":
+                written += schedule.parts * extent * size
+            elif (operand.buffer, offset) not in seen:
                 moved += extent * size
-            written += extent * size if operand.kind == "store" else 0
             seen.add((operand.buffer, offset))
     value = {
         "rows": lambda r, o, d: geometries[r].rows,
@@ -66,7 +67,7 @@ def launch_arguments(
     pairs = zip(kernel.bodies, geometries, strict=True)
     flops = sum(_flops(body, geometry) for body, geometry in pairs)
     maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule)) if elements and schedule.maps else ()
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops, maps)
+    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved + written, flops, maps)
 
 
 def _flops(body: Body, geometry: GemmGeometry) -> int:

@@ -47,6 +47,7 @@ def render(
         "entry": entry,
         "products": products,
         "schedule": schedule,
+        "overlapping": schedule.pdl and target.overlaps_launches,
     }
     build = importlib.import_module(f"jitgen.families.gemm.{language}").build
     specific, options = build(kernel, layouts, schedule, products, dialect)

@@ -20,6 +20,10 @@ ROW_BUCKETS = (1, 4, 8, 16, 64, 256, 1024)
 """Upper ends of the M buckets; more rows than the last are one bucket more."""
 
 
+TRITON_FORMS = ("tokens", "weights", "slices")
+"""Paths of the triton dialect, and what they begin with."""
+
+
 @dataclass(frozen=True)
 class GemmSchedule:
     """Attributes:
@@ -28,6 +32,9 @@ class GemmSchedule:
     warps: of a block (GPU).
     stages: K steps in flight.
     split: blocks (of a cluster) that share one tile's K; their sums are added in order, and the epilogue runs once.
+    parts: blocks that each store their sums of a part of one tile's K, for a kernel that follows to add in order and to
+        run the epilogue of (``ir/split.py``). A rule must not choose it by the epilogue, which is not there any more
+        once the product is split.
     multicast: blocks of a cluster that share a tile of one operand.
     steps: ``wgmma_quantized``: of 16 k's whose products are started together; ``stream``: elements of a lane's load.
     resident: blocks a multiprocessor is to hold at once where blocks stay and walk tiles; 0 where each has one tile.
@@ -43,6 +50,7 @@ class GemmSchedule:
     warps: int = 1
     stages: int = 1
     split: int = 1
+    parts: int = 1
     multicast: int = 1
     steps: int = 1
     resident: int = 0
@@ -54,12 +62,17 @@ class GemmSchedule:
     def pdl(self) -> bool:
         """Whether the mainloop is made for programmatic dependent launch: it waits for the kernel ahead of it in the
         stream before it reads what that may have written, and until then fetches weights or sets itself up."""
-        return self.maps or self.path in ("mma", "rows", "stream", "stream_outer")
+        return self.maps or self.path in ("mma", "rows", "stream", "stream_outer") or self.path.startswith(TRITON_FORMS)
 
     @property
     def maps(self) -> bool:
         """Whether the mainloop copies by tensor maps."""
         return self.path.startswith("wgmma")
+
+    @property
+    def step(self) -> int:
+        """Of K in one turn of the loop."""
+        return self.block_k * (self.warps if self.path.startswith("slices") else 1)
 
     @property
     def block_threads(self) -> int:
@@ -69,7 +82,8 @@ class GemmSchedule:
         """Blocks of the grid for regions of (rows, columns); at least one for a region without columns."""
         if self.resident and self.multicast > 1:  # a cluster's tiles lie side by side; one that is not whole idles
             return sum(self._clustered(rows, columns) for rows, columns in sizes)
-        return self.split * sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
+        tiles = sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
+        return self.split * self.parts * tiles
 
     def _clustered(self, rows: int, columns: int) -> int:
         down, across = -(-rows // self.block_m), -(-columns // self.block_n)
@@ -117,8 +131,12 @@ class Problem:
 
 
 def bucket(rows: int) -> int:
-    """The upper end of the M bucket that ``rows`` is in; twice the last one's lower end beyond it."""
-    return next((end for end in ROW_BUCKETS if rows <= end), 2 * ROW_BUCKETS[-1])
+    """The upper end of the M bucket that ``rows`` is in; twice the last one's lower end beyond it.
+
+    No rows are in the bucket of two, the fewest that are a symbol in a trace: nothing is launched, and there should be
+    no kernel of its own to compile for that.
+    """
+    return next((end for end in ROW_BUCKETS if (rows or 2) <= end), 2 * ROW_BUCKETS[-1])
 
 
 def schedule(
@@ -134,7 +152,10 @@ def schedule(
         wide=any(layout.wide for layout in layouts),
         target=target,
     )
-    return importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)
+    chosen = importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)
+    if chosen.parts > 1:  # none of which may be empty
+        return replace(chosen, parts=max(1, min(chosen.parts, problem.length // chosen.step)))
+    return chosen
 
 
 def prologue(computed: Prologue, target: Target, backend: str) -> Decision:

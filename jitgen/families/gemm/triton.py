@@ -11,8 +11,11 @@ A program makes one tile of one region. ``schedule.path`` says in which form, an
   the slices are summed in a fixed order behind the loop. Few rows of x give few tiles; warps that share a tile keep
   enough loads in flight.
 
-``_packed`` behind a form decodes int4 codes with inline PTX (``int4_values_packed``); without it the text is plain
-Triton, for AMD and the interpreter.
+A split schedule (``parts``) has a program for each part of a tile's K, which stores its sums behind those of the
+parts before it.
+
+``_packed`` behind a form decodes codes with inline PTX (``int4_values_packed``); without it the text is plain Triton, for
+AMD and the interpreter.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ def build(
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "units": [(name, unit) for name, unit in units.items() if 1 < unit < DIVISOR],
         "regions": regions,
+        "tiles": [f"tiles{index}" for index in range(len(regions))],
         "include": _used(regions),
     }
     options = {
@@ -96,12 +100,12 @@ def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str,
         "index": region.index,
         "title": region.title,
         "columns": region.columns,
-        "parameters": _parameters(region),
+        "parameters": [*(["part"] if form.parts > 1 else []), *_parameters(region)],
         "before": [f"tiles{index}" for index in range(region.index)],
         "axes": form.axes,
         "shape": (form.slices, *shape) if form.sliced else shape,
-        "step": form.step,
-        "tile_lines": _tile_lines(schedule),
+        "tile_lines": [*_tile_lines(schedule), *_part_lines(form)],
+        "turns": f"first, last, {form.step}" if form.parts > 1 else f"0, k, {form.step}",
         "index_lines": [*_index_lines(region, form, schedule), *(line for found in lines for line in found.index)],
         "ahead_lines": [line for found in lines for line in found.ahead],
         "next_lines": [line for found in lines for line in found.head],
@@ -111,9 +115,9 @@ def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str,
         ],
         "turn_lines": [line for found in lines for line in found.turn],
         "final_lines": [line for found in lines for line in found.final],
-        "loads": [_operand(operand, region) for operand in region.loads],
+        "loads": [_operand(operand, region, form) for operand in region.loads],
         "lines": region.lines,
-        "stores": [_operand(operand, region) for operand in region.stores],
+        "stores": [_operand(operand, region, form) for operand in region.stores],
     }
 
 
@@ -135,6 +139,17 @@ def _tile_lines(schedule: GemmSchedule) -> list[str]:
         f"high = tl.minimum(tiles_i - first_i, {schedule.raster})",
         "tile_i = first_i + (tile - first_i * tiles_j) % high",
         "tile_j = (tile - first_i * tiles_j) // high",
+    ]
+
+
+def _part_lines(form: Form) -> list[str]:
+    """Where a part of K begins and ends: whole steps, so that only the last one's end is ragged."""
+    if form.parts == 1:
+        return []
+    return [
+        f"steps = (k + {form.step - 1}) // {form.step}",
+        f"first = steps * part // {form.parts} * {form.step}",
+        f"last = tl.minimum(steps * (part + 1) // {form.parts} * {form.step}, k)",
     ]
 
 
@@ -165,15 +180,16 @@ def _activation(region: GemmRegion) -> GemmOperand:
 def _x(region: GemmRegion, form: Form) -> str:
     x = _activation(region)
     conditions = ["(x_i < m)"] if _masks_rows(region, form) else []
-    return load(x.pointer, walk(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
+    loaded = load(x.pointer, walk(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
+    return f"beside_words({loaded})" if form.sliced and region.contractions[0].described.format else loaded
 
 
 # ---------------------------------------------------------------------------------------------------------- epilogue
 
 
-def _operand(operand: GemmOperand, region: GemmRegion) -> dict[str, Any]:
+def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, Any]:
     """An operand with its access: ``expression`` of a load or an iota, ``at``, ``stored`` and ``mask`` of a store."""
-    at = operand.position("i", "j")
+    at = operand.position("(i + part * m)" if form.parts > 1 else "i", "j")
     conditions = {"row": "i < m", "column": f"j < {region.columns}"}
     mask = conditions.get(operand.kind, f"(i < m) & (j < {region.columns})")
     found: dict[str, Any] = {"value": operand.value, "pointer": operand.pointer, "at": at, "mask": mask}
@@ -195,4 +211,5 @@ def _used(regions: Sequence[dict[str, Any]]) -> str:
         lines += [operand["expression"] for operand in region["loads"]]
         lines += [operand["stored"] for operand in region["stores"]]
         lines += [line for part in region["contractions"] for line in part["lines"]]
+        lines.append(region["x"])
     return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))

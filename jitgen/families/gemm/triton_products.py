@@ -17,12 +17,17 @@ from jitgen.families.gemm.context import ContractionContext, GemmOperand, GemmRe
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.quant import formats
+from jitgen.quant.layouts.interleaved import BLOCK_ROWS, CHUNK
 from jitgen.spec import DTYPE_NAMES
 
 FEW_ROWS = 64
 """Up to so many rows of x in a tile, scaling a group's sums is less work than scaling its weights."""
 MANY_WARPS = 8
 """From so many on, a wait for scales is hidden."""
+
+
+WORD_BITS = 32
+"""Codes are loaded as words, of the layout "interleaved"."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class Form:
     """What a schedule and the layouts mean for the loop.
 
     ``step`` is the extent of K in one turn, ``slices`` the dots side by side along it; ``mask`` is how what lies beyond
-    K is kept out: not at all (K is a multiple of the step), by whole slices, or element by element.
+    K is kept out: not at all (K is a multiple of the step), by whole slices, or element by element. ``parts`` of K are
+    summed apart; the loop of one begins at ``first``.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Form:
     slices: int
     step: int
     mask: str
+    parts: int = 1
 
     @property
     def axes(self) -> Axes:
@@ -90,10 +97,10 @@ class Lines:
 def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
     name, _, packed = schedule.path.partition("_")
     slices = schedule.warps if name == "slices" else 1
-    step = slices * schedule.block_k
+    step = schedule.step
     unit = min(layout.length_unit for layout in layouts)
     mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.block_k == 0 else "elements"
-    return Form(name, bool(packed), slices, step, mask)
+    return Form(name, bool(packed), slices, step, mask, schedule.parts)
 
 
 def walk(operand: GemmOperand, outer: str, k: str) -> str:
@@ -144,27 +151,27 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
     if form.name == "tokens" or (group and group % schedule.block_k):
         raise UnsupportedError(f"{schedule} is no schedule for {format.name} weights with groups of {group}")
     codes, scales = part.weight[:2]
-    per_byte = format.codes_per_byte
+    per_word = WORD_BITS // format.bits
     padded = group or formats.ROW_MULTIPLE
     lines.index.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
-    offset = "first_k" if per_byte == 1 else f"first_k // {per_byte}"
-    lines.index.append(f"{w}_k = {offset} + tl.arange(0, {schedule.block_k // per_byte}){form.axes.w_k}")
-    lines.index.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_byte})")
+    lines.index.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.block_k // per_word}){form.axes.w_k}")
+    lines.index.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
     if group:
-        lines.index.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
+        row = f"{w}_j // {BLOCK_ROWS} * ((k + {group - 1}) // {group} * {BLOCK_ROWS}) + {w}_j % {BLOCK_ROWS}"
+        lines.index.append(f"{w}_groups = {row}")
 
     def of_step(pointer: str | None, at: str) -> str:
         """Scales or zero-points of the step at ``at``, one for each row and slice; 0 beyond the last."""
         if not group:
             return f"tl.load({pointer} + {w}_j)"
         k = f"{at} + first_k" if at else "first_k"
-        return f"tl.load({pointer} + {w}_groups + ({k}) // {group}, mask={k} < k, other=0)"
+        return f"tl.load({pointer} + {w}_groups + ({k}) // {group} * {BLOCK_ROWS}, mask={k} < k, other=0)"
 
     def parameter(name: str, pointer: str | None, late: bool) -> None:
         if group and late:
             lines.body.append(f"{name} = {of_step(pointer, 'start')}")
             return
-        lines.ahead.append(f"{name} = {of_step(pointer, '')}")
+        lines.ahead.append(f"{name} = {of_step(pointer, 'first' if form.parts > 1 else '')}")
         if group:
             lines.head.append(f"{name}_next = {of_step(pointer, f'start + {form.step}')}")
             lines.turn.append(f"{name} = {name}_next")
@@ -176,11 +183,12 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
     if format.zero_point:
         parameter(f"{w}_zero", part.weight[2].pointer, schedule.block_m <= FEW_ROWS or many)
         zero = f", {w}_zero"
-    start, place = ("start", f"{w}_k") if per_byte == 1 else (f"start // {per_byte}", f"{w}_k * {per_byte}")
-    at = f"{start} + {w}_row + {w}_k"
+    at = f"start // {per_word} + {w}_row + {w}_k"
+    # Every chunk of columns lies within K as padded; its words are not in the order of its columns.
+    place = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
     lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(place))}")
     compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(described.dtype, part.type)
-    packed = "_packed" if form.packed and format.name == "int4" and described.dtype in ("bfloat16", "float16") else ""
+    packed = "_packed" if form.packed and described.dtype in ("bfloat16", "float16") else ""
     of_weights = bool(group) and schedule.block_m > FEW_ROWS
     exact = compute if DTYPE_NAMES[format.scale_dtype] == described.dtype else part.type
     # Small integers are exact in every type; 8-bit ones come as float32 at no cost.
@@ -194,6 +202,8 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
         lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
     else:
         lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")
+        if form.packed:
+            lines.body.append(f"{acc} = settled({acc})")
     if not group:
         last = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
         lines.final.append(f"{acc} = {acc} * tl.load({scales.pointer} + {last}).to({part.type})")

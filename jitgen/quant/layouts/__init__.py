@@ -28,6 +28,7 @@ LAYOUTS: dict[str, str] = {
     "portable": "jitgen.quant.layouts.portable",
     "cpu": "jitgen.quant.layouts.cpu",
     "mma": "jitgen.quant.layouts.mma",
+    "interleaved": "jitgen.quant.layouts.interleaved",
 }
 """Layouts by name, and where each is."""
 

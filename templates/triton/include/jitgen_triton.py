@@ -220,77 +220,184 @@ def e5m2_to_float32(byte):
 
 # Codes of quantised weights as numbers: small integers, exact in every float, without a conversion instruction. A code
 # is put into the mantissa of a power of two and that power taken off again (as in NVIDIA's FasterTransformer and in
-# Marlin, IST Austria); two 4-bit codes of a byte are placed in the halves of one word, so that pairs stay packed.
+# Marlin, IST Austria). Codes come as words [.., words along K] of the layout "interleaved", numbers go [.., K]; a 16-bit
+# DTYPE is computed in pairs of neighbours, which share a register.
 
 
 @triton.jit
-def nibbles(codes, zero, FLIP: tl.constexpr, DTYPE: tl.constexpr):
-    """Bytes of two codes each (the low nibble first) as numbers minus ``zero``; FLIP is xored into each nibble."""
-    if DTYPE.primitive_bitwidth != 16:
-        low = ((codes & 15) ^ FLIP).to(DTYPE) - zero
-        high = ((codes >> 4) ^ FLIP).to(DTYPE) - zero
+def exponents(DTYPE: tl.constexpr):
+    """2^7 as bfloat16 or 2^10 as float16, in both halves of a word: from there on a mantissa counts in ones."""
+    if DTYPE == tl.bfloat16:
+        return 0x43004300
     else:
-        exponent: tl.constexpr = 0x4300 if DTYPE == tl.bfloat16 else 0x6400
-        pair = ((codes.to(tl.int32) * 0x1001) & 0x000F000F) ^ ((exponent + FLIP) * 0x10001)
-        zero = zero + (128.0 if DTYPE == tl.bfloat16 else 1024.0)
-        low = pair.to(tl.int16).to(DTYPE, bitcast=True) - zero
-        high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True) - zero
-    return tl.interleave(low, high)
+        return 0x64006400
 
 
 @triton.jit
-def int4_values(codes, DTYPE: tl.constexpr):
-    """Bytes of two's complement nibbles [.., K / 2] as numbers [.., K]; the low nibble is the even one."""
-    return nibbles(codes, tl.full((), 8.0, DTYPE), 8, DTYPE)
+def halves(pairs, DTYPE: tl.constexpr):
+    """The two 16-bit numbers of each word, along a new last dimension."""
+    low = pairs.to(tl.int16).to(DTYPE, bitcast=True)
+    high = (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    return tl.join(low, high)
+
+
+# Any order along K is right where both operands have it. A warpgroup's instruction takes x from shared memory, where it
+# lies as in memory, so there weights are put in the order of their columns, (s, h, t, n). A warp's takes both operands
+# from registers, and as Triton spreads what is computed from 16-bit numbers, a thread has four neighbours along K: there,
+# in blocks of three dimensions, both have the order (s, t, h, n). Either way nothing moves between threads.
 
 
 @triton.jit
-def int4_values_packed(codes, DTYPE: tl.constexpr):
-    """``int4_values`` in a 16-bit DTYPE with inline PTX: four bytes share a shift, two codes a subtraction."""
-    WIDE: tl.constexpr = DTYPE == tl.bfloat16
-    KIND: tl.constexpr = "bf16x2" if WIDE else "f16x2"
-    EXPONENTS: tl.constexpr = "0x43084308" if WIDE else "0x64086408"
-    ONE: tl.constexpr = "0x3F803F80" if WIDE else "0x3C003C00"
-    LESS: tl.constexpr = "0xC308C308" if WIDE else "0xE408E408"  # -136, -1032
-    pair = tl.inline_asm_elementwise(
-        f"""{{
-        .reg .b32 high, one, less;
-        mov.b32 one, {ONE};
-        mov.b32 less, {LESS};
-        shr.b32 high, $4, 4;
-        prmt.b32 $0, $4, high, 0x0400;
-        prmt.b32 $1, $4, high, 0x0501;
-        prmt.b32 $2, $4, high, 0x0602;
-        prmt.b32 $3, $4, high, 0x0703;
-        lop3.b32 $0, $0, 0x000F000F, {EXPONENTS}, 0x6A;
-        lop3.b32 $1, $1, 0x000F000F, {EXPONENTS}, 0x6A;
-        lop3.b32 $2, $2, 0x000F000F, {EXPONENTS}, 0x6A;
-        lop3.b32 $3, $3, 0x000F000F, {EXPONENTS}, 0x6A;
-        fma.rn.{KIND} $0, $0, one, less;
-        fma.rn.{KIND} $1, $1, one, less;
-        fma.rn.{KIND} $2, $2, one, less;
-        fma.rn.{KIND} $3, $3, one, less;
-        }}""",
-        "=&r,=&r,=&r,=&r,r",
-        [codes],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=4,
+def in_order(numbers, words, PER_WORD: tl.constexpr):
+    """Numbers in the order of their words' bits, which is (t, s, h, n), as an operand [.., rows, K]."""
+    CHUNKS: tl.constexpr = words.shape[-1] * PER_WORD // 32
+    if len(words.shape) == 2:
+        ROWS: tl.constexpr = words.shape[0]
+        chunks = numbers.reshape(ROWS, CHUNKS, 4, 2, 2, 2).permute(0, 1, 3, 4, 2, 5)
+        return chunks.reshape(ROWS, CHUNKS * 32)
+    else:
+        SLICES: tl.constexpr = words.shape[0]
+        ROWS: tl.constexpr = words.shape[1]
+        chunks = numbers.reshape(SLICES, ROWS, CHUNKS, 4, 2, 2, 2).permute(0, 1, 2, 4, 3, 5, 6)
+        return chunks.reshape(SLICES, ROWS, CHUNKS * 32)
+
+
+@triton.jit
+def beside_words(x):
+    """x [slices, K, rows] in the order (s, t, h, n) along K."""
+    SLICES: tl.constexpr = x.shape[0]
+    STEPS: tl.constexpr = x.shape[1] // 16
+    ROWS: tl.constexpr = x.shape[2]
+    return x.reshape(SLICES, STEPS, 2, 4, 2, ROWS).permute(0, 1, 3, 2, 4, 5).reshape(SLICES, STEPS * 16, ROWS)
+
+
+@triton.jit
+def settled(sums):
+    """``sums``, touched by an empty instruction, so that they must be there. Triton 3.6 otherwise leaves up to three of a
+    loop's warpgroup products in flight at its end, and the next turn decodes weights into registers they still read."""
+    return tl.inline_asm_elementwise("", "=f,0", [sums], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def nibbles(words, zeros, DTYPE: tl.constexpr):
+    """Eight 4-bit codes a word, less ``zeros``: integers, [.., 1] along K or everywhere the same."""
+    MASK: tl.constexpr = 0x000F000F
+    pairs = tl.join(
+        tl.join(words & MASK, (words >> 8) & MASK), tl.join((words >> 4) & MASK, (words >> 12) & MASK)
     )
-    low = pair.to(tl.int16).to(DTYPE, bitcast=True)
-    high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-    return tl.interleave(low, high)
+    if DTYPE.primitive_bitwidth == 16:
+        numbers = in_order(halves(pairs | exponents(DTYPE), DTYPE), words, 8)
+        return numbers - (zeros.to(tl.float32) + (128.0 if DTYPE == tl.bfloat16 else 1024.0)).to(DTYPE)
+    else:
+        return in_order(tl.join(pairs & 15, pairs >> 16), words, 8).to(DTYPE) - zeros.to(DTYPE)
 
 
 @triton.jit
-def uint4_values(codes, zeros, DTYPE: tl.constexpr):
-    """Bytes of unsigned nibbles [.., K / 2] as numbers [.., K], minus zero-points of one row each [.., 1]."""
-    return nibbles(codes, zeros.to(tl.float32).to(DTYPE), 0, DTYPE)
+def nibbles_packed(words, zeros, DTYPE: tl.constexpr):
+    """``nibbles`` in a 16-bit DTYPE with inline PTX."""
+    KIND: tl.constexpr = "bf16x2" if DTYPE == tl.bfloat16 else "f16x2"
+    EXPONENTS: tl.constexpr = "0x43004300" if DTYPE == tl.bfloat16 else "0x64006400"
+    ONE: tl.constexpr = "0x3F803F80" if DTYPE == tl.bfloat16 else "0x3C003C00"
+    less = ((zeros.to(tl.int32) * 0x10001) | exponents(DTYPE)) ^ -0x7FFF8000
+    first, second, third, fourth = tl.inline_asm_elementwise(
+        f"""{{
+        .reg .b32 rest, one;
+        mov.b32 one, {ONE};
+        lop3.b32 $0, $4, 0x000F000F, {EXPONENTS}, 0xEA;
+        shr.b32 rest, $4, 4;
+        lop3.b32 $1, rest, 0x000F000F, {EXPONENTS}, 0xEA;
+        shr.b32 rest, $4, 8;
+        lop3.b32 $2, rest, 0x000F000F, {EXPONENTS}, 0xEA;
+        shr.b32 rest, $4, 12;
+        lop3.b32 $3, rest, 0x000F000F, {EXPONENTS}, 0xEA;
+        fma.rn.{KIND} $0, $0, one, $5;
+        fma.rn.{KIND} $1, $1, one, $5;
+        fma.rn.{KIND} $2, $2, one, $5;
+        fma.rn.{KIND} $3, $3, one, $5;
+        }}""",
+        "=&r,=&r,=&r,=&r,r,r",
+        [words, less],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return in_order(halves(tl.join(tl.join(first, third), tl.join(second, fourth)), DTYPE), words, 8)
 
 
 @triton.jit
-def int8_values(codes, DTYPE: tl.constexpr):
-    """Two's complement bytes as numbers."""
-    # 2^23 + code + 128, less 2^23 + 128.
-    number = ((codes.to(tl.int32) & 0xFF) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
-    return number.to(DTYPE)
+def int4_values(words, DTYPE: tl.constexpr):
+    return nibbles(words, tl.full((1, 1), 8, tl.int32), DTYPE)
+
+
+@triton.jit
+def int4_values_packed(words, DTYPE: tl.constexpr):
+    return nibbles_packed(words, tl.full((1, 1), 8, tl.int32), DTYPE)
+
+
+@triton.jit
+def uint4_values(words, zeros, DTYPE: tl.constexpr):
+    return nibbles(words, zeros, DTYPE)
+
+
+@triton.jit
+def uint4_values_packed(words, zeros, DTYPE: tl.constexpr):
+    return nibbles_packed(words, zeros, DTYPE)
+
+
+@triton.jit
+def int8_values(words, DTYPE: tl.constexpr):
+    """Four codes in two's complement a word: 2^23 + 128 + code, less 2^23 + 128, in float32."""
+    biased = words ^ -0x7F7F7F80
+    first = (biased & 0xFF) | 0x4B000000
+    second = ((biased >> 8) & 0xFF) | 0x4B000000
+    third = ((biased >> 16) & 0xFF) | 0x4B000000
+    fourth = ((biased >> 24) & 0xFF) | 0x4B000000
+    numbers = tl.join(tl.join(first, second), tl.join(third, fourth)).to(tl.float32, bitcast=True) - 8388736.0
+    return in_order(numbers, words, 4).to(DTYPE)
+
+
+@triton.jit
+def int8_values_packed(words, DTYPE: tl.constexpr):
+    """``int8_values`` with inline PTX: in a 16-bit DTYPE as 2^b + code mod 128, less 2^b or, of a negative code, twice
+    that (bfloat16: b = 7) or 2^b + 128 (float16: b = 10)."""
+    if DTYPE == tl.float32:
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 biased;
+            xor.b32 biased, $4, 0x80808080;
+            prmt.b32 $0, biased, 0x4B000000, 0x7650;
+            prmt.b32 $1, biased, 0x4B000000, 0x7651;
+            prmt.b32 $2, biased, 0x4B000000, 0x7652;
+            prmt.b32 $3, biased, 0x4B000000, 0x7653;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [words],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        numbers = tl.join(tl.join(first, second), tl.join(third, fourth)).to(tl.float32, bitcast=True) - 8388736.0
+        return in_order(numbers, words, 4)
+    else:
+        KIND: tl.constexpr = "bf16x2" if DTYPE == tl.bfloat16 else "f16x2"
+        EXPONENTS: tl.constexpr = "0x43004300" if DTYPE == tl.bfloat16 else "0x64006400"
+        LESS_ONE: tl.constexpr = "0xBF80BF80" if DTYPE == tl.bfloat16 else "0xBC00BC00"
+        even, odd = tl.inline_asm_elementwise(
+            f"""{{
+            .reg .b32 rest, base, less;
+            mov.b32 less, {LESS_ONE};
+            shr.b32 rest, $2, 8;
+            lop3.b32 $0, $2, 0x007F007F, {EXPONENTS}, 0xEA;
+            lop3.b32 base, $2, 0x00800080, {EXPONENTS}, 0xEA;
+            fma.rn.{KIND} $0, base, less, $0;
+            lop3.b32 $1, rest, 0x007F007F, {EXPONENTS}, 0xEA;
+            lop3.b32 base, rest, 0x00800080, {EXPONENTS}, 0xEA;
+            fma.rn.{KIND} $1, base, less, $1;
+            }}""",
+            "=&r,=&r,r",
+            [words],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        return in_order(halves(tl.join(even, odd), DTYPE), words, 4)

@@ -87,7 +87,7 @@ def _fitted(tile: GemmSchedule, problem: Problem) -> GemmSchedule:
     """``tile`` with a block along K that lies in one group, and no more stages than the target has memory for."""
     contraction, target = problem.contractions[0], problem.target
     block_k = math.gcd(tile.block_k, contraction.group_size or tile.block_k)
-    packed = contraction.format == "int4" and problem.dtype != "float32" and target.kind == "cuda"
+    packed = problem.quantized and problem.dtype != "float32" and target.kind == "cuda"
     slices = tile.warps if tile.path == "slices" else 1
     size = 4 if problem.dtype == "float32" else 2
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
