@@ -113,6 +113,7 @@ def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str,
         "contractions": [
             {"accumulator": part.accumulator, "type": part.type, "lines": found.body} for part, found in contractions
         ],
+        "in_flight": any(found.in_flight for found in lines),
         "turn_lines": [line for found in lines for line in found.turn],
         "final_lines": [line for found in lines for line in found.final],
         "loads": [_operand(operand, region, form) for operand in region.loads],

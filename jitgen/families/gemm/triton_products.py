@@ -84,7 +84,10 @@ class Form:
 
 @dataclass
 class Lines:
-    """Lines of a contraction: before the loop, at its head, its body and its end, and behind it."""
+    """Lines of a contraction: before the loop, at its head, its body and its end, and behind it.
+
+    ``in_flight``: whether its products may still read registers, with decoded weights, at the end of a turn.
+    """
 
     index: list[str] = field(default_factory=list)
     ahead: list[str] = field(default_factory=list)
@@ -92,6 +95,7 @@ class Lines:
     body: list[str] = field(default_factory=list)
     turn: list[str] = field(default_factory=list)
     final: list[str] = field(default_factory=list)
+    in_flight: bool = False
 
 
 def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
@@ -204,8 +208,7 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
         lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
     else:
         lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")
-        if form.packed:
-            lines.body.append(f"{acc} = settled({acc})")
+        lines.in_flight = form.name == "weights"
     if not group:
         last = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
         lines.final.append(f"{acc} = {acc} * tl.load({scales.pointer} + {last}).to({part.type})")
