@@ -12,10 +12,8 @@ A program makes one tile of one region. ``schedule.path`` says in which form, an
   enough loads in flight.
 
 A split schedule (``parts``) has a program for each part of a tile's K, which stores its sums behind those of the
-parts before it.
-
-``_packed`` behind a form decodes codes with inline PTX (``int4_values_packed``); without it the text is plain Triton, for
-AMD and the interpreter.
+parts before it. ``_packed`` behind a form decodes codes with inline PTX (``int4_values_packed``); without it the text
+is plain Triton, for AMD and the interpreter.
 """
 
 from __future__ import annotations
