@@ -126,6 +126,11 @@ class Target:
         """Whether a kernel can be launched before the one ahead of it has ended (programmatic dependent launch)."""
         return self.kind == "cuda" and self.capability >= 90
 
+    @property
+    def has_warpgroup_products(self) -> bool:
+        """Whether tensor cores are driven by ``wgmma``: on Hopper, and only there."""
+        return self.kind == "cuda" and self.capability == 90
+
     def __str__(self) -> str:
         return self.arch
 

@@ -43,8 +43,7 @@ class Partials:
 
     def operand(self, kind: str, part: int) -> Operand:
         """One part, as the (rows, columns) it stands for."""
-        rows, columns = self.shape
-        held = self.buffer
+        rows, held = self.shape[0], self.buffer
         movements: tuple[Movement, ...] = (
             (("slice", 0, symbols.mul(rows, part), 1), (rows, held.shape[1])),
             (("slice", 1, 0, 1), self.shape),
@@ -53,7 +52,7 @@ class Partials:
 
 
 def split(program: Program, parts: Sequence[int]) -> Program:
-    """``program`` with every kernel that is to compute more than one of ``parts`` made two: products, and their sums."""
+    """``program`` with every kernel that is to compute several ``parts`` made two: of products, and of their sums."""
     first = len(program.inputs) + len(program.temporaries)
     split = [kernel for kernel, count in zip(program.kernels, parts, strict=True) if count > 1]
     added = sum(len(body.contractions) for kernel in split for body in kernel.bodies)

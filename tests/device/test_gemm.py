@@ -212,10 +212,11 @@ def test_epilogues(rows: int) -> None:
             check(epilogue, random(rows, 256), w, random(n), random(1, 1), random(n, rows).t(), slack=2)
 
 
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_degenerate_sizes(dtype: torch.dtype) -> None:
-    for m, n, k in [(0, 16, 64), (4, 16, 0), (1, 1, 0), (5, 0, 8)]:
-        check(linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype))
+def test_degenerate_sizes(dtype: torch.dtype, backend: str) -> None:
+    for m, n, k in [(0, 16, 64), (0, 16, 4096), (4, 16, 0), (1, 1, 0), (5, 0, 8), (5, 0, 4096)]:
+        check(linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype), backend=backend)
 
 
 def test_layers_of_llama() -> None:
@@ -225,20 +226,46 @@ def test_layers_of_llama() -> None:
             check(linear, random(m, k), w)
 
 
-@pytest.mark.parametrize("rows", [1, 16, 300])
-def test_the_same_call_gives_the_same_bits(rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 50, 64, 200, 1000])
+@pytest.mark.parametrize("weights", ["int4", "int4 rows", "uint4", "int8", "dense"])
+def test_products_in_triton(weights: str, rows: int) -> None:
+    """The narrow ones of them are split along K."""
+
+    def weight(n: int, k: int) -> Any:
+        format, _, by_rows = weights.partition(" ")
+        return random(n, k) if weights == "dense" else quantized(n, k, format, None if by_rows else 128)
+
+    for n, k in [(4096, 4096), (512, 14336), (8192, 2048), (257, 1000), (1030, 4128)]:
+        check(linear, random(rows, k), weight(n, k), backend="triton")
+    check(swiglu, random(rows, 4096), weight(384, 4096), weight(384, 4096), slack=3, backend="triton")
+    check(projections, random(rows, 4096), *(weight(n, 4096) for n in (256, 40, 72)), backend="triton")
+    for n in (512, 131):
+        w, y = weight(n, 4096), random(rows, n)
+        check(epilogue, random(rows, 4096), w, random(n), random(rows, 1), y, slack=2, backend="triton")
+
+
+def test_split_products_are_split() -> None:
+    for w in (quantized(4096, 4096, "int4", 128), random(4096, 4096)):
+        low = jitgen.jit(linear).lower(random(64, 4096), w, backend="triton")
+        assert [kernel.name for kernel in low.kernels] == ["jitgen_linear", "jitgen_linear_sum"]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("rows", [1, 16, 64, 300])
+def test_the_same_call_gives_the_same_bits(rows: int, backend: str) -> None:
     x, w = random(rows, 4096), quantized(1024, 4096, "int4", 128)
-    function = jitgen.jit(linear, backend="cuda")
+    function = jitgen.jit(linear, backend=backend)
     first = function(x, w)
     assert all(torch.equal(first, function(x, w)) for _ in range(10))
 
 
-def test_infinities_and_nan_stay_in_their_rows() -> None:
-    x, w = random(16, 512), quantized(256, 512, "int4", 128)
-    clean = jitgen.jit(linear, backend="cuda")(x, w)
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_infinities_and_nan_stay_in_their_rows(backend: str) -> None:
+    x, w = random(16, 2048), quantized(256, 2048, "int4", 128)
+    clean = jitgen.jit(linear, backend=backend)(x, w)
     dirty = x.clone()
     dirty[3, 7], dirty[5, 9] = float("nan"), float("inf")
-    got = jitgen.jit(linear, backend="cuda")(dirty, w)
+    got = jitgen.jit(linear, backend=backend)(dirty, w)
     assert got[3].isnan().all()
     assert not got[5].isfinite().any()
     others = [row for row in range(16) if row not in (3, 5)]

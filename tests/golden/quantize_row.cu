@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: quantize_row, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(4,), wide=False)
+// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(4,), wide=False, pdl=False)
 #define JITGEN_E4M3FN_SATURATES 1
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

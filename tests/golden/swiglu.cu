@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: swiglu, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(2,), wide=False)
+// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(2,), wide=False, pdl=False)
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>

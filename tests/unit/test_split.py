@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,13 @@ PARTS = 3
 
 
 @pytest.fixture(autouse=True)
-def split(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product of up to 64 rows is split."""
 
     def choose(problem: Any) -> GemmSchedule:
         return GemmSchedule("weights", 64, 64, 32, 4, 3, parts=PARTS if problem.rows <= 64 else 1)
 
     monkeypatch.setattr(rule, "choose", choose)
-    yield
 
 
 def spec(*shape: Any, format: str | None = None) -> jitgen.TensorSpec:

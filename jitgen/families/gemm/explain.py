@@ -22,8 +22,8 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
         lines.append(f"K is split over {schedule.split} blocks, whose sums are added in order before the epilogue")
     if schedule.parts > 1:
         lines.append(
-            f"K is split over {schedule.parts} blocks, because there are few tiles: their sums go to a temporary, and the "
-            "kernel that follows adds them in order and runs the epilogue once"
+            f"K is split over {schedule.parts} blocks, because there are few tiles: their sums go to a temporary, and "
+            "the kernel that follows adds them in order and runs the epilogue once"
         )
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         operations = sum(instruction.op in OPS for instruction in body.instructions)

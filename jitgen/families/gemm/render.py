@@ -48,6 +48,7 @@ def render(
         "products": products,
         "schedule": schedule,
         "overlapping": schedule.pdl and target.overlaps_launches,
+        "warpgroups": target.has_warpgroup_products,
     }
     build = importlib.import_module(f"jitgen.families.gemm.{language}").build
     specific, options = build(kernel, layouts, schedule, products, dialect)

@@ -12,10 +12,8 @@ A program makes one tile of one region. ``schedule.path`` says in which form, an
   enough loads in flight.
 
 A split schedule (``parts``) has a program for each part of a tile's K, which stores its sums behind those of the
-parts before it.
-
-``_packed`` behind a form decodes codes with inline PTX (``int4_values_packed``); without it the text is plain Triton, for
-AMD and the interpreter.
+parts before it. ``_packed`` behind a form decodes codes with inline PTX (``int4_values_packed``); without it the text
+is plain Triton, for AMD and the interpreter.
 """
 
 from __future__ import annotations
@@ -113,6 +111,7 @@ def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str,
         "contractions": [
             {"accumulator": part.accumulator, "type": part.type, "lines": found.body} for part, found in contractions
         ],
+        "in_flight": any(found.in_flight for found in lines),
         "turn_lines": [line for found in lines for line in found.turn],
         "final_lines": [line for found in lines for line in found.final],
         "loads": [_operand(operand, region, form) for operand in region.loads],

@@ -17,7 +17,7 @@ from jitgen.families.gemm.context import ContractionContext, GemmOperand, GemmRe
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.quant import formats
-from jitgen.quant.layouts.interleaved import BLOCK_ROWS, CHUNK
+from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
 
 FEW_ROWS = 64
@@ -84,7 +84,10 @@ class Form:
 
 @dataclass
 class Lines:
-    """Lines of a contraction: before the loop, at its head, its body and its end, and behind it."""
+    """Lines of a contraction: before the loop, at its head, its body and its end, and behind it.
+
+    ``in_flight``: whether its products may still read registers, with decoded weights, at the end of a turn.
+    """
 
     index: list[str] = field(default_factory=list)
     ahead: list[str] = field(default_factory=list)
@@ -92,6 +95,7 @@ class Lines:
     body: list[str] = field(default_factory=list)
     turn: list[str] = field(default_factory=list)
     final: list[str] = field(default_factory=list)
+    in_flight: bool = False
 
 
 def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
@@ -157,15 +161,14 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
     lines.index.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.block_k // per_word}){form.axes.w_k}")
     lines.index.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
     if group:
-        row = f"{w}_j // {BLOCK_ROWS} * ((k + {group - 1}) // {group} * {BLOCK_ROWS}) + {w}_j % {BLOCK_ROWS}"
-        lines.index.append(f"{w}_groups = {row}")
+        lines.index.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
 
     def of_step(pointer: str | None, at: str) -> str:
         """Scales or zero-points of the step at ``at``, one for each row and slice; 0 beyond the last."""
         if not group:
             return f"tl.load({pointer} + {w}_j)"
         k = f"{at} + first_k" if at else "first_k"
-        return f"tl.load({pointer} + {w}_groups + ({k}) // {group} * {BLOCK_ROWS}, mask={k} < k, other=0)"
+        return f"tl.load({pointer} + {w}_groups + ({k}) // {group}, mask={k} < k, other=0)"
 
     def parameter(name: str, pointer: str | None, late: bool) -> None:
         if group and late:
@@ -202,8 +205,7 @@ def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedul
         lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
     else:
         lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")
-        if form.packed:
-            lines.body.append(f"{acc} = settled({acc})")
+        lines.in_flight = form.name == "weights"
     if not group:
         last = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
         lines.final.append(f"{acc} = {acc} * tl.load({scales.pointer} + {last}).to({part.type})")

@@ -9,9 +9,10 @@ codes
     (4-bit) word t, its bits 4(2s + h) + 16n and up, or (8-bit) word 2t + s, its byte h + 2n. Signed codes of 4 bits
     have 8 added.
 scales
-    ``[Np/16, groups, 16]`` of the format's scale dtype, so that those of neighbouring rows are one access.
+    ``[Np/16, 16, groups]`` of the format's scale dtype: a row's lie together, so that a thread which loads those of its
+    rows step by step finds most in the first-level cache.
 zeros
-    ``int16[Np/16, groups, 16]``, for formats with zero-points. (How Triton spreads an operand over threads depends on
+    ``int16[Np/16, 16, groups]``, for formats with zero-points. (How Triton spreads an operand over threads depends on
     the narrowest number that it is computed from: it must not be bytes.)
 
 N is padded to whole sixteens with rows of scale 0. Read by ``families/gemm/triton_products.py``.
@@ -44,7 +45,8 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: 
         first, second = biased.view(rows, chunks, 2, 2, 4).permute(0, 1, 4, 2, 3).unbind(-1)  # .., t, s
         packed = torch.stack([first & 0x0F | second << 4, first >> 4 | second & 0xF0], -2)
     words = packed.flatten().view(torch.int32).view(blocks, BLOCK_ROWS, codes.shape[1] // 4)
-    return (words, *(_sixteens(part if part.is_floating_point() else part.to(torch.int16), blocks) for part in rest))
+    scales = (part if part.is_floating_point() else part.to(torch.int16) for part in rest)
+    return (words, *(part.view(blocks, BLOCK_ROWS, sizes.groups) for part in scales))
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
@@ -59,16 +61,7 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts
         halves = torch.stack([low & 0x0F | high << 4, low >> 4 | high & 0xF0], -1)
         plain = halves.permute(0, 1, 3, 4, 2)
         plain = plain ^ 0x88 if format.signed else plain
-    plain = (
-        plain.reshape(rows, sizes.padded_columns // format.codes_per_byte)[: sizes.rows]
-        .contiguous()
-        .view(format.storage_dtype)
-    )
-    scales = [part.transpose(1, 2).reshape(rows, sizes.groups)[: sizes.rows] for part in rest]
+    plain = plain.reshape(rows, sizes.padded_columns // format.codes_per_byte)[: sizes.rows]
+    scales = (part.view(rows, sizes.groups)[: sizes.rows] for part in rest)
     portable = (part if part.is_floating_point() else part.to(torch.uint8) for part in scales)
-    return (plain, *(part.contiguous() for part in portable))
-
-
-def _sixteens(part: torch.Tensor, blocks: int) -> torch.Tensor:
-    """``[Np, groups]`` as ``[Np/16, groups, 16]``."""
-    return part.view(blocks, BLOCK_ROWS, part.shape[1]).transpose(1, 2).contiguous()
+    return (plain.contiguous().view(format.storage_dtype), *(part.contiguous() for part in portable))

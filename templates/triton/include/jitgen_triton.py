@@ -272,13 +272,6 @@ def beside_words(x):
 
 
 @triton.jit
-def settled(sums):
-    """``sums``, touched by an empty instruction, so that they must be there. Triton 3.6 otherwise leaves up to three of a
-    loop's warpgroup products in flight at its end, and the next turn decodes weights into registers they still read."""
-    return tl.inline_asm_elementwise("", "=f,0", [sums], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
 def nibbles(words, zeros, DTYPE: tl.constexpr):
     """Eight 4-bit codes a word, less ``zeros``: integers, [.., 1] along K or everywhere the same."""
     MASK: tl.constexpr = 0x000F000F
