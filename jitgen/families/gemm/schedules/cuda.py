@@ -2,9 +2,10 @@
 
 ``mma``: quantised weights from global memory straight to the tensor cores (``gemm_mma.cuh``); ``rows`` and ``columns``:
 so 16-bit weights, along k or along their rows, of few rows of x (``gemm_rows.cuh``); ``dense``: 16-bit weights through
-shared memory (``gemm_dense.cuh``); ``stream`` and ``stream_outer``: float32 and float64 weights, along k or along their rows, of few
-rows of x (``gemm_stream.cuh``); ``simt``: those of many (``gemm_simt.cuh``); on sm_90a and for more than a few rows
-``wgmma_quantized`` and ``wgmma_dense``. The tables are measured on an H200; elsewhere they are as good a guess as any.
+shared memory (``gemm_dense.cuh``); ``stream`` and ``stream_outer``: float32 and float64 weights, along k or along their
+rows, of few rows of x (``gemm_stream.cuh``); ``simt``: those of many (``gemm_simt.cuh``); on sm_90a and for more than a
+few rows ``wgmma_quantized`` and ``wgmma_dense``. The tables are measured on an H200; elsewhere they are as good a guess
+as any.
 
 ``cuda_streams`` has the rules for few rows; ``cuda_shape`` tells what a schedule's numbers mean for its mainloop.
 """
