@@ -33,6 +33,8 @@ CAMPING = 8192
 up to ``STREAMED_ROWS`` rows, while memory is the bound, mma.sync's order of reading is the faster one; up to
 ``STAGGERED_ROWS`` neighbouring tiles begin a step apart."""
 STAGGERED_ROWS = 64
+MULTIPROCESSORS = 132
+"""Of an H200."""
 SIMT_DEPTH, SIMT_DEEP = 16, 64
 """Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 
@@ -164,4 +166,16 @@ def _simt(problem: Problem) -> GemmSchedule:
         return GemmSchedule("simt", 8, 64, depth, 4, 2, split)
     if problem.dtype == "float64" or len(problem.contractions) > 1:
         return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
-    return GemmSchedule("simt", 64, 128, SIMT_DEPTH, 4, 2)
+    # A thread's products for a number it reads from shared memory, which is the bound, grow with its tile: as large a
+    # one as leaves every multiprocessor a block.
+    if problem.rows > 1024:
+        return GemmSchedule("simt", 256, 128, SIMT_DEPTH, 8, 2)
+    if problem.rows > 256:
+        return GemmSchedule("simt", 128, 128, SIMT_DEPTH if problem.quantized else SIMT_DEPTH // 2, 8, 2)
+    narrow = problem.rows <= 64 and sum(problem.columns) <= 64 * MULTIPROCESSORS
+    width, most = (64, MULTIPROCESSORS) if narrow else (128, 2 * MULTIPROCESSORS)
+    tiles = -(-problem.rows // 64) * sum(-(-columns // width) for columns in problem.columns)
+    split = 1
+    while split < 8 and 2 * split * tiles <= most and problem.length >= 1024 * split:
+        split *= 2
+    return GemmSchedule("simt", 64, width, 2 * SIMT_DEPTH, 4, 2, split)
