@@ -157,6 +157,16 @@ def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
     assert "HMMA" not in built.asm["sass"]
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 256, 1024, 5000])
+def test_float32_tiles_fit_a_block(rows: int, target: str) -> None:
+    for shape in ((4096, 4096), (28672, 4096), (1024, 14336)):
+        low = lowered(linear, TensorSpec((rows, shape[1]), F32), TensorSpec(shape, F32), target=target)
+        schedule = low._lowered.schedules[0]
+        assert schedule.shared_bytes <= {"sm_80": 163, "sm_86": 99, "sm_90a": 227}[target] * 1024
+        assert schedule.split == 1 or target == "sm_90a"
+
+
 def test_old_architectures_have_no_clusters() -> None:
     for rows in (1, 4, 16, 64):
         for target in ("sm_80", "sm_86", "sm_89"):

@@ -46,6 +46,10 @@ def mlp_up(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
+def mlp_down(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    return residual + F.linear(F.silu(gate) * up, down)
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -69,6 +73,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "quantize_row.py": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "triton", "sm_90a"),
     "causal.cpp": (causal, (Spec(("Q", "K"), single),), "cpp", "x86-64-v4"),
     "mlp_up.cu": (mlp_up, (Spec((1, 4096), half), *2 * [INT4]), "cuda", "sm_90a"),
+    "mlp_down.cu": (
+        mlp_down,
+        (*2 * [Spec((4, 4096), half)], Spec((4096, 4096), half), Spec((4, 4096), half)),
+        "cuda",
+        "sm_90a",
+    ),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 

@@ -21,6 +21,7 @@ from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
 from jitgen.quant import formats
+from jitgen.spec import Target
 
 __all__ = ["choose", "prologue"]
 
@@ -35,6 +36,8 @@ up to ``STREAMED_ROWS`` rows, while memory is the bound, mma.sync's order of rea
 STAGGERED_ROWS = 64
 MULTIPROCESSORS = 132
 """Of an H200."""
+SIMT_TALL_BYTES = 256 * 132 * 4
+"""Of shared memory, for the sums of the tallest tile."""
 SIMT_DEPTH, SIMT_DEEP = 16, 64
 """Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 
@@ -51,10 +54,14 @@ def choose(problem: Problem) -> GemmSchedule:
     if not has_clusters(problem.target):
         candidate = replace(candidate, split=1)
     contractions, dtype = len(problem.contractions), problem.dtype
-    limit = SHARED_LIMIT.get(problem.target.arch.rstrip("af"), 227) * 1024
+    limit = _shared_limit(problem.target)
     while candidate.stages > 2 and shape_of(candidate, contractions, dtype).shared_bytes > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
+
+
+def _shared_limit(target: Target) -> int:
+    return SHARED_LIMIT.get(target.arch.rstrip("af"), 227) * 1024
 
 
 # ---------------------------------------------------------------------------------------------------------- the rules
@@ -168,7 +175,7 @@ def _simt(problem: Problem) -> GemmSchedule:
         return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
     # A thread's products for a number it reads from shared memory, which is the bound, grow with its tile: as large a
     # one as leaves every multiprocessor a block.
-    if problem.rows > 1024:
+    if problem.rows > 1024 and _shared_limit(problem.target) > SIMT_TALL_BYTES:
         return GemmSchedule("simt", 256, 128, SIMT_DEPTH, 8, 2)
     if problem.rows > 256:
         return GemmSchedule("simt", 128, 128, SIMT_DEPTH if problem.quantized else SIMT_DEPTH // 2, 8, 2)
