@@ -133,21 +133,22 @@ def lower(
     memory: Sequence[Memory],
     route: Route,
     out: Sequence[Memory | None] = (),
-    known: Program | None = None,
+    known: Sequence[Program] = (),
 ) -> Lowered:
     """Cut ``graph`` into kernels and lay them out for the call whose sizes are ``guards.hints``.
 
     Args:
         memory: of every input.
         out: of results the caller gives; None where jitgen allocates.
-        known: an earlier program of the same graph, used where its reshapes are views of this call's memory too.
+        known: earlier programs of the same graph; one is used where the same is decided of its prologues, and its
+            reshapes are views of this call's memory too.
     """
     environment, views = guards.hints, [m.view for m in memory]
     given = any(place is not None for place in out)
     prologue = functools.partial(families.prologue, target=route.target, backend=route.backend)
     cut = functools.partial(programs.build, graph, guards.decide, environment, views, prologue=prologue, given=given)
-    usable = known is not None and not (given and known.returns_temporaries)
-    program = known if known and usable and known.decides_alike(prologue, environment) else cut()
+    usable = (p for p in known if not (given and p.returns_temporaries) and p.decides_alike(prologue, environment))
+    program = next(usable, None) or cut()
     try:
         laid_out = _lay_out(program, environment, memory, out, route.tiled)
     except NotViewable:

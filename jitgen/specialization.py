@@ -41,7 +41,8 @@ class Specialization:
         traced: the trace.
         route: backend, compiler and target of its kernels.
         guards: what must hold of sizes and numbers; grows when lowering decides more.
-        programs: the kernels cut so far; a second one only where strides force a copy.
+        programs: the kernels cut so far; more than one where strides force a copy, or where a product computes its
+            activation for some numbers of rows only.
     """
 
     name: str
@@ -90,8 +91,7 @@ class Specialization:
         guards = Guards(environment)
         for guard in self.guards:
             guards.value(guard.expr)
-        known = self.programs[0] if self.programs else None
-        lowered = pipeline.lower(self.traced.graph, guards, memory, self.route, out, known)
+        lowered = pipeline.lower(self.traced.graph, guards, memory, self.route, out, self.programs)
         if lowered.program not in self.programs:
             self.programs.append(lowered.program)
         self.guards = lowered.graph.guards
