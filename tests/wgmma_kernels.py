@@ -60,6 +60,7 @@ class Quantized:
     stages: int = 6
     span: int = 1
     steps: int = 2
+    stagger: int = 0
     split: int = 1
     multicast: int = 1
     trimmed: bool = False
@@ -105,7 +106,7 @@ class Quantized:
     def source(self) -> KernelSource:
         names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "split")
         fields = _fields(
-            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "raster", "resident")}
+            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")}
         )
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
         zeros = str(self.format == "uint4").lower()
@@ -212,6 +213,8 @@ QUANTIZED = (
     Quantized(),
     Quantized(steps=1, stages=8),
     Quantized(tokens=64, span=2, stages=5, trimmed=True),
+    Quantized(tokens=64, span=2, stages=5, trimmed=True, stagger=1),
+    Quantized(tokens=32, stages=6, split=3, stagger=3),
     Quantized(tokens=64, span=2, stages=4, group=64, warpgroups=3, blocks=1, split=5),
     Quantized(tokens=32, span=2, stages=4, format="uint4", group=96, contractions=2),
     Quantized(tokens=64, span=2, stages=4, group=0, element="float16", multicast=2, regions=2),

@@ -31,16 +31,16 @@ class Prologue:
     """A computed activation, (rows, length), of a product with a weight of ``columns`` rows: what decides whether its
     kernel computes it while reading it. Sizes are symbolic until ``at`` makes them numbers.
 
-    ``operations`` are those of one element, ``reads`` the tensors it is computed from. ``kept``: its values are a
-    result too, so that they are in memory anyway.
+    ``format`` is the weight's, None where it is dense; ``operations`` are those of one element. ``kept``: its values
+    are a result too, so that they are in memory anyway.
     """
 
     rows: Any
     columns: Any
     length: Any
     dtype: str
+    format: str | None
     operations: tuple[str, ...]
-    reads: int
     kept: bool
 
     def at(self, environment: Mapping[str, Any]) -> Prologue:
@@ -356,22 +356,10 @@ def _prologue(product: Node, kept: set[int]) -> Prologue | None:
     parts = topological([x])
     if under_views(x).op == "input" or any(part.op in ("reduce", "cat", "matmul") for part in parts):
         return None
+    weight = under_views(product.inputs[1])
+    format = weight.attrs[0] if weight.op == "dequantize" else None
     operations = tuple(part.op for part in parts if _is_pointwise(part))
-    reads = sum(under_views(part).op == "input" for part in _leaves(x))
-    return Prologue(rows, columns, x.shape[-1], x.dtype, operations, reads, id(x) in kept)
-
-
-def _leaves(root: Node) -> list[Node]:
-    """What the pointwise operations of ``root`` read."""
-    found: dict[int, Node] = {}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if _is_pointwise(node):
-            stack.extend(node.inputs)
-        else:
-            found[id(node)] = node
-    return list(found.values())
+    return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in kept)
 
 
 def _weight(node: Node, materialize: Materialize) -> Node:

@@ -67,7 +67,7 @@ class Format:
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        Format("int8", 8, True, -127, 127, False, torch.float32),
+        Format("int8", 8, True, -127, 127, False, torch.float32, 2.0**15),
         Format("int4", 4, True, -8, 7, False, torch.bfloat16, 2.0**15),
         Format("uint4", 4, False, 0, 15, True, torch.bfloat16, 2.0**15),
     )

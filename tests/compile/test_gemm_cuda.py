@@ -15,7 +15,7 @@ from jitgen import TensorSpec
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ROWS = (1, 16, 300)
-MAINLOOPS = ("mma", "dense", "simt")
+MAINLOOPS = ("mma", "rows", "columns", "dense", "simt")
 """Those of ``gemm_mma.cuh``, ``gemm_dense.cuh`` and ``gemm_simt.cuh``."""
 
 
@@ -113,6 +113,40 @@ def test_dense_weights(rows: int, length: int, target: str) -> None:
     assert ("LDGSTS.E.128" in built.asm["sass"]) == (length % 8 == 0)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_dense_weights_of_few_rows_are_read_16_bytes_at_a_time(transposed: bool, dtype: Any, rows: int) -> None:
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ (w if transposed else w.T)
+
+    shape = (4096, 6144) if transposed else (6144, 4096)
+    low = lowered(product, TensorSpec((rows, 4096), dtype), TensorSpec(shape, dtype))
+    paths = ("stream", "stream_outer") if dtype is F32 else ("rows", "columns")
+    assert low._lowered.schedules[0].path == paths[transposed]
+    built = low.compile()
+    assert built.report[0]["spill_bytes"] == 0
+    assert set(re.findall(r"LDG\.E\.NA\.(?:LTC128B\.)?(\w+)", built.asm["sass"])) == {"128"}
+    assert ("HMMA.16816.F32" in built.asm["sass"]) == (dtype is not F32)
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8", None])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_an_activation_of_few_rows_is_computed_in_shared_memory(weights: str | None, dtype: Any, target: str) -> None:
+    def function(x: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x * scale[:, None], w).relu()
+
+    weight = quantized(4096, 4096, weights, 128, dtype) if weights else TensorSpec((4096, 4096), dtype)
+    specs = [TensorSpec((1, 4096), dtype), TensorSpec((1,), dtype), weight]
+    low = lowered(function, *specs, target=target)
+    assert len(low.kernels) == 1
+    assert low.source.count("struct Activation") == 1
+    assert low.compile().report[0]["spill_bytes"] <= 64
+    many = lowered(function, TensorSpec((512, 4096), dtype), TensorSpec((512,), dtype), weight, target=target)
+    assert len(many.kernels) == 2
+
+
 @pytest.mark.parametrize("rows", [1, 300])
 @pytest.mark.parametrize("weight", [None, "int4", "uint4", "int8"])
 def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
@@ -121,6 +155,16 @@ def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
     assert built.report[0]["spill_bytes"] == 0
     assert "FFMA" in built.asm["sass"]
     assert "HMMA" not in built.asm["sass"]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("rows", [1, 4, 16, 64, 256, 1024, 5000])
+def test_float32_tiles_fit_a_block(rows: int, target: str) -> None:
+    for shape in ((4096, 4096), (28672, 4096), (1024, 14336)):
+        low = lowered(linear, TensorSpec((rows, shape[1]), F32), TensorSpec(shape, F32), target=target)
+        schedule = low._lowered.schedules[0]
+        assert schedule.shared_bytes <= {"sm_80": 163, "sm_86": 99, "sm_90a": 227}[target] * 1024
+        assert schedule.split == 1 or target == "sm_90a"
 
 
 def test_old_architectures_have_no_clusters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen import families
 from jitgen.compile import host
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.program import Alias, Program
@@ -316,3 +318,19 @@ def test_the_reference_is_torch_on_dequantised_weights() -> None:
     unsubscribe()
     assert not compiled
     assert torch.equal(found, F.linear(x, weight.dequantize()))
+
+
+def test_a_program_serves_other_sizes_where_the_same_is_decided_of_its_prologues() -> None:
+    function = jitgen.jit(lambda x, w: torch.relu(x) @ w.T)
+    few, more, many = (
+        function.lower(torch.randn(rows, K), torch.randn(N, K), target="sm_90a")._lowered for rows in (3, 4, 400)
+    )
+    alike = {
+        other.memories[0].view.sizes[0]: few.program.decides_alike(
+            partial(families.prologue, target=few.route.target, backend="cuda"),
+            {"s0_0": other.memories[0].view.sizes[0], "s0_1": K, "s1_0": N, "s1_1": K},
+        )
+        for other in (more, many)
+    }
+    assert alike == {4: True, 400: False}
+    assert few.program == more.program != many.program

@@ -50,6 +50,10 @@ def mlp_down(x: torch.Tensor, down: torch.Tensor, residual: torch.Tensor) -> tor
     return residual + F.linear(x, down)
 
 
+def gated_down(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    return residual + F.linear(F.silu(gate) * up, down)
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -77,6 +81,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
         mlp_down,
         (Spec((64, 14336), half), Spec((4096, 14336), half, format="int4", group_size=128), Spec((64, 4096), half)),
         "triton",
+        "sm_90a",
+    ),
+    "gated_down.cu": (
+        gated_down,
+        (*2 * [Spec((4, 4096), half)], Spec((4096, 4096), half), Spec((4, 4096), half)),
+        "cuda",
         "sm_90a",
     ),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),

@@ -18,7 +18,7 @@ from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOp
 from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
-from jitgen.families.gemm.schedules.cuda import Shape, shape_of
+from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.ir.body import Contraction
 from jitgen.ir.program import Kernel
@@ -78,6 +78,7 @@ class _Mainloop:
 _MAINLOOPS = {
     "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
     "rows": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
+    "columns": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
     "dense": _Mainloop("dense", "DenseShared<Config0>", ("jitgen/gemm_dense.cuh",)),
     "stream": _Mainloop("stream", "StreamShared<Config0>", ("jitgen/gemm_stream.cuh",)),
     "stream_outer": _Mainloop("stream", "StreamShared<Config0>", ("jitgen/gemm_stream.cuh",)),
@@ -154,6 +155,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
         "mainloop": (f"jitgen/gemm_{schedule.path}.cuh",),
+        "wgmma_size": wgmma.size(schedule),
         "prologue": None,
         "config": list(_mapped_config(schedule, products)),
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
@@ -181,6 +183,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
             "span": schedule.block_k // wgmma.CHUNK,
             "steps": schedule.steps,
             "split": schedule.split,
+            "stagger": schedule.stagger,
         }
     else:
         down = schedule.block_m // 64
@@ -221,10 +224,11 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, s: S
     count, dtype = len(region.contractions), first.described.dtype
     storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
     numbers: tuple[int, ...]
-    if schedule.path in ("mma", "rows"):
+    if schedule.path in ("mma", "rows", "columns"):
         numbers = (count, s.tokens, s.row_tiles, s.warps_n, s.warps_k, schedule.split, schedule.stages, s.window)
-        if schedule.path == "rows":
-            weight = f"jitgen::DenseRows<{_list(storage, layout.length_unit % 64 != 0)}>"
+        if schedule.path != "mma":
+            kind = "DenseRows" if schedule.path == "rows" else "DenseColumns"
+            weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
             return f"jitgen::MmaConfig<{_list(*numbers, s.width, False)}>", weight
         format = formats.find(first.described.format or "")
         sums = format.bits == 4 and dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
@@ -268,8 +272,9 @@ def _weight(part: ContractionContext, region: GemmRegion, path: str) -> str:
     """How a weight's type is made from the kernel's parameters."""
     if part.described.format is None:
         (weight,) = part.weight
-        if path == "rows":
-            return f"{{{weight.pointer}, {weight.strides[0]}, int({region.columns}), int(k)}}"
+        if path in ("rows", "columns"):
+            stride = weight.strides[0 if path == "rows" else 1]
+            return f"{{{{{weight.pointer}, {stride}, int({region.columns}), int(k)}}}}"
         return f"{{{', '.join([str(weight.pointer), *weight.strides])}}}"
     codes, scales, *zeros = (str(operand.pointer) for operand in part.weight)
     made = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"

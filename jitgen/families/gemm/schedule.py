@@ -38,6 +38,7 @@ class GemmSchedule:
     multicast: blocks of a cluster that share a tile of one operand.
     steps: ``wgmma_quantized``: of 16 k's whose products are started together; ``stream``: elements of a lane's load.
     resident: blocks a multiprocessor is to hold at once where blocks stay and walk tiles; 0 where each has one tile.
+    stagger: K steps by which a tile begins after its neighbour; each goes round all of K.
     raster: tile columns (or rows) that neighbouring blocks walk together, so that they share a cache.
     shared_bytes: of dynamic shared memory for a block.
     wide: 64-bit indices.
@@ -55,6 +56,7 @@ class GemmSchedule:
     steps: int = 1
     resident: int = 0
     raster: int = 1
+    stagger: int = 0
     shared_bytes: int = 0
     wide: bool = False
 
@@ -62,7 +64,8 @@ class GemmSchedule:
     def pdl(self) -> bool:
         """Whether the mainloop is made for programmatic dependent launch: it waits for the kernel ahead of it in the
         stream before it reads what that may have written, and until then fetches weights or sets itself up."""
-        return self.maps or self.path in ("mma", "rows", "stream", "stream_outer") or self.path.startswith(TRITON_FORMS)
+        ahead = ("mma", "rows", "columns", "stream", "stream_outer")
+        return self.maps or self.path in ahead or self.path.startswith(TRITON_FORMS)
 
     @property
     def maps(self) -> bool:
@@ -124,6 +127,11 @@ class Problem:
     def dtype(self) -> str:
         """Of the activation."""
         return self.contractions[0].dtype
+
+    @property
+    def prologue(self) -> bool:
+        """Whether the activation is computed."""
+        return self.contractions[0].activation is None
 
     @property
     def quantized(self) -> bool:

@@ -49,6 +49,13 @@ def blocks_of_rows(schedule: GemmSchedule, contractions: int) -> int:
     return schedule.block_n * contractions // (64 * consumers(schedule))
 
 
+def size(schedule: GemmSchedule) -> int:
+    """The n of the mainloop's wgmma."""
+    if schedule.path == QUANTIZED:
+        return schedule.block_m
+    return schedule.block_n * (schedule.block_m // 64) // consumers(schedule)
+
+
 def is_trimmed(schedule: GemmSchedule) -> bool:
     """Whether x's box has no more rows than x: the copy engine is slow with rows that are outside."""
     return schedule.path == DENSE or schedule.multicast == 1

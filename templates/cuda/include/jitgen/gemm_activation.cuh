@@ -45,25 +45,52 @@ JITGEN_DEVICE void store_shared(uint32_t to, const Vector<Element, count>& eleme
   }
 }
 
-// `X::vector` elements of row m from k on, to shared memory: zeros from K on. Copies are asynchronous where they are of
-// 4 bytes or more and nothing is computed.
-template <class X>
-JITGEN_DEVICE void stage_elements(uint32_t to, const X& x, int m, int k, int K) {
+// Where `X::vector` elements of x go: row m from k on to address `to`, if `live`.
+struct StagedPlace {
+  uint32_t to;
+  int m, k;
+  bool live;
+};
+
+// Elements of x to shared memory: those of place(i) for i = first, first + step .. below `total`, with zeros from K on.
+// Copies are asynchronous where they are of 4 bytes or more. What is computed is so for `batch` places at once, so that
+// their reads are under way together; no place may be live where K is 0.
+template <int batch, class X, class Place>
+JITGEN_DEVICE void stage_elements(const X& x, int K, int first, int total, int step, Place place) {
   using Element = typename X::Element;
   constexpr int vector = X::vector, bytes = vector * int(sizeof(Element));
-  const int live = smaller(K - k, vector);
   if constexpr (X::computed) {
-    Vector<Element, vector> elements = {};
-    if (live > 0) elements = x.template at<vector>(m, k, live);
-    store_shared(to, elements);
+    if (K == 0) return;
+#pragma unroll 1
+    for (int i = first; i < total; i += batch * step) {
+      Vector<Element, vector> elements[batch];
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        const StagedPlace to = place(smaller(i + b * step, total - 1));
+        const int k = smaller(to.k, (K - 1) / vector * vector);
+        elements[b] = x.template at<vector>(to.m, k, smaller(K - k, vector));
+        if (to.k >= K) elements[b] = {};
+      }
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        const StagedPlace to = place(i + b * step);
+        if (i + b * step < total && to.live) store_shared(to.to, elements[b]);
+      }
+    }
   } else {
-    const Element* const from = x.pointer + (m * x.row_stride + k * x.k_stride);
-    if constexpr (bytes >= 4) {
-      copy_async<bytes>(to, live > 0 ? from : x.pointer, live > 0 ? live * int(sizeof(Element)) : 0);
-    } else {
-      Vector<Element, 1> element = {};
-      if (live > 0) element[0] = *from;
-      store_shared(to, element);
+#pragma unroll 2
+    for (int i = first; i < total; i += step) {
+      const StagedPlace to = place(i);
+      if (!to.live) continue;
+      const int live = smaller(K - to.k, vector);
+      const Element* const from = x.pointer + (to.m * x.row_stride + to.k * x.k_stride);
+      if constexpr (bytes >= 4) {
+        copy_async<bytes>(to.to, live > 0 ? from : x.pointer, live > 0 ? live * int(sizeof(Element)) : 0);
+      } else {
+        Vector<Element, 1> element = {};
+        if (live > 0) element[0] = *from;
+        store_shared(to.to, element);
+      }
     }
   }
 }

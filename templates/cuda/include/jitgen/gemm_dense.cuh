@@ -100,11 +100,11 @@ struct ActivationTile<X, along, outer, threads, true> : OperandTile<typename X::
   JITGEN_DEVICE ActivationTile(const X& x, int first, int live) : Tile{nullptr, 0, 0, live}, x(x), first(first) {}
   JITGEN_DEVICE void stage(uint32_t tile, int k0, int K, int thread) const {
     constexpr int pieces = 64 / X::vector;
-#pragma unroll 1
-    for (int piece = thread; piece < outer * pieces; piece += threads) {
-      const int at = piece / pieces, k = piece % pieces * X::vector;
-      if (at < this->live) stage_elements(tile + Tile::place(at, k), x, first + at, k0 + k, K);
-    }
+    constexpr int batch = outer * pieces >= 2 * threads ? 2 : 1;
+    stage_elements<batch>(x, K, thread, outer * pieces, threads, [&](int i) -> StagedPlace {
+      const int at = i / pieces, k = i % pieces * X::vector;
+      return {tile + Tile::place(at, k), first + smaller(at, this->live - 1), k0 + k, at < this->live};
+    });
   }
 };
 

@@ -70,12 +70,12 @@ JITGEN_DEVICE void stage_window(uint32_t slot, const X& x, int m0, int rows, int
       }
     }
   } else {
-#pragma unroll 1
-    for (int i = thread; i < window * tokens * steps; i += threads) {
+    constexpr int total = window * tokens * steps, batch = total >= 4 * threads ? 4 : total >= 2 * threads ? 2 : 1;
+    stage_elements<batch>(x, K, thread, total, threads, [&](int i) -> StagedPlace {
       const int row = i / steps % tokens, k = i % steps * vector, number = chunk + i / (steps * tokens) * stride;
-      if (row >= rows || number >= last_chunk) continue;
-      stage_elements(slot + i / steps * 128 + ((k / 8 ^ row & 7) << 4) + k % 8 * 2, x, m0 + row, number * 64 + k, K);
-    }
+      const uint32_t to = slot + i / steps * 128 + ((k / 8 ^ row & 7) << 4) + k % 8 * 2;
+      return {to, m0 + smaller(row, rows - 1), number * 64 + k, row < rows && number < last_chunk};
+    });
   }
 }
 
@@ -90,9 +90,10 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   constexpr int C = Config::contractions, T = Config::token_tiles, R = Config::row_tiles, D = Config::depth;
   constexpr int warps_k = Config::warps_k, window = Config::window, group_threads = 32 * Config::warps_n;
   constexpr int parts = Weight::parts, steps = 4 / parts;
+  constexpr int own = Weight::tiles, reads = R / own;  // row tiles that a lane reads together, and how often it does
   constexpr bool exact = !Config::sums;
   constexpr bool direct = Weight::group == 0 && exact;  // the products' own accumulators serve for all of k
-  static_assert(window % D == 0 && (exact || (is_bfloat16<Element> && Weight::bits == 4)), "");
+  static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits == 4)), "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int warp_k = warp / Config::warps_n, warp_n = warp % Config::warps_n;
@@ -108,23 +109,23 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 
   if constexpr (!Weight::constant) previous_kernel_wait();
   using Walk = typename Weight::template Walk<warps_k>;
-  Walk walks[C][R];
+  Walk walks[C][reads];
 #pragma unroll
   for (int c = 0; c < C; ++c) {
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const int tile = (n_block * Config::warps_n + warp_n) * R + r;
-      walks[c][r].start(weights[c], smaller(tile, last_tile), chunks, first, lane);
+    for (int r = 0; r < reads; ++r) {
+      const int tile = (n_block * Config::warps_n + warp_n) * R + r * own;
+      walks[c][r].start(weights[c], own == 1 ? smaller(tile, last_tile) : tile, chunks, first, lane);
     }
   }
 
-  typename Weight::Codes codes[D][C][R];
-  typename Weight::Scales scales[Weight::group == 0 ? 1 : D][C][R];
+  typename Weight::Codes codes[D][C][reads];
+  typename Weight::Scales scales[Weight::group == 0 ? 1 : D][C][reads];
   auto fetch = [&](int slot, int step) {
 #pragma unroll
     for (int c = 0; c < C; ++c) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < reads; ++r) {
         codes[slot][c][r] = walks[c][r].load_codes(step);
         if constexpr (Weight::group != 0) scales[slot][c][r] = walks[c][r].load_scales(step);
       }
@@ -138,7 +139,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
     for (int c = 0; c < C; ++c) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) scales[0][c][r] = walks[c][r].load_scales(0);
+      for (int r = 0; r < reads; ++r) scales[0][c][r] = walks[c][r].load_scales(0);
     }
   }
 
@@ -203,7 +204,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
         for (int c = 0; c < C; ++c) {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
-            const auto& s = scales[Weight::group == 0 ? 0 : d][c][r];
+            const auto& s = scales[Weight::group == 0 ? 0 : d][c][r / own];
             const auto offset = Weight::offsets(s, part);
             float product[T][4];
             if constexpr (!exact && Weight::zero_points) {
@@ -214,7 +215,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
               uint32_t a[4];
-              Weight::template fragment<exact>(a, codes[d][c][r], part * steps + step, offset);
+              Weight::template fragment<exact>(a, codes[d][c][r / own], part * steps + step, offset, r % own);
 #pragma unroll
               for (int t = 0; t < T; ++t) {
                 const uint32_t b0 = b[step / 2][t][step % 2 * 2], b1 = b[step / 2][t][step % 2 * 2 + 1];
@@ -247,7 +248,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
     for (int c = 0; c < C; ++c) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) walks[c][r].advance(D);
+      for (int r = 0; r < reads; ++r) walks[c][r].advance(D);
     }
   }
   __syncthreads();
@@ -259,13 +260,13 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       float2 scale = {1.0f, 1.0f};
-      if (Weight::group == 0) scale = unpack_pair(scales[0][c][r].scale[0]);
-      const int row = (warp_n * R + r) * 16 + lane / 4;
+      if (Weight::group == 0) scale = unpack_pair(scales[0][c][r / own].scale[0]);
 #pragma unroll
       for (int t = 0; t < T; ++t) {
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
-          partial[Tile::place(warp_k, c, t * 8 + lane % 4 * 2 + q % 2, row + q / 2 * 8)] =
+          const int row = (warp_n * R + r / own * own) * 16 + Weight::row_of(lane, r % own, q / 2);
+          partial[Tile::place(warp_k, c, t * 8 + lane % 4 * 2 + q % 2, row)] =
               acc[c][r][t][q] * (q < 2 ? scale.x : scale.y);
         }
       }

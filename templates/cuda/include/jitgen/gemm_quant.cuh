@@ -31,6 +31,7 @@ struct QuantWeight {
   static constexpr bool zero_points = zero_points_;
   static constexpr int group = group_;
   static constexpr int loads = bits / 4;
+  static constexpr int tiles = 1;         // of 16 rows, that a lane reads together
   static constexpr bool constant = true;  // no kernel makes one, so it may be read while others still run
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : 2;  // of a chunk, each with a scale of its own
 
@@ -54,6 +55,9 @@ struct QuantWeight {
   static JITGEN_DEVICE int token_of(int lane) { return lane % 8; }
   static JITGEN_DEVICE int unit_of(int lane) { return lane / 8; }
   static JITGEN_DEVICE void load_tokens(uint32_t (&b)[4], uint32_t address) { load_matrices(b, address); }
+
+  // The row, in its tiles, of a lane's sums: of tile `tile`, in the products' upper or lower half.
+  static JITGEN_DEVICE int row_of(int lane, int, int half) { return lane / 4 + half * 8; }
 
   // Chunks of a row, k being padded to whole groups and then to whole chunks; and groups of a row.
   static JITGEN_DEVICE int chunks(int K) {
@@ -136,7 +140,7 @@ struct QuantWeight {
   // The fragment of k16 step `step` (0..3) of the chunk. exact: code minus zero-point. Otherwise codes plus `bias`, as
   // bfloat16, two instructions a pair cheaper.
   template <bool exact>
-  static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset) {
+  static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
     if constexpr (bits == 8) {
       int8_pairs(a[0], a[1], codes.word(step * 2));
       int8_pairs(a[2], a[3], codes.word(step * 2 + 1));

@@ -161,13 +161,12 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
   auto stage = [&](int number) {
     constexpr int pieces = chunk / X::vector;
     Scalar* const to = ring + number % 2 * (Shared::ring / 2);
-#pragma unroll 2
-    for (int i = threadIdx.x % group_threads; i < window * T * pieces; i += group_threads) {
-      const int token = i / pieces % T, k = (first + (number * window + i / (pieces * T)) * warps_k) * chunk;
-      if (token < live_tokens && k < last * chunk) {
-        stage_elements(shared_address(to + i * X::vector), x, m0 + token, k + i % pieces * X::vector, K);
-      }
-    }
+    constexpr int total = window * T * pieces, batch = total >= 2 * group_threads ? 2 : 1;
+    stage_elements<batch>(x, K, threadIdx.x % group_threads, total, group_threads, [&](int i) -> StagedPlace {
+      const int token = i / pieces % T, tile = first + (number * window + i / (pieces * T)) * warps_k;
+      return {shared_address(to + i * X::vector), m0 + smaller(token, live_tokens - 1),
+              tile * chunk + i % pieces * X::vector, token < live_tokens && tile < last};
+    });
     copy_commit();
   };
   stage(0);

@@ -4,7 +4,9 @@
 // A bfloat16 whose exponent field is 0 or 1 is its lowest eight bits times 2^-133. So a nibble in one of the two lowest
 // places of a half, or a byte, is a number as it stands: one AND takes it out of its word, and one multiplication by
 // the scale, with the middle code times the scale as addend, makes the weight: that addend, a power of two times a
-// bfloat16, is exact, so the sum is rounded once. As 2^133 is out of range, weights come out smaller by a power of two,
+// bfloat16, is exact, so the sum is rounded once. A scale in float is two bfloat16, its upper and its lower half: the code
+// less its middle times the lower joins the product with the upper, and the weight is rounded once but for 2^-17 of it. As
+// 2^133 is out of range, weights come out smaller by a power of two,
 // `shrunk`, which the float sums get back. Scales of groups are less than 2^15 then.
 #pragma once
 
@@ -43,12 +45,13 @@ template <class Weight>
 struct Decode {
   using Element = typename Weight::Element;
   static constexpr bool scaled = Weight::group != 0;  // else the sums take the scale of their row
-  static constexpr bool subnormal =
-      is_bfloat16<Element> && (scaled ? Weight::bits == 4 && sizeof(typename Weight::Scale) == 2 : true);
+  static constexpr bool halved = scaled && sizeof(typename Weight::Scale) == 4;  // a scale is two numbers
+  static constexpr bool subnormal = is_bfloat16<Element> && (halved ? Weight::bits == 8 : true);
   static constexpr float shrunk = !subnormal ? 1.0f : scaled ? 2097152.0f : 64.0f;  // 2^21, 2^6
 
   uint32_t factor[2];  // subnormal: of the codes as they stand, both halves. Of row g+8's nibbles 16 times less
   uint32_t addend[2];  // subnormal: minus the middle code times the factor, or the zero-point to subtract
+  uint32_t lower[2];   // halved: of the factor, of which `factor` is the upper half
   float scale[2];      // else, if scaled
   typename Weight::Offsets offsets;
 
@@ -59,6 +62,15 @@ struct Decode {
         const float2 both = unpack_pair(scales.scale[0]);
         scale[0] = both.x;
         scale[1] = both.y;
+      }
+    } else if constexpr (halved) {
+      const float2 both = unpack_pair(scales.scale[0]);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float wanted = (row ? both.y : both.x) * 5192296858534827628530496329220096.0f;  // 2^112
+        factor[row] = pack_pair<Element>(wanted, wanted);
+        const float rest = wanted - unpack_pair(factor[row]).x;
+        lower[row] = pack_pair<Element>(rest, rest);
       }
     } else {
       if constexpr (scaled) {
@@ -84,6 +96,10 @@ struct Decode {
   }
 
   JITGEN_DEVICE uint32_t weight(uint32_t code, int row) const {
+    if constexpr (halved) {
+      const uint32_t from_middle = subtract_pair(code, 0x00800080u);
+      return fma_pair<bfloat16>(from_middle, factor[row], multiply_pair(from_middle, lower[row]));
+    }
     if constexpr (Weight::zero_points) return multiply_pair(subtract_pair(code, addend[row]), factor[row]);
     return fma_pair<bfloat16>(code, factor[row], addend[row]);
   }

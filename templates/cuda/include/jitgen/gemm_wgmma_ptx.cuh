@@ -196,17 +196,42 @@ struct Wgmma;
                    : "l"(a), "l"(b), "r"(accumulate), "n"(transposed));                                             \
     }                                                                                                               \
   };
-#define JITGEN_WGMMA_SIZES(ELEMENT, TYPE)                                                               \
-  JITGEN_WGMMA(ELEMENT, TYPE, 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")                \
-  JITGEN_WGMMA(ELEMENT, TYPE, 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")             \
-  JITGEN_WGMMA(ELEMENT, TYPE, 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")             \
-  JITGEN_WGMMA(ELEMENT, TYPE, 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")             \
-  JITGEN_WGMMA(ELEMENT, TYPE, 128, JITGEN_S7, JITGEN_D7, "64", "65", "66", "67", "68", "69")            \
-  JITGEN_WGMMA(ELEMENT, TYPE, 192, JITGEN_S11, JITGEN_D11, "96", "97", "98", "99", "100", "101")        \
-  JITGEN_WGMMA(ELEMENT, TYPE, 256, JITGEN_S15, JITGEN_D15, "128", "129", "130", "131", "132", "133")
-JITGEN_WGMMA_SIZES(bfloat16, "bf16")
-JITGEN_WGMMA_SIZES(float16, "f16")
-#undef JITGEN_WGMMA_SIZES
+// Statements of so many operands take the compiler a while to read: a source that defines JITGEN_WGMMA_SIZE before it
+// includes this has the one of that n alone.
+#ifdef JITGEN_WGMMA_SIZE
+#define JITGEN_HAS_WGMMA(n) (n == JITGEN_WGMMA_SIZE)
+#else
+#define JITGEN_HAS_WGMMA(n) 1
+#endif
+#if JITGEN_HAS_WGMMA(16)
+JITGEN_WGMMA(bfloat16, "bf16", 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")
+JITGEN_WGMMA(float16, "f16", 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")
+#endif
+#if JITGEN_HAS_WGMMA(32)
+JITGEN_WGMMA(bfloat16, "bf16", 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")
+JITGEN_WGMMA(float16, "f16", 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")
+#endif
+#if JITGEN_HAS_WGMMA(64)
+JITGEN_WGMMA(bfloat16, "bf16", 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")
+JITGEN_WGMMA(float16, "f16", 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")
+#endif
+#if JITGEN_HAS_WGMMA(96)
+JITGEN_WGMMA(bfloat16, "bf16", 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")
+JITGEN_WGMMA(float16, "f16", 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")
+#endif
+#if JITGEN_HAS_WGMMA(128)
+JITGEN_WGMMA(bfloat16, "bf16", 128, JITGEN_S7, JITGEN_D7, "64", "65", "66", "67", "68", "69")
+JITGEN_WGMMA(float16, "f16", 128, JITGEN_S7, JITGEN_D7, "64", "65", "66", "67", "68", "69")
+#endif
+#if JITGEN_HAS_WGMMA(192)
+JITGEN_WGMMA(bfloat16, "bf16", 192, JITGEN_S11, JITGEN_D11, "96", "97", "98", "99", "100", "101")
+JITGEN_WGMMA(float16, "f16", 192, JITGEN_S11, JITGEN_D11, "96", "97", "98", "99", "100", "101")
+#endif
+#if JITGEN_HAS_WGMMA(256)
+JITGEN_WGMMA(bfloat16, "bf16", 256, JITGEN_S15, JITGEN_D15, "128", "129", "130", "131", "132", "133")
+JITGEN_WGMMA(float16, "f16", 256, JITGEN_S15, JITGEN_D15, "128", "129", "130", "131", "132", "133")
+#endif
+#undef JITGEN_HAS_WGMMA
 #undef JITGEN_WGMMA
 
 }  // namespace jitgen

@@ -19,6 +19,7 @@
 //     static constexpr int split = 1;        // blocks of a cluster that share out k: 1 to 8
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
 //     static constexpr bool trimmed = false; // x's box has no more rows than x; not with multicast. May be left out
+//     static constexpr int stagger = 0;      // chunks by which a tile's walk along k begins after its neighbour's
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks a multiprocessor is to hold at once
 //   };
@@ -75,6 +76,11 @@ struct QuantizedKernel {
     const int column = Config::multicast > 1 ? tile.column * Config::multicast + rank : tile.column;
     return {tile.region, tile.row * Config::tokens, column * Shape::columns};
   }
+  // Where a tile's walk along k begins, so that blocks which copy at one time ask different memory channels.
+  JITGEN_DEVICE int begin(TilePlace tile, int first, int last) const {
+    if constexpr (Config::stagger == 0) return first;
+    return first < last ? first + tile.column / Shape::columns * Config::stagger % (last - first) : first;
+  }
   JITGEN_DEVICE int first_chunk() const { return Config::split > 1 ? chunks * rank / Config::split : 0; }
   JITGEN_DEVICE int last_chunk() const { return Config::split > 1 ? chunks * (rank + 1) / Config::split : chunks; }
 
@@ -84,12 +90,14 @@ struct QuantizedKernel {
   JITGEN_DEVICE void produce(TilePlace tile, Ring& ring) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const Region region = region_of(regions, tile.region);
+    const int first = first_chunk(), last = last_chunk();
+    int chunk = begin(tile, first, last);
     if (warp == 0 && lane == 0) {
       const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
       const int copied = is_trimmed<Config> ? smaller(rows, Config::tokens) : Config::tokens;
       const int bytes = copied * (128 * span) + Shape::code_bytes;
 #pragma unroll 1
-      for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
+      for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
         barrier_wait(empty(stage), ring.phase ^ 1);
         barrier_arrive_expect(full(stage), bytes);
@@ -116,7 +124,7 @@ struct QuantizedKernel {
       const int first_tile = tile.column / 16;
       const int live = smaller(contraction_tiles, (region.columns + 15) / 16 - first_tile);
 #pragma unroll 1
-      for (int chunk = first_chunk(); chunk < last_chunk(); ++chunk, ring.next()) {
+      for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
         barrier_wait(empty(stage), ring.phase ^ 1);
         copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);

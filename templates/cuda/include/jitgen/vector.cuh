@@ -83,6 +83,15 @@ JITGEN_DEVICE uint8_t read_once(const uint8_t* address) {
   return uint8_t(word);
 }
 
+// The same where neighbouring lanes read less than a line of 128 bytes: the second-level cache fetches the whole.
+JITGEN_DEVICE uint4 read_line(const uint4* address) {
+  uint4 word;
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+      : "l"(address));
+  return word;
+}
+
 // ------------------------------------------------------------------------------------------------------------- vectors
 
 template <int N, class Storage>
