@@ -31,11 +31,11 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
     inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
-    plans = _plans(rows, kernel, schedule) if schedule.resident else [_Plan(frozenset(), ())] * len(rows.passes)
+    plans = _plans(rows, kernel, schedule) if schedule.kept else [_Plan(frozenset(), ())] * len(rows.passes)
     kept = {name for plan in plans for name in plan.kept}
     every = [line for p in rows.passes for line in p.lines]
-    kept_values = [line for line in every if line.value in kept] if schedule.resident else []
-    kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.resident else []
+    kept_values = [line for line in every if line.value in kept] if schedule.kept else []
+    kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.kept else []
     passes = [_pass(p, plan, kept, rows, schedule) for p, plan in zip(rows.passes, plans, strict=True)]
     return {
         "parameters": parameters,
@@ -127,7 +127,7 @@ def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Pla
 
 
 def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowSchedule) -> dict[str, Any]:
-    if schedule.resident:
+    if schedule.kept:
         again = [o for o in rows.operands if o.role != "store" and o.value in plan.kept]
         again += [o for o in p.again if o.pointer is None]
         fetched, needed = [o for o in p.loads if o.pointer], [*p.loads, *again]
@@ -141,9 +141,9 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
         lines = tuple(sorted((*p.repeated, *p.lines), key=lambda line: line.position))
     # What is not kept (weights of the last pass, the terms of a sum that is) is loaded where it is used: holding it for
     # the whole row first would take the registers that the row itself needs.
-    late = [o for o in fetched if schedule.resident and o.value not in kept]
+    late = [o for o in fetched if schedule.kept and o.value not in kept]
     fetched = [o for o in fetched if o not in late]
-    arrays = [_array(o) for o in fetched if not (schedule.resident and o.value in kept)]
+    arrays = [_array(o) for o in fetched if not (schedule.kept and o.value in kept)]
     return fields(p) | {
         "arrays": arrays,
         "fetched": [_array(o) for o in fetched],

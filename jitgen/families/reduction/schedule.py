@@ -54,8 +54,8 @@ class RowSchedule:
         rows: rows of one block.
         cluster: blocks of one row.
         vector: elements of one access.
-        unroll: vectors of one thread (resident), or started before the first is used (looping).
-        resident: whether the row is kept on chip between passes.
+        unroll: vectors of one thread (kept), or started before the first is used (looping).
+        kept: whether the row stays on chip between passes.
         full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked (in
             Triton, looping: a multiple of them).
         wide: 64-bit indices.
@@ -67,7 +67,7 @@ class RowSchedule:
     cluster: int
     vector: int
     unroll: int
-    resident: bool
+    kept: bool
     full: bool
     wide: bool
     blocks: int = 1
@@ -182,8 +182,8 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
             rows = max(1, SHORT_BLOCK_THREADS // threads)
     if padded == MOST_THREADS * held and rows == 1 and target.kind != "hip":
         threads = MOST_THREADS
-    resident = padded <= threads * held
-    tile = padded if resident else threads * aim
+    kept = padded <= threads * held
+    tile = padded if kept else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
     full = geometry.length > 0 and length % tile == 0
-    return RowSchedule(threads, rows, 1, vector, max(1, tile // (threads * vector)), resident, full, layout.wide)
+    return RowSchedule(threads, rows, 1, vector, max(1, tile // (threads * vector)), kept, full, layout.wide)

@@ -90,8 +90,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "units": [(name, unit) for name, unit in units.items() if 1 < unit < MAX_UNIT],
         "tile": schedule.tile,
         "block_rows": schedule.rows,
-        "loops": not schedule.resident,
-        "margin": " " * (4 if schedule.resident else 8),
+        "loops": not schedule.kept,
+        "margin": " " * (4 if schedule.kept else 8),
         "masked": not schedule.full,
         "row_lines": _row_lines(rows),
         "row_loads": row_loads,
@@ -187,7 +187,7 @@ def _operand(operand: RowOperand, layout: RowLayout, block: Block) -> dict[str, 
 def _pass(p: Pass, layout: RowLayout, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
     loads: Sequence[RowOperand] = p.loads
     lines: Sequence[Value] = p.lines
-    if not schedule.resident:
+    if not schedule.kept:
         loads = [*p.loads, *p.again]
         lines = sorted((*p.lines, *p.repeated), key=lambda line: line.position)
     return {
@@ -214,7 +214,7 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
         value = f"tl.where({block.inside}, {value}, {neutral})"
     column = f"tl.broadcast_to(column, {block.shape})"
     names = f"{r.result}_value, {r.result}" if indexed else r.result
-    if schedule.resident:
+    if schedule.kept:
         return {"start": [], "step": "", "end": [f"{names} = {_ROWS[kind].format(value, column)}", *_index(r)]}
     total = f"total_{r.result}"
     start = [f"{total} = tl.broadcast_to({neutral}, {block.shape})"]
