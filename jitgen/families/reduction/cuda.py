@@ -30,12 +30,15 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
-    inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
+    inside = "column < length" if width_divides else "column + (width - 1) < length"
+    if schedule.whole:
+        inside = "true" if schedule.full else f"u < whole || {inside}"
     plans = _plans(rows, kernel, schedule) if schedule.kept else [_Plan(frozenset(), ())] * len(rows.passes)
     kept = {name for plan in plans for name in plan.kept}
     every = [line for p in rows.passes for line in p.lines]
     kept_values = [line for line in every if line.value in kept] if schedule.kept else []
     kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.kept else []
+    combine, scratch = _combination(layout, schedule)
     passes = [_pass(p, plan, kept, rows, schedule) for p, plan in zip(rows.passes, plans, strict=True)]
     return {
         "parameters": parameters,
@@ -48,13 +51,24 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "inside": inside,
         "blocks": schedule.blocks,
         "columns": layout.columns,
-        "combine": "combine_beside" if layout.columns else "combine_row",
-        "scratch": "jitgen::BesideScratch<{state}, threads>" if layout.columns else "jitgen::Scratch<{state}, warps>",
+        "combine": combine,
+        "scratch": scratch,
+        # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
+        "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "reductions": [r for p in passes for r in p["reductions"]],
         "kept_operands": [_array(operand) for operand in kept_loads],
         "kept_values": kept_values,
         "passes": passes,
     }, {}
+
+
+def _combination(layout: RowLayout, schedule: RowSchedule) -> tuple[str, str]:
+    """The function of ``reduce.cuh`` that combines over a row, over ``{op}``, and what it shares, over ``{state}``."""
+    if layout.columns:
+        return "combine_beside<jitgen::{op}, threads>", "jitgen::BesideScratch<{state}, threads>"
+    if schedule.cluster > 1:
+        return "combine_cluster<jitgen::{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
+    return "combine_row<jitgen::{op}, threads>", "jitgen::Scratch<{state}, warps>"
 
 
 def _index_lines(rows: RowContext) -> list[str]:

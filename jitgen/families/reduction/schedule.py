@@ -22,18 +22,21 @@ THREAD_BYTES = 64
 """Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
 HELD_BYTES = 128
 """Bytes of its row a thread holds before a block of more threads is better."""
-MOST_THREADS = 1024
 MOST_HELD_BYTES = 160
-"""Bytes a thread of the largest block can hold beside what it computes with; measured on an H200."""
+"""Bytes a thread can hold beside what it computes with, where a multiprocessor has 1024 threads; measured on an H200."""
 WARP = 32
 FEW_ELEMENTS = 32
 RESIDENT_THREADS = 1024
 """Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
 MOST_THREADS = 1024
-"""Threads of a Triton block for a row that fills their registers: one block of a multiprocessor, but read once."""
+"""Threads of a block that has a multiprocessor to itself: what a row is read once for, where there are no clusters."""
 HELD_IN_BLOCK = 32
 """Elements of a Triton block a thread holds: Triton keeps more beside them than a kernel with its own loops does. Half
 as many where they take two registers, or each takes an access, hence an address, of its own."""
+PAIR_BYTES = 2 * BLOCK_THREADS * HELD_BYTES
+"""Rows up to this are spread over two blocks, and longer ones over MAX_CLUSTER. Several small blocks of different rows
+share a multiprocessor, so that one row is loaded while others are combined or stored: a row in one block of 1024 threads
+takes 2 to 8 % longer on an H200."""
 MAX_CLUSTER = 8
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 MIN_BESIDE, MAX_BESIDE = 16, 32
@@ -56,8 +59,8 @@ class RowSchedule:
         vector: elements of one access.
         unroll: vectors of one thread (kept), or started before the first is used (looping).
         kept: whether the row stays on chip between passes.
-        full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked (in
-            Triton, looping: a multiple of them).
+        whole: vectors of a thread that lie in the row for every thread, so that they need no mask: all of ``unroll``, or
+            all but the last, or 0.
         wide: 64-bit indices.
         blocks: that must fit a multiprocessor's registers together.
     """
@@ -68,13 +71,18 @@ class RowSchedule:
     vector: int
     unroll: int
     kept: bool
-    full: bool
+    whole: int
     wide: bool
     blocks: int = 1
 
     @property
     def block_threads(self) -> int:
         return self.threads * self.rows
+
+    @property
+    def full(self) -> bool:
+        """Whether the row is a multiple of what is held at once, so that nothing is masked."""
+        return self.whole == self.unroll
 
     @property
     def tile(self) -> int:
@@ -100,7 +108,7 @@ def schedule(
     (layout,), (geometry,) = layouts, geometries
     if target.kind == "cpu":
         beside = layout.columns or geometry.length < CPU_SHORT
-        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, False, True)
+        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, 0, True)
     if backend == "triton":
         return _blocked(kernel, layout, geometry, target)
     if layout.columns:
@@ -124,26 +132,28 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     rows = max(1, SHORT_BLOCK_THREADS // threads)
     if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
-        return RowSchedule(threads, rows, 1, vector, unroll, False, False, layout.wide)
-    if length * element > threads * HELD_BYTES:
-        threads = MOST_THREADS
-    if 2 * threads * MOST_HELD_BYTES < length * element <= BLOCK_THREADS * MAX_CLUSTER * MOST_HELD_BYTES:
-        # More and smaller blocks rather than a cluster of four large ones: their loads overlap its barriers better.
-        threads = BLOCK_THREADS
+        return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
     cluster = 1
-    while cluster < MAX_CLUSTER and length * element > threads * cluster * MOST_HELD_BYTES:
-        cluster *= 2
-    if target.capability < 90:
-        cluster = 1
+    if length * element > threads * HELD_BYTES:
+        threads, cluster = _spread(length * element) if target.capability >= 90 else (MOST_THREADS, 1)
     needed = -(-length // (threads * cluster * vector))
     unroll = next((step for step in STEPS if step >= needed), needed)
     if unroll * vector * element > MOST_HELD_BYTES + vector * element:
-        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, False, layout.wide)
-    full = threads * cluster * vector * unroll == length
-    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, full, layout.wide)
+        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide)
+    held = length // (threads * cluster * vector)
+    whole = held if held >= unroll - 1 else 0
+    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide)
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     return replace(schedule, blocks=max(1, RESIDENT_THREADS // schedule.block_threads) if roomy else 1)
+
+
+def _spread(size: int) -> tuple[int, int]:
+    """Threads of a block, and blocks of the cluster, for a row of ``size`` bytes to hold."""
+    if size <= PAIR_BYTES:
+        return BLOCK_THREADS, 2
+    threads = BLOCK_THREADS // 2
+    return (threads if size <= threads * MAX_CLUSTER * MOST_HELD_BYTES else BLOCK_THREADS), MAX_CLUSTER
 
 
 def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
@@ -152,7 +162,7 @@ def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSche
     while threads < MOST_THREADS // WARP and threads * 4 < geometry.length:
         threads *= 2
     unroll = max(1, min(8, geometry.length // threads))
-    return RowSchedule(threads, WARP, 1, 1, unroll, False, False, layout.wide)
+    return RowSchedule(threads, WARP, 1, 1, unroll, False, 0, layout.wide)
 
 
 def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
@@ -185,5 +195,6 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
     kept = padded <= threads * held
     tile = padded if kept else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
-    full = geometry.length > 0 and length % tile == 0
-    return RowSchedule(threads, rows, 1, vector, max(1, tile // (threads * vector)), kept, full, layout.wide)
+    unroll = max(1, tile // (threads * vector))
+    whole = unroll if geometry.length > 0 and length % tile == 0 else 0
+    return RowSchedule(threads, rows, 1, vector, unroll, kept, whole, layout.wide)
