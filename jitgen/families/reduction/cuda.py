@@ -10,8 +10,8 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, residency
-from jitgen.families.reduction.schedule import FEW_ELEMENTS, RowSchedule
+from jitgen.families.reduction.residency import held
+from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
@@ -30,7 +30,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
-    inside = "column < length" if width_divides else "column + (width - 1) < length"
+    end = "end" if schedule.cluster > 1 else "length"
+    inside = f"column < {end}" if width_divides else f"column + (width - 1) < {end}"
     if schedule.whole:
         inside = "true" if schedule.full else f"u < whole || {inside}"
     plans = _plans(rows, kernel, schedule) if schedule.kept else [_Plan(frozenset(), ())] * len(rows.passes)
@@ -130,9 +131,7 @@ class _Plan:
 
 
 def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Plan]:
-    # A kept float takes twice the room of a 16-bit element: of many elements, computing it again is the better half.
-    expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
-    resident = residency(kernel.bodies[0], expensive)
+    resident = held(kernel.bodies[0], schedule.unroll * schedule.vector)
     lines = {line.position: line for p in rows.passes for line in p.lines}
     return [
         _Plan(frozenset(f"v{position}" for position in kept), tuple(lines[position] for position in rebuilt))

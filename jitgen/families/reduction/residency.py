@@ -11,6 +11,9 @@ from jitgen.ir.ops import OPS
 
 EXPENSIVE_FLOPS = 8
 """From here on a value is kept rather than computed again, where there is room for it."""
+FEW_ELEMENTS = 32
+"""Elements of a thread up to which there is room. A kept float takes twice the room of a 16-bit element: of more elements,
+computing it again is the better half."""
 REGISTER_BYTES = 4
 
 
@@ -58,6 +61,11 @@ class Residency:
     bytes: int
 
 
+def held(body: Body, elements: int) -> Residency:
+    """The residency of a row of which each thread holds ``elements``."""
+    return residency(body, EXPENSIVE_FLOPS if elements <= FEW_ELEMENTS else None)
+
+
 def residency(body: Body, expensive: int | None) -> Residency:
     """Keep loads as they are stored (half a register for 16 bits) and what is cheaper kept; the rest follows from them.
 
@@ -80,11 +88,11 @@ def residency(body: Body, expensive: int | None) -> Residency:
             elif position not in rebuilt[number]:
                 rebuilt[number].add(position)
                 waiting += [a for a in body.instructions[position].args if not body.instructions[a].row]
-    held = [{p for part in kept[number:] for p in part if when[p] < number} for number in passes]
+    between = [{p for part in kept[number:] for p in part if when[p] < number} for number in passes]
     return Residency(
         tuple(map(frozenset, kept)),
         tuple(tuple(sorted(part)) for part in rebuilt),
-        max(1, *(sum(_size(body, position) for position in between) for between in held)),
+        max(1, *(sum(_size(body, position) for position in part) for part in between)),
     )
 
 

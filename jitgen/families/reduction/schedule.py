@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
-from jitgen.families.reduction.residency import residency
+from jitgen.families.reduction.residency import FEW_ELEMENTS, residency
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -25,7 +25,6 @@ HELD_BYTES = 128
 MOST_HELD_BYTES = 160
 """Bytes a thread can hold beside what it computes with, where a multiprocessor has 1024 threads; measured on an H200."""
 WARP = 32
-FEW_ELEMENTS = 32
 RESIDENT_THREADS = 1024
 """Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
 MOST_THREADS = 1024
@@ -33,11 +32,9 @@ MOST_THREADS = 1024
 HELD_IN_BLOCK = 32
 """Elements of a Triton block a thread holds: Triton keeps more beside them than a kernel with its own loops does. Half
 as many where they take two registers, or each takes an access, hence an address, of its own."""
-PAIR_BYTES = 2 * BLOCK_THREADS * HELD_BYTES
-"""Rows up to this are spread over two blocks, and longer ones over MAX_CLUSTER. Several small blocks of different rows
-share a multiprocessor, so that one row is loaded while others are combined or stored: a row in one block of 1024 threads
-takes 2 to 8 % longer on an H200."""
-MAX_CLUSTER = 8
+CLUSTER = 8
+"""Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
+while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 MIN_BESIDE, MAX_BESIDE = 16, 32
 """Neighbouring rows of a block whose elements are neighbours in memory: a sector of 32 bytes or more of each."""
@@ -135,25 +132,22 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
         return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
     cluster = 1
     if length * element > threads * HELD_BYTES:
-        threads, cluster = _spread(length * element) if target.capability >= 90 else (MOST_THREADS, 1)
-    needed = -(-length // (threads * cluster * vector))
+        threads, cluster = MOST_THREADS, 1
+        if target.capability >= 90:
+            threads, cluster = BLOCK_THREADS, CLUSTER
+            if length * element <= threads // 2 * cluster * MOST_HELD_BYTES:
+                threads //= 2
+    share = -(-length // (cluster * vector)) * vector
+    needed = -(-share // (threads * vector))
     unroll = next((step for step in STEPS if step >= needed), needed)
     if unroll * vector * element > MOST_HELD_BYTES + vector * element:
         return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide)
-    held = length // (threads * cluster * vector)
-    whole = held if held >= unroll - 1 else 0
+    steps = (length - (cluster - 1) * share) // (threads * vector)  # of the last block, which has the least
+    whole = steps if steps >= unroll - 1 else 0
     schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide)
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     return replace(schedule, blocks=max(1, RESIDENT_THREADS // schedule.block_threads) if roomy else 1)
-
-
-def _spread(size: int) -> tuple[int, int]:
-    """Threads of a block, and blocks of the cluster, for a row of ``size`` bytes to hold."""
-    if size <= PAIR_BYTES:
-        return BLOCK_THREADS, 2
-    threads = BLOCK_THREADS // 2
-    return (threads if size <= threads * MAX_CLUSTER * MOST_HELD_BYTES else BLOCK_THREADS), MAX_CLUSTER
 
 
 def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
@@ -190,9 +184,13 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         threads *= 2
         if not layout.columns:
             rows = max(1, SHORT_BLOCK_THREADS // threads)
-    if padded == MOST_THREADS * held and rows == 1 and target.kind != "hip":
-        threads = MOST_THREADS
+    most = BLOCK_THREADS if target.kind == "hip" else MOST_THREADS
+    if padded == most * held and rows == 1 and max(sizes) > 2:
+        threads = most
     kept = padded <= threads * held
+    if not kept:
+        # Read again by each pass, from the second-level cache while few bytes are under way: an access for each thread.
+        threads, aim = most if rows == 1 else threads, min(aim, ACCESS_BYTES // max(sizes))
     tile = padded if kept else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
     unroll = max(1, tile // (threads * vector))
