@@ -15,7 +15,7 @@ from jitgen.families.elementwise.context import (
     fields,
     region_parameters,
 )
-from jitgen.families.elementwise.schedule import Schedule
+from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule
 from jitgen.ir.program import Kernel
 
 WARP = 32
@@ -40,12 +40,14 @@ def build(
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": contexts,
     }
-    options = {
+    options: dict[str, Any] = {
         "signature": signature,
         "divisible": divisible,
         "num_warps": schedule.threads // WARP,
         "enable_fp_fusion": False,
     }
+    if schedule.blocks:
+        options["maxnreg"] = GPU_REGISTERS // (schedule.threads * schedule.blocks)
     return context, options
 
 

@@ -10,10 +10,15 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.residency import held
+from jitgen.families.layout import ACCESS_BYTES
+from jitgen.families.reduction.residency import REGISTER_BYTES, held
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor; of a thread."""
+REGISTERS_BESIDE = 16
+"""What a kernel takes beside the vectors it holds."""
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
@@ -30,8 +35,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
-    end = "end" if schedule.cluster > 1 else "length"
-    inside = f"column < {end}" if width_divides else f"column + (width - 1) < {end}"
+    inside = "column < length" if width_divides else "column + (width - 1) < length"
     if schedule.whole:
         inside = "true" if schedule.full else f"u < whole || {inside}"
     plans = _plans(rows, kernel, schedule) if schedule.kept else [_Plan(frozenset(), ())] * len(rows.passes)
@@ -52,6 +56,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "inside": inside,
         "blocks": schedule.blocks,
         "columns": layout.columns,
+        "late": any(p["late"] for p in passes),
+        "batch": _batch(kernel, schedule, max(len(p["late"]) for p in passes)),
         "combine": combine,
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
@@ -61,6 +67,21 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "kept_values": kept_values,
         "passes": passes,
     }, {}
+
+
+def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
+    """Vectors of each of ``late`` operands to load before the first is used: what the row leaves of the registers.
+
+    Loads do not pass a store to memory that may be the same, so that each batch waits for the second-level cache once.
+    Rows of one block leave room for their weights in the first.
+    """
+    if schedule.cluster == 1:
+        return 1
+    registers = min(MOST_REGISTERS, REGISTERS // (schedule.block_threads * schedule.blocks))
+    elements = schedule.vector * schedule.unroll
+    taken = held(kernel.bodies[0], elements).bytes * elements // REGISTER_BYTES + REGISTERS_BESIDE
+    vectors = (registers - taken) * REGISTER_BYTES // (ACCESS_BYTES * max(1, late))
+    return max(1, min(schedule.unroll, vectors))
 
 
 def _combination(layout: RowLayout, schedule: RowSchedule) -> tuple[str, str]:
@@ -97,8 +118,8 @@ def _row_value(operand: RowOperand) -> str:
     return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
 
 
-def _array(operand: RowOperand) -> dict[str, Any]:
-    """Registers for one operand's elements, and how they are filled."""
+def _array(operand: RowOperand, count: str = "unroll", at: str = "u") -> dict[str, Any]:
+    """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled."""
     name, place = f"x{operand.index}", f"from{operand.index}"
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
@@ -108,18 +129,16 @@ def _array(operand: RowOperand) -> dict[str, Any]:
         step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
         fetch = f"for (int j = 0; j < width; ++j) {{to}}[j] = {place}[{step}];"
     return {
-        "array": f"{kind} {name}[unroll]{length}",
-        "fetch": fetch.format(to=f"{name}[u]"),
-        "local": f"{kind} {name}{length}",
-        "fetch_local": fetch.format(to=name),
+        "array": f"{kind} {name}[{count}]{length}",
+        "fetch": fetch.format(to=f"{name}[{at}]"),
         "index": operand.index,
     }
 
 
-def _element(operand: RowOperand, late: bool) -> str:
+def _element(operand: RowOperand, place: str) -> str:
     if operand.pointer is None:
         return f"from{operand.index} + (column + j) * {operand.inner}"
-    return f"jitgen::load(x{operand.index}{'' if late else '[u]'}[j])"
+    return f"jitgen::load(x{operand.index}[{place}][j])"
 
 
 @dataclass(frozen=True)
@@ -160,8 +179,8 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
     return fields(p) | {
         "arrays": arrays,
         "fetched": [_array(o) for o in fetched],
-        "late": [_array(o) for o in late],
-        "element_loads": [fields(o) | {"element": _element(o, o in late)} for o in needed],
+        "late": [_array(o, "batch", "u - v") for o in late],
+        "element_loads": [fields(o) | {"element": _element(o, "u - v" if o in late else "u")} for o in needed],
         "restored": restored,
         "saved": saved,
         "lines": lines,

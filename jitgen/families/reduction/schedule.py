@@ -32,7 +32,7 @@ MOST_THREADS = 1024
 HELD_IN_BLOCK = 32
 """Elements of a Triton block a thread holds: Triton keeps more beside them than a kernel with its own loops does. Half
 as many where they take two registers, or each takes an access, hence an address, of its own."""
-CLUSTER = 8
+CLUSTER, LEAST_THREADS = 8, 128
 """Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
 while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
@@ -135,14 +135,13 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
         threads, cluster = MOST_THREADS, 1
         if target.capability >= 90:
             threads, cluster = BLOCK_THREADS, CLUSTER
-            if length * element <= threads // 2 * cluster * MOST_HELD_BYTES:
+            while threads > LEAST_THREADS and length * element <= threads // 2 * cluster * MOST_HELD_BYTES:
                 threads //= 2
-    share = -(-length // (cluster * vector)) * vector
-    needed = -(-share // (threads * vector))
+    needed = -(-length // (threads * cluster * vector))
     unroll = next((step for step in STEPS if step >= needed), needed)
     if unroll * vector * element > MOST_HELD_BYTES + vector * element:
         return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide)
-    steps = (length - (cluster - 1) * share) // (threads * vector)  # of the last block, which has the least
+    steps = length // (threads * cluster * vector)
     whole = steps if steps >= unroll - 1 else 0
     schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide)
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
