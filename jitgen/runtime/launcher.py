@@ -114,7 +114,7 @@ _counter = 0
 
 
 def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
-    """The function ``(*tensors, *pointers, *numbers, *given outputs, *their pointers) -> result``, which is ``spec``."""
+    """The function ``(*tensors, *pointers, *numbers, *given outputs, *their pointers) -> result`` of ``spec``."""
     writer = _Writer(spec)
     text = writer.text()
     global _counter

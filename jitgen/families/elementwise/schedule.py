@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.layout import ACCESS_BYTES, Geometry, Layout, item_size
+from jitgen.families.layout import Geometry, Layout, item_size
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -18,10 +18,12 @@ GPU_IN_FLIGHT = 16
 blocks are then handed out in the order of their addresses, a few megabytes of which are under way at a time. Twice as
 many bytes a thread cost 3 % of a copy's speed, four times as many 5 %; blocks that stay and walk on, 8 %."""
 GPU_REGISTERS = 65536
-"""Of a multiprocessor."""
-GPU_ROOMY = ((96, 64), (192, 128))
-"""Registers a thread is given so that loads of so many bytes start together. The assembler by itself makes do with fewer,
-for more threads, and puts loads behind one another: RoPE, of six operands, takes 136 us so, and 124 with its loads first."""
+"""Registers of a multiprocessor."""
+GPU_ROOMY = ((32, 0), (96, 8), (192, 4))
+"""Blocks of a multiprocessor for loads of so many bytes a thread, so that there are registers for all to start at once;
+0 leaves it to the assembler, as is right for few and for so many that they would be spilled. By itself it makes do with
+fewer, for more threads, and puts loads behind one another: RoPE, of six operands, takes 136 us so on an H200, and 124
+with its loads first."""
 GPU_MOST_IN_FLIGHT = 512
 """Bytes of one vector step over all operands: half of a thread's registers."""
 
@@ -78,8 +80,5 @@ def schedule(
         vectors.append(vector)
         unrolls.append(unroll)
         most = max(most, loaded * unroll)
-    blocks = 0
-    if most > 2 * ACCESS_BYTES and target.kind == "cuda":
-        registers = next((count for size, count in GPU_ROOMY if most <= size), GPU_REGISTERS)
-        blocks = GPU_REGISTERS // registers // GPU_THREADS
+    blocks = next((count for size, count in GPU_ROOMY if most <= size), 0) if target.kind == "cuda" else 0
     return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks)

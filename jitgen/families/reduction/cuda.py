@@ -8,9 +8,9 @@ from typing import Any
 from jitgen.codegen.cuda import constant
 from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
+from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel

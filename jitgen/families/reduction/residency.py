@@ -12,8 +12,8 @@ from jitgen.ir.ops import OPS
 EXPENSIVE_FLOPS = 8
 """From here on a value is kept rather than computed again, where there is room for it."""
 FEW_ELEMENTS = 32
-"""Elements of a thread up to which there is room. A kept float takes twice the room of a 16-bit element: of more elements,
-computing it again is the better half."""
+"""Elements of a thread up to which there is room. A kept float takes twice the room of a 16-bit element: of more
+elements, computing it again is the better half."""
 REGISTER_BYTES = 4
 
 
@@ -69,9 +69,9 @@ def held(body: Body, elements: int) -> Residency:
 def residency(body: Body, expensive: int | None) -> Residency:
     """Keep loads as they are stored (half a register for 16 bits) and what is cheaper kept; the rest follows from them.
 
-    A value is kept instead of what it is computed from when that takes more room (a sum of two float32 operands), or as
-    much and it is expensive to compute (the exponential of one), or when it costs ``expensive`` operations or more (None:
-    whatever it costs).
+    A value is kept instead of what it is computed from when that takes more room (a sum of two float32 operands), or
+    as much and it is expensive to compute (the exponential of one), or when it costs ``expensive`` operations or more
+    (None: whatever it costs).
     """
     when = first_needed(body)
     passes = range(max(when.values()) + 1)

@@ -23,7 +23,7 @@ THREAD_BYTES = 64
 HELD_BYTES = 128
 """Bytes of its row a thread holds before a block of more threads is better."""
 MOST_HELD_BYTES = 160
-"""Bytes a thread can hold beside what it computes with, where a multiprocessor has 1024 threads; measured on an H200."""
+"""Bytes a thread can hold beside what it computes with, of 1024 on a multiprocessor; measured on an H200."""
 WARP = 32
 RESIDENT_THREADS = 1024
 """Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
@@ -56,8 +56,8 @@ class RowSchedule:
         vector: elements of one access.
         unroll: vectors of one thread (kept), or started before the first is used (looping).
         kept: whether the row stays on chip between passes.
-        whole: vectors of a thread that lie in the row for every thread, so that they need no mask: all of ``unroll``, or
-            all but the last, or 0.
+        whole: vectors of a thread that lie in the row for every thread, so that they need no mask: all of ``unroll``,
+            or all but the last, or 0.
         wide: 64-bit indices.
         blocks: that must fit a multiprocessor's registers together.
     """
@@ -114,8 +114,8 @@ def schedule(
 
 
 def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
-    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
-    then more threads, then more blocks."""
+    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread, then
+    a cluster of blocks."""
     (body,) = kernel.bodies
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
