@@ -1,6 +1,5 @@
-
 # jitgen 0.1.0: causal, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=128, vectors=(4,), unrolls=(1,), wide=False)
+# target sm_90a, Schedule(threads=128, vectors=(4,), unrolls=(1,), wide=False, blocks=0)
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice

@@ -114,8 +114,8 @@ def schedule(
 
 
 def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
-    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread, then
-    a cluster of blocks."""
+    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
+    then a cluster of blocks."""
     (body,) = kernel.bodies
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
