@@ -74,10 +74,10 @@ class Lowered:
         """In words: how many kernels and why, what each reads and writes, and what the specialisation assumes."""
         lowered = self._lowered
         program = lowered.program
-        count = len(program.kernels)
+        count, temporaries = len(program.kernels), len(program.temporaries)
         lines = [
             f"{program.name}: {pipeline.describe(lowered)}",
-            f"{count} kernel{'s' * (count != 1)}, {len(program.temporaries)} temporaries",
+            f"{count} kernel{'s' * (count != 1)}, {temporaries} temporar{'y' if temporaries == 1 else 'ies'}",
         ]
         for number, kernel in enumerate(program.kernels):
             arguments = lowered.arguments(number)
@@ -161,7 +161,7 @@ class Executable:
             rows.append(
                 {
                     "name": meta["entry"],
-                    "key": built.artifact.key,
+                    "key": built.key,
                     "origin": built.origin,
                     "target": str(self._lowered.route.target),
                     "toolchain": meta["toolchain"],

@@ -209,11 +209,30 @@ def _lay_out(
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A compiled kernel and where it came from: ``"compiled"`` or ``"store"``."""
+    """A compiled kernel and where it came from.
+
+    Attributes:
+        kernel: what it computes.
+        artifact: its files in the store: source, binary, ``meta.json``.
+        origin: ``"compiled"`` by this process, or ``"store"``.
+    """
 
     kernel: Kernel
     artifact: StoredArtifact
     origin: str
+
+    def __repr__(self) -> str:
+        return f"BuiltKernel({self.name}, key={self.key[:12]}, origin={self.origin!r})"
+
+    @property
+    def name(self) -> str:
+        """Its entry symbol."""
+        return str(self.artifact.meta["entry"])
+
+    @property
+    def key(self) -> str:
+        """Its artifact key."""
+        return self.artifact.key
 
 
 def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
@@ -222,9 +241,7 @@ def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     debug.log(4, lambda: json.dumps(graphs.to_json(lowered.graph), indent=1))
     found = _from_store(lowered, store)
     if found is not None:
-        debug.log(
-            1, f"from the store: {', '.join(kernel.artifact.meta['entry'] for kernel in found) or 'nothing to run'}"
-        )
+        debug.log(1, f"from the store: {', '.join(kernel.name for kernel in found) or 'nothing to run'}")
         return found
     if settings.is_strict():
         raise CacheMissError(

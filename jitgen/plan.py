@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
 from jitgen.runtime.guards import layout_check
@@ -63,8 +64,8 @@ class LaunchPlan:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
-        built = self._entry.specialization.kernels[self._entry.lowered.key]
-        return tuple(kernel.artifact.key for kernel in built)
+        built = self._entry.specialization.built(self._entry.lowered, pipeline.default_store())
+        return tuple(kernel.key for kernel in built)
 
     # ----------------------------------------------------------------------------------------------- the slow way
 

@@ -93,7 +93,12 @@ class Target:
         """``"sm_90a"``, ``"gfx942"``, ``"x86-64-v3"``; ``"cpu"`` is this host's level."""
         if isinstance(text, Target):
             return text
-        if re.fullmatch(r"sm_\d{2,3}[af]?", text):
+        if match := re.fullmatch(r"sm_(\d{2,3})[af]?", text):
+            if int(match.group(1)) < OLDEST_CAPABILITY:
+                raise UnsupportedError(
+                    f"{text} is older than sm_{OLDEST_CAPABILITY} (Ampere), the first architecture that has the "
+                    "bfloat16 and asynchronous copies that generated kernels use"
+                )
             return Target("cuda", text)
         if re.fullmatch(r"gfx[0-9a-f]{3,4}", text):
             return Target("hip", text)
@@ -120,6 +125,8 @@ class Target:
         return self.arch
 
 
+OLDEST_CAPABILITY = 80
+"""Compute capability of the oldest NVIDIA architecture that kernels are made for."""
 _LEVEL_FLAGS = (
     ("x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
     ("x86-64-v3", {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}),

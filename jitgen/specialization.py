@@ -42,7 +42,6 @@ class Specialization:
         route: backend, compiler and target of its kernels.
         guards: what must hold of sizes and numbers; grows when lowering decides more.
         programs: the kernels cut so far; a second one only where strides force a copy.
-        kernels: built kernels by request key.
     """
 
     name: str
@@ -50,12 +49,21 @@ class Specialization:
     route: Route
     guards: tuple[Guard, ...]
     programs: list[Program] = field(default_factory=list)
-    kernels: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict)
+    _built: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict, repr=False)
     _functions: dict[tuple[str, int | None], Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         static = ", ".join(f"{name}={value}" for name, value in self.static_sizes.items())
-        return f"Specialization({self.name}{self.signature}, static={{{static}}}, kernels={len(self.kernels)})"
+        kernels = ", ".join(kernel.name for kernel in self.kernels)
+        return f"Specialization({self.name}{self.signature}, static={{{static}}}, kernels=({kernels}))"
+
+    @property
+    def kernels(self) -> tuple[BuiltKernel, ...]:
+        """The compiled kernels that calls have launched so far, each once, in the order they were first needed.
+
+        More than one call needs where sizes, strides or alignment asked for several variants.
+        """
+        return tuple({kernel.key: kernel for built in self._built.values() for kernel in built}.values())
 
     @property
     def signature(self) -> str:
@@ -90,9 +98,9 @@ class Specialization:
         return lowered
 
     def built(self, lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
-        found = self.kernels.get(lowered.key)
+        found = self._built.get(lowered.key)
         if found is None:
-            found = self.kernels[lowered.key] = pipeline.fetch(lowered, store)
+            found = self._built[lowered.key] = pipeline.fetch(lowered, store)
         return found
 
     # ------------------------------------------------------------------------------------------------ launching

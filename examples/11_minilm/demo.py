@@ -73,9 +73,8 @@ def compiled_and_stored() -> tuple[int, int]:
     origins: dict[str, set[str]] = {}
     for piece in encoder.PIECES:
         for specialization in piece.specializations:
-            for kernels in specialization.kernels.values():
-                for kernel in kernels:
-                    origins.setdefault(kernel.artifact.key, set()).add(kernel.origin)
+            for kernel in specialization.kernels:
+                origins.setdefault(kernel.key, set()).add(kernel.origin)
     compiled = sum("compiled" in found for found in origins.values())
     return compiled, len(origins) - compiled
 

@@ -209,6 +209,43 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTen
     return tensor._alias(transposed=tensor.transposed != swapped)
 
 
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+_WHOLE = slice(None)
+
+
+@handles(T.__getitem__)
+def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    _, key = args
+    first, *others = key if isinstance(key, tuple) else (key,)
+    if any(other is not Ellipsis and other != _WHOLE for other in others):
+        refuse(func, args)
+    return _pieces(func, (args[0], first), kwargs)[0]
+
+
+@handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
+def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
+    return _pieces(func, args, kwargs)
+
+
+@handles(T.narrow, torch.narrow, T.index_select, torch.index_select)
+def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    return _pieces(func, args, kwargs)[0]
+
+
+def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
+    """What ``func`` takes out of a weight's rows: weights of their own, not views, since layouts keep rows in tiles."""
+    tensor, *rest = args
+    rows, columns = tensor.token.weight_shape
+    numbered = torch.arange(rows).unsqueeze(1).expand(rows, columns + 1)  # one more: a weight may have no columns
+    found = func(numbered, *rest, **kwargs)
+    pieces = found if isinstance(found, tuple | list) else (found,)
+    if tensor.transposed or any(piece.dim() != 2 or piece.shape[1] != columns + 1 for piece in pieces):
+        refuse(func, args)
+    return tuple(tensor._rows(piece[:, 0]) for piece in pieces)
+
+
 # -------------------------------------------------------------------------------------------------- matrix products
 
 
@@ -220,11 +257,18 @@ def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
     return linear(*args, **kwargs)
 
 
-@handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul)
+_OPERANDS = ("input", "self", "other", "mat2", "tensor2", "vec")
+
+
+@handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul, torch.mv, T.mv)
 def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    left, right = [*args, *(kwargs[name] for name in ("input", "self", "other", "mat2", "tensor2") if name in kwargs)]
+    left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
     if isinstance(right, QTensor) and not isinstance(left, QTensor) and left.dim():
         return _product(func, left, right.t(), None)
+    if isinstance(left, QTensor) and not isinstance(right, QTensor) and right.dim() in (1, 2):
+        if right.dim() == 1:
+            return _product(func, right, left, None)
+        return _product(func, right.t(), left, None).t().contiguous()
     return _dequantized(func, args, kwargs)
 
 

@@ -214,6 +214,15 @@ class QTensor(torch.Tensor):
         parts = settled(tuple(map(function, self.parts)))
         return QTensor._of(parts, self.token.replace(device=parts[0].device, **changes))
 
+    def _rows(self, rows: torch.Tensor) -> QTensor:
+        """These rows (int64, on the CPU) of a weight that is not transposed, as a portable weight of its own."""
+        token = self.token
+        parts = self._parts_in("portable", keep=False)
+        rows = rows.to(token.device)
+        taken = settled(tuple(part.index_select(0, rows) for part in parts))
+        shape = (len(rows), token.weight_shape[1])
+        return QTensor._of(taken, token.replace(layout="portable", weight_shape=shape))
+
     def _alias(self, **changes: Any) -> QTensor:
         """A tensor that shares this one's parts."""
         with _lock:

@@ -1,8 +1,8 @@
-"""Rows of torch's matrix products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``.
+"""Rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``, ``outer``.
 
-All are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias, scaling and residuals
-are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product is accumulated in
-float32 (float64 for float64) and not rounded before what follows.
+The matrix products are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias,
+scaling and residuals are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product
+is accumulated in float32 (float64 for float64) and not rounded before what follows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, is_weight
 from jitgen.spec import DTYPES
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import view
@@ -28,11 +28,17 @@ ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
 def contract(trace: Trace, x: Node, weight: Node) -> Node:
     """``x`` (..., K) times the transpose of ``weight`` (N, K): (..., N), in ``x``'s dtype.
 
+    Where ``x`` is the quantised one of the two, this is the transpose of ``weight`` times the transpose of ``x``.
+
     Raises:
         TypeError: the dtypes differ or are not floating. ValueError: the two K differ.
+        UnsupportedError: both are quantised, or the activation is of another dtype than ``ACTIVATIONS``.
     """
-    quantized = weight.op == "dequantize" or (weight.op == "view" and weight.inputs[0].op == "dequantize")
-    if x.dtype != weight.dtype and not (quantized and DTYPES[x.dtype].is_floating_point):
+    if is_weight(x):
+        if is_weight(weight):
+            raise UnsupportedError("a product of two quantised weights is not supported; dequantise one of them")
+        return transposed(trace, contract(trace, weight, x))
+    if x.dtype != weight.dtype and not (is_weight(weight) and DTYPES[x.dtype].is_floating_point):
         raise TypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {weight.dtype}")
     if x.dtype not in ACTIVATIONS:
         raise UnsupportedError(
@@ -42,7 +48,7 @@ def contract(trace: Trace, x: Node, weight: Node) -> Node:
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
-    precision = "ieee" if x.dtype != "float32" or trace.device.type == "cpu" else matmul_precision()
+    precision = matmul_precision() if x.dtype == "float32" else "ieee"  # CPUs have no tf32, and are exact for either
     return trace.make("matmul", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[0]), (precision,))
 
 
@@ -102,6 +108,14 @@ def dot(trace: Trace, input: Node, other: Node) -> Node:
     product = pointwise(trace, "mul", input, other)
     total = reduce(trace, "sum", product, (0,))
     return view(trace, total, ("squeeze", 0), ())
+
+
+@row("outer", "ger")
+def outer(trace: Trace, input: Node, vec2: Node) -> Node:
+    if len(input.shape) != 1 or len(vec2.shape) != 1:
+        raise ValueError(f"outer takes two vectors, got {len(input.shape)} and {len(vec2.shape)} dimensions")
+    column = view(trace, input, ("unsqueeze", 1), (input.shape[0], 1))
+    return pointwise(trace, "mul", column, _row_vector(trace, vec2))
 
 
 @row("linear", weights=True)

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from jitgen import weights
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, topological, under_views
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.captures import (
@@ -170,12 +170,9 @@ class Trace:
 
     def _input_node(self, tensor: torch.Tensor) -> Node:
         index = len(self.inputs)
-        shape: list[Any] = []
-        for dim, size in enumerate(tensor.shape):
-            self.guards.hints[f"s{index}_{dim}"] = size
-            shape.append(1 if size == 1 else symbols.size_symbol(index, dim))
-        dtype = dtype_name(tensor.dtype)
-        self.inputs.append(InputSpec(dtype, tuple(shape)))
+        self.guards.hints.update({f"s{index}_{dim}": size for dim, size in enumerate(tensor.shape)})
+        dtype, shape = dtype_name(tensor.dtype), input_shape(index, tensor.shape)
+        self.inputs.append(InputSpec(dtype, shape))
         return self.builder.make("input", (), dtype, shape, (index,))
 
     def _captured_tensor(self, tensor: torch.Tensor) -> Node:
@@ -219,7 +216,8 @@ class Trace:
                     "  return the value, and give out= to the call of the decorated function"
                 )
             entered, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
-            if not (row.weights or row.is_view) and any(map(_is_weight, [*entered, *named.values()])):
+            nodes = [value for value in (*entered, *named.values()) if isinstance(value, Node)]
+            if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
             try:
                 result = row.function(self, *entered, **named)
@@ -337,7 +335,7 @@ class Trace:
             if earlier is proxy:
                 return node
         node = proxy.value
-        if _is_weight(node):
+        if is_weight(node):
             raise UnsupportedError(self._refused_weight("the return"))
         if any(node is taken for taken in (*self.mutated.values(), *(other for _, other in self._returned))):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
@@ -362,11 +360,6 @@ class Trace:
         if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
             return self.builder.const(rounded(node.attrs[0], dtype), dtype)
         return self.make("cast", (node,), dtype, ())
-
-
-def _is_weight(value: Any) -> bool:
-    """Whether ``value`` is a quantised weight, or a view of one."""
-    return isinstance(value, Node) and under_views(value).op == "dequantize"
 
 
 def _memory(node: Node) -> Node:

@@ -95,3 +95,5 @@ def test_a_backend_refuses_a_target_it_cannot_serve() -> None:
         jitgen.jit(lambda x: x + 1).lower(SPEC, target="gfx942", backend="cuda")
     with pytest.raises(jitgen.UnsupportedError, match="unknown target 'sm90'"):
         jitgen.jit(lambda x: x + 1).lower(SPEC, target="sm90")
+    with pytest.raises(jitgen.UnsupportedError, match="sm_75 is older than sm_80"):
+        jitgen.jit(lambda x: x + 1).lower(SPEC, target="sm_75")

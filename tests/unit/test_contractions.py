@@ -239,6 +239,8 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "torch.dot": (torch.dot, [(K,), (K,)]),
     "torch.vdot": (torch.vdot, [(K,), (K,)]),
     "torch.inner": (torch.inner, [(K,), (K,)]),
+    "torch.outer": (torch.outer, [(M,), (K,)]),
+    "torch.ger": (torch.ger, [(M,), (K,)]),
     "torch.addmm": (torch.addmm, [(M, N), (M, K), (K, N)]),
     "torch.addmm, row": (torch.addmm, [(N,), (M, K), (K, N)]),
     "torch.addmm, scaled": (lambda *t: torch.addmm(*t, beta=0.5, alpha=2), [(M, N), (M, K), (K, N)]),
@@ -267,7 +269,7 @@ def test_every_row_in_every_form(form: str, dtype: torch.dtype) -> None:
 
 
 def test_the_rows_all_have_a_form() -> None:
-    rows = {name for name, row in table.ROWS.items() if row.function.__module__ == "jitgen.trace.contractions"}
+    rows = {name for name, row in table.rows().items() if row.function.__module__ == "jitgen.trace.contractions"}
     assert rows <= {form.split(",")[0].rpartition(".")[2] for form in FORMS}
 
 

@@ -405,9 +405,45 @@ def test_products_with_a_weight(format: str, dtype: torch.dtype, layout: str) ->
     y = torch.randn(3, 24).to(dtype)
     torch.testing.assert_close(y @ weight, y @ dense)
     torch.testing.assert_close(F.linear(y, weight.t()), y @ dense)
-    torch.testing.assert_close(weight @ x.t(), dense @ x.t())
-    torch.testing.assert_close(torch.mm(weight, x.t()), dense @ x.t())
-    torch.testing.assert_close(weight @ x[0], dense @ x[0])
+    close((weight @ x.t()).t(), x, weight)
+    close(torch.mm(weight, x.t()).t(), x, weight)
+    close(weight @ x[0], x[0], weight)
+    close(torch.mv(weight, x[0]), x[0], weight)
+    assert (weight @ x.t()).is_contiguous()
+
+
+@pytest.mark.parametrize(("format", "layout"), [("uint4", "portable"), ("int4", "cpu"), ("int8", "mma")])
+def test_rows_of_a_weight_are_weights(format: str, layout: str) -> None:
+    weight = quantised(format, layout=layout)
+    dense = weight.dequantize()
+    x = torch.randn(3, 100)
+    takes: tuple[Callable[[torch.Tensor], object], ...] = (
+        lambda w: w[3:20],
+        lambda w: w[5:],
+        lambda w: w[::7, :],
+        lambda w: w[9:9],
+        lambda w: w[torch.tensor([4, 0, 4]), ...],
+        lambda w: w.chunk(5),
+        lambda w: torch.split(w, [7, 17], dim=0),
+        lambda w: w.split(10, -2),
+        lambda w: torch.narrow(w, 0, 2, 11),
+        lambda w: w.index_select(0, torch.tensor([23, 1])),
+        lambda w: w.tensor_split(3),
+    )
+    for take in takes:
+        taken, expected = take(weight), take(dense)
+        pieces = taken if isinstance(taken, tuple) else (taken,)
+        wanted = expected if isinstance(expected, tuple | list) else (expected,)
+        for piece, want in zip(pieces, wanted, strict=True):
+            assert isinstance(piece, QTensor)
+            assert torch.equal(piece.dequantize(), want)
+            close(F.linear(x, piece), x, piece)
+    first = weight[:2]
+    first.copy_(weight[2:4])
+    assert torch.equal(weight.dequantize(), dense), "rows are a weight of their own"
+    for columns in (lambda w: w[:, 3:], lambda w: w.chunk(2, 1), lambda w: w.narrow(1, 0, 32), lambda w: w.t()[:8]):
+        with pytest.raises(UnsupportedError, match="quantised weight"):
+            columns(weight)
 
 
 def test_transposing() -> None:

@@ -61,6 +61,23 @@ def test_a_transposed_weight() -> None:
     close(jitgen.jit(lambda x, w: x @ w.T)(x, weight), F.linear(x, weight.dequantize()))
 
 
+def test_a_weight_on_the_left() -> None:
+    weight, x = quantized(), torch.randn(3, K)
+    dense = weight.dequantize()
+    close(jitgen.jit(lambda w, x: w @ x.T + 1)(weight, x), dense @ x.T + 1)
+    close(jitgen.jit(lambda w, x: torch.relu(w @ x))(weight, x[0]), torch.relu(dense @ x[0]))
+    close(jitgen.jit(torch.mv)(weight, x[0]), dense @ x[0])
+    close(jitgen.jit(F.linear)(weight, x), dense @ x.T)
+    with pytest.raises(jitgen.UnsupportedError, match="two quantised weights"):
+        jitgen.jit(F.linear)(weight, weight)
+
+
+def test_the_reference_of_a_function_that_takes_rows_of_a_weight() -> None:
+    function = jitgen.jit(lambda x, w: F.linear(x, w[:16]) + F.linear(x, w.chunk(2)[1][:16]))
+    weight, x = quantized(columns=64), torch.randn(3, K)
+    close(function(x, weight), function.reference(x, weight))
+
+
 def test_a_plan_takes_every_weight_like_the_one_it_was_bound_for() -> None:
     function, x, bias = jitgen.jit(lambda x, w, b: F.linear(x, w, b)), torch.randn(3, K), torch.randn(N)
     weight, other = quantized(), quantized()
