@@ -250,7 +250,7 @@ def test_operation(op: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("op", ["exp", "sigmoid"])
 def test_coarse_operation(op: str) -> None:
-    """What a 16-bit result hides: 2**-16 of the value, subnormals and the ends of the range included."""
+    """What a 16-bit result hides: 2**-16 of the value; exp reaches the subnormals, sigmoid (as torch's) becomes 0."""
     (column,) = floats(torch.float32, 1)
     column = torch.cat([column, torch.linspace(-110, 95, 50_000)])
     got = run(
@@ -260,7 +260,8 @@ def test_coarse_operation(op: str) -> None:
         torch.float32,
     )
     want = reference(op, (column,))
-    step = torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps  # between subnormals
+    smallest = torch.finfo(torch.float32).smallest_normal
+    step = smallest * torch.finfo(torch.float32).eps if op == "exp" else smallest
     fine = (got.double() - want).abs() <= want.abs() * 2**-16 + step
     fine |= (got.isnan() & want.isnan()) | (got == want.float())
     fine |= (column > 88.72) & (got > 3.4e38)  # where the last numbers before infinity are
