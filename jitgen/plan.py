@@ -103,7 +103,8 @@ class LaunchPlan:
                 self._entry = entry
         everything = [*tensors, *captured]
         numbers = [leaves[index] for index in self._numbers]
-        result = entry.launch(*everything, *[tensor.data_ptr() for tensor in everything], *numbers, *outputs)
+        addresses = [tensor.data_ptr() for tensor in everything]
+        result = entry.launch(*everything, *addresses, *numbers, *outputs, *(o.data_ptr() for o in outputs))
         return result if out is None else out
 
     def _refuse_other(self, place: int, tensor: Any, bound: torch.Tensor) -> None:
@@ -231,12 +232,15 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any] = ()
     remain = [f"r{index}" for index in tensors] if torch.cuda.is_available() else []
     outlying = ["ro"] if remain else []
     aligned = [f"p{index} & 15 == r{index}" for index in tensors] if remain else []
+    out_aligned = [*aligned, "o & 15 == ro"] if remain else []
+    if remain and not any(leaves[index].data_ptr() & 15 for index in tensors):  # one question for all
+        aligned = [f"not ({' | '.join(pointers)}) & 15"]
+        out_aligned = [f"({' | '.join([*pointers, 'o'])}) & 15 == ro"]
     given = ", ".join([*(f"a{i}" for i in tensors), *pointers, *(f"a{i}" for i in numbers)])
     checked = ", ".join(f"a{i}" for i in tensors)
     # Memory of its own, or exactly an input's: then an element is read before it is written.
     ends, alike = [f"e{i}" for i in tensors], [f"s{i}" for i in tensors]
     apart = [f"(o >= p{i} + e{i} or o + eo <= p{i} or s{i} and o == p{i})" for i in tensors]
-    out_aligned = ["o & 15 == ro"] if outlying else []
     fixed = {index: leaf for index, leaf in enumerate(leaves) if index not in tensors and index not in numbers}
     alike_values = [*(f"type(a{i}) is k{i}" for i in numbers), *(f"a{i} is v{i}" for i in fixed)]
     ready = " and ".join(["hot is not None", "not more", *alike_values])
@@ -259,8 +263,8 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any] = ()
             f"        if {ready} and type(out) is Tensor:",
             f"            {', '.join(['check', 'launch', 'eo', *ends, *alike, *remain, *outlying])} = hot",
             "            o = out.data_ptr()",
-            f"            if {' and '.join([f'check({checked}, out)', *aligned, *out_aligned, *apart])}:",
-            f"                launch({given}, out)",
+            f"            if {' and '.join([f'check({checked}, out)', *out_aligned, *apart])}:",
+            f"                launch({given}, out, o)",
             "                return out",
             f"    return self._launch(({', '.join([*arguments, '*more'])},), out)",
             "",

@@ -93,11 +93,14 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def environment(bench: Bench) -> dict[str, Any]:
-    """Hardware, versions, commit and command: what a figure is worth nothing without."""
+def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
+    """Hardware, versions, commit and command: what a figure is worth nothing without.
+
+    ``commit``: of a copy that is no checkout.
+    """
     facts: dict[str, Any] = {
         "jitgen": __version__,
-        "commit": _commit(),
+        "commit": _commit() or commit,
         "command": shlex.join(["python", "-m", "jitgen", *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,

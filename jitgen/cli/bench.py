@@ -21,13 +21,14 @@ GROUPS = ("streaming", "rows", "products", "intensity", "overhead", "coldstart")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
 @click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
-def bench(names: tuple[str, ...], device: str | None, path: Path | None, quick: bool) -> None:
+@click.option("--commit", help="The commit to record where this is no checkout.")
+def bench(names: tuple[str, ...], device: str | None, path: Path | None, quick: bool, commit: str | None) -> None:
     """Time generated kernels and their peers in this process. NAMES are groups; all if there is none."""
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
 
     configuration = configure(device, quick)
-    facts = environment(configuration)
+    facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
     measurements = []
     for measurement in run(configuration, names):

@@ -240,4 +240,5 @@ TRITON = Dialect(
     round=round_to,
     assign=assign,
     suffix=".py",
+    coarse={"exp": "tl.exp({0})", "sigmoid": "(1.0 / (1.0 + tl.exp({0} * -1.0)))"},
 )

@@ -92,7 +92,7 @@ class LaunchSpec:
         steps: in order.
         returns: for each output tensor a buffer's number or a ``View``.
         rebuild: from the list of output tensors to what the user gets; None for exactly one tensor.
-        given: which results the caller passes (``out=``), as ``o0 ...`` in order.
+        given: which results the caller passes (``out=``), as ``o0 ...`` in order with their pointers ``q0 ...``.
         extents: bytes each input spans; a launch that updates one refuses another that shares memory with it.
     """
 
@@ -114,7 +114,7 @@ _counter = 0
 
 
 def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
-    """The function ``(*tensors, *pointers, *numbers, *given outputs) -> result`` that carries out ``spec``."""
+    """The function ``(*tensors, *pointers, *numbers, *given outputs, *their pointers) -> result`` of ``spec``."""
     writer = _Writer(spec)
     text = writer.text()
     global _counter
@@ -138,7 +138,7 @@ class _Writer:
     def text(self) -> str:
         spec = self.spec
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
-        parameters += [f"o{index}" for index in sorted(spec.given)]
+        parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.given)]
         self._refuse_overlaps()
         for index, allocation in enumerate(spec.temporaries):
             self._allocate(f"w{index}", allocation)
@@ -148,6 +148,7 @@ class _Writer:
                 self.pointers[len(self.buffers) - 1] = self.pointers[result]
             elif index in spec.given:
                 self.buffers.append(f"o{index}")
+                self.pointers[len(self.buffers) - 1] = f"q{index}"
             else:
                 self._allocate(f"r{index}", result)
         if any(step.kind == "cuda" for step in spec.steps):

@@ -35,9 +35,8 @@ def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: in
     lowered = jitgen.jit(CASES[name]).lower(spec, target=target)
     assert [kernel.template for kernel in lowered.kernels] == ["cuda/reduction.cu.j2"]
     (report,) = lowered.compile().report
-    # Registers are capped so that two blocks of 512 threads fit a multiprocessor; a few scalars may pay for that, which
-    # an H200 repays (log_softmax of 4096 x 32768: 151 us with them spilled, 174 without), but never the row itself.
-    tolerated = {("log_softmax", 32768, "sm_90a"): 96, ("quantize to float8", 151936, "sm_100a"): 8}
+    # Registers are capped so that 1024 threads fit a multiprocessor; a few scalars may pay for that, never the row.
+    tolerated = {("log_softmax", 151936, "sm_90a"): 8}
     assert report["spill_bytes"] <= tolerated.get((name, length, target), 0)
 
 
@@ -59,7 +58,7 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     lowered = jitgen.jit(CASES["softmax"]).lower(TensorSpec(("M", 4096), torch.bfloat16), target="sm_90a")
     schedule = lowered._lowered.schedules[0]
-    assert schedule.resident
+    assert schedule.kept
     assert schedule.full
     assert len(re.findall(r"LDG\.", lowered.compile().asm["sass"])) == schedule.unroll
 

@@ -248,6 +248,26 @@ def test_operation(op: str, dtype: str) -> None:
     assert_close(op, got, reference(op, columns), columns)
 
 
+@pytest.mark.parametrize("op", ["exp", "sigmoid"])
+def test_coarse_operation(op: str) -> None:
+    """What a 16-bit result hides: 2**-16 of the value; exp reaches the subnormals, sigmoid (as torch's) becomes 0."""
+    (column,) = floats(torch.float32, 1)
+    column = torch.cat([column, torch.linspace(-110, 95, 50_000)])
+    got = run(
+        f"coarse_{op}",
+        pointwise(f"coarse_{op}", f"jitgen::coarse_{op}(a)", ("float",), "float"),
+        (column,),
+        torch.float32,
+    )
+    want = reference(op, (column,))
+    smallest = torch.finfo(torch.float32).smallest_normal
+    step = smallest * torch.finfo(torch.float32).eps if op == "exp" else smallest
+    fine = (got.double() - want).abs() <= want.abs() * 2**-16 + step
+    fine |= (got.isnan() & want.isnan()) | (got == want.float())
+    fine |= (column > 88.72) & (got > 3.4e38)  # where the last numbers before infinity are
+    assert fine.all(), (column[~fine][:5], got[~fine][:5], want[~fine][:5])
+
+
 def casts_source() -> str:
     kernels = []
     for source_type in COMPUTE_DTYPES:

@@ -90,6 +90,19 @@ def test_reductions(backend: str, dtype: torch.dtype, length: int) -> None:
             assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.parametrize(("count", "length"), [(30_000, 24), (3000, 1000), (1500, 9000), (700, 33_000), (150, 151_936)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_more_rows_than_run_at_once(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
+    x = torch.randn(count, length, device="cuda").to(dtype)
+    w = weight(x, 0.5)
+    for function in (lambda x, w: F.softmax(x, -1), lambda x, w: F.layer_norm(x, w.shape, w, w)):
+        out = torch.full_like(x, math.nan)
+        jitgen.jit(backend=backend)(function).bind(x, w)(x, w, out=out)
+        want = function(x.double(), w.double())
+        close(out, want, dtype, 16, length, max(1.0, want.abs().max().item()))
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [5, 1000, 4096, 40000])

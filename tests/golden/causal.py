@@ -1,17 +1,18 @@
 # jitgen 0.1.0: causal, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=256, vectors=(4,), unrolls=(4,), wide=False, pdl=True)
+# target sm_90a, Schedule(threads=128, vectors=(4,), unrolls=(1,), wide=False, blocks=0)
 import triton
 import triton.language as tl
-from triton.language.extra import cuda, libdevice
+from triton.language.extra import libdevice
 
 
 
 @triton.jit
 def region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, WHOLE: tl.constexpr):
-    step = block * 4096 + tl.arange(0, 4096)
-    live = None if WHOLE else step < n0_0 * n0_1
-    column = step % n0_1
-    i0 = step // n0_1
+    step = block * 128 + tl.arange(0, 128)[:, None]
+    live = None if WHOLE else step * 4 < n0_0 * n0_1
+    steps = n0_1 // 4
+    column = step % steps * 4 + tl.arange(0, 4)[None, :]
+    i0 = step // steps
     v0 = (o0_0 + i0 * s0_0_0 + column * s0_0_1).to(tl.int64)
     v1 = (o0_1 + i0 * s0_1_0 + column * s0_1_1).to(tl.int64)
     v4 = (tl.load(p0_2 + i0 * s0_2_0 + column, mask=live))
@@ -25,7 +26,7 @@ def region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_
 def region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
     # (s0_0, s0_1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
-    if (block + 1) * 4096 <= n0_0 * n0_1:
+    if (block + 1) * 512 <= n0_0 * n0_1:
         region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, True)
     else:
         region0_block(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0, False)
@@ -33,8 +34,5 @@ def region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s
 
 @triton.jit
 def jitgen_causal(p0_2, p0_3, n0_0, n0_1, o0_0, s0_0_0, s0_0_1, o0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
-    # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
-    cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
     block = tl.program_id(0)
     region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0)

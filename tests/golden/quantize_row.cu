@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: quantize_row, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(4,), wide=False, pdl=False)
+// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
 #define JITGEN_E4M3FN_SATURATES 1
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -8,19 +8,19 @@
 
 using Index = int32_t;
 using Unsigned = uint32_t;
-constexpr int threads = 256;
+constexpr int threads = 128;
 
 // (s0_0, s0_1) as 2 dimensions: load bfloat16 contiguous, load float32 broadcast, store float8_e4m3fn contiguous
 template <bool whole>
 __device__ __forceinline__ void region0(
     Index block, const jitgen::bfloat16* p0_0, const float* p0_1, jitgen::float8_e4m3fn* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
   constexpr int width = 8;
-  constexpr int unroll = whole ? 4 : 1;
+  constexpr int unroll = whole ? 1 : 1;
   const Index steps = (n0_1 + (width - 1)) / width;
   const Index total = n0_0 * steps;
 #pragma unroll 1
-  for (int part = 0; part < 4; part += unroll) {
-    const Index first = (block * 4 + part) * threads + Index(threadIdx.x);
+  for (int part = 0; part < 1; part += unroll) {
+    const Index first = (block * 1 + part) * threads + Index(threadIdx.x);
     jitgen::Vector<jitgen::bfloat16, width> x0[unroll];
     float x1[unroll];
 #pragma unroll
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(threads)
 jitgen_quantize_row(const jitgen::bfloat16* p0_0, const float* p0_1, jitgen::float8_e4m3fn* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
   {
     const Index block = Index(blockIdx.x) - 0;
-    if ((block + 1) * 8192 <= n0_0 * n0_1) {
+    if ((block + 1) * 1024 <= n0_0 * n0_1) {
       region0<true>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);
     } else {
       region0<false>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);

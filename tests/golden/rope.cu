@@ -1,13 +1,13 @@
 
 // jitgen 0.1.0: rope, template cuda/elementwise.cu.j2
-// target sm_80, Schedule(threads=256, vectors=(8,), unrolls=(1,), wide=False, pdl=False)
+// target sm_80, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=8)
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
 
 using Index = int32_t;
 using Unsigned = uint32_t;
-constexpr int threads = 256;
+constexpr int threads = 128;
 
 // (s0_0, s0_1, (s0_2 // 2)) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
 template <bool whole>
@@ -85,11 +85,11 @@ __device__ __forceinline__ void region0(
   }
 }
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, 8)
 jitgen_rope(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, const jitgen::bfloat16* p0_2, const jitgen::bfloat16* p0_3, const jitgen::bfloat16* p0_4, const jitgen::bfloat16* p0_5, jitgen::bfloat16* p0_6, jitgen::bfloat16* p0_7, Index n0_0, Index n0_1, Index n0_2, Index s0_0_0, Index s0_0_1, Index s0_1_0, Index s0_1_1, Index s0_2_0, Index s0_2_1, Index s0_3_0, Index s0_3_1, Index s0_4_0, Index s0_4_1, Index s0_5_0, Index s0_5_1, Index s0_6_0, Index s0_6_1, Index s0_7_0, Index s0_7_1) {
   {
     const Index block = Index(blockIdx.x) - 0;
-    if ((block + 1) * 2048 <= n0_0 * n0_1 * n0_2) {
+    if ((block + 1) * 1024 <= n0_0 * n0_1 * n0_2) {
       region0<true>(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1);
     } else {
       region0<false>(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1);

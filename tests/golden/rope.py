@@ -1,5 +1,5 @@
 # jitgen 0.1.0: rope, template triton/elementwise.py.j2
-# target gfx942, Schedule(threads=256, vectors=(8,), unrolls=(1,), wide=False, pdl=True)
+# target gfx942, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -8,10 +8,11 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1, WHOLE: tl.constexpr):
-    step = block * 2048 + tl.arange(0, 2048)
-    live = None if WHOLE else step < n0_0 * n0_1 * n0_2
-    column = step % n0_2
-    r1 = step // n0_2
+    step = block * 128 + tl.arange(0, 128)[:, None]
+    live = None if WHOLE else step * 8 < n0_0 * n0_1 * n0_2
+    steps = n0_2 // 8
+    column = step % steps * 8 + tl.arange(0, 8)[None, :]
+    r1 = step // steps
     i1 = r1 % n0_1
     i0 = r1 // n0_1
     v0 = (tl.load(p0_0 + i0 * s0_0_0 + i1 * s0_0_1 + column, mask=live)).to(tl.float32)
@@ -35,7 +36,7 @@ def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n
 def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1):
     # (s0_0, s0_1, (s0_2 // 2)) as 3 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous, store bfloat16 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
-    if (block + 1) * 2048 <= n0_0 * n0_1 * n0_2:
+    if (block + 1) * 1024 <= n0_0 * n0_1 * n0_2:
         region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1, True)
     else:
         region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1, False)

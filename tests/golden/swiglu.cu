@@ -1,25 +1,25 @@
 
 // jitgen 0.1.0: swiglu, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(2,), wide=False, pdl=False)
+// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
 
 using Index = int32_t;
 using Unsigned = uint32_t;
-constexpr int threads = 256;
+constexpr int threads = 128;
 
 // (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 template <bool whole>
 __device__ __forceinline__ void region0(
     Index block, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
   constexpr int width = 8;
-  constexpr int unroll = whole ? 2 : 1;
+  constexpr int unroll = whole ? 1 : 1;
   const Index steps = (n0_1 + (width - 1)) / width;
   const Index total = n0_0 * steps;
 #pragma unroll 1
-  for (int part = 0; part < 2; part += unroll) {
-    const Index first = (block * 2 + part) * threads + Index(threadIdx.x);
+  for (int part = 0; part < 1; part += unroll) {
+    const Index first = (block * 1 + part) * threads + Index(threadIdx.x);
     jitgen::Vector<jitgen::bfloat16, width> x0[unroll];
     jitgen::Vector<jitgen::bfloat16, width> x1[unroll];
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ __forceinline__ void region0(
         for (int j = 0; j < width; ++j) {
           const float v0 = jitgen::load(x0[u][j]);
           const float v3 = jitgen::load(x1[u][j]);
-          const float v1 = jitgen::sigmoid(v0);
+          const float v1 = jitgen::coarse_sigmoid(v0);
           const float v2 = v0 * v1;
           const float v4 = v2 * v3;
           x2[j] = jitgen::store<jitgen::bfloat16>(v4);
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(threads)
 jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
   {
     const Index block = Index(blockIdx.x) - 0;
-    if ((block + 1) * 4096 <= n0_0 * n0_1) {
+    if ((block + 1) * 1024 <= n0_0 * n0_1) {
       region0<true>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);
     } else {
       region0<false>(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0);

@@ -11,7 +11,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.environment import user_mark
 from jitgen.families.elementwise.launch import integer_names
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import ACCESS_BYTES, Layout, item_size
+from jitgen.families.layout import ACCESS_BYTES, Layout, is_coarse, item_size
 from jitgen.ir.body import Body, Operand, compute_dtype
 from jitgen.ir.program import Kernel
 
@@ -156,7 +156,7 @@ def _region(
             names[position] = f"a{instruction.attr}"
             used[names[position]] = type_name
         else:
-            expression = dialect.expression(instruction, names, dtypes)
+            expression = dialect.expression(instruction, names, dtypes, is_coarse(body))
             text = dialect.assign(type_name, names[position], expression)
             lines.append(Line(text, user_mark(instruction.location), names[position], type_name, expression))
     operands = tuple(

@@ -15,7 +15,7 @@ from jitgen.families.elementwise.context import (
     fields,
     region_parameters,
 )
-from jitgen.families.elementwise.schedule import Schedule
+from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule
 from jitgen.ir.program import Kernel
 
 WARP = 32
@@ -40,12 +40,14 @@ def build(
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": contexts,
     }
-    options = {
+    options: dict[str, Any] = {
         "signature": signature,
         "divisible": divisible,
         "num_warps": schedule.threads // WARP,
         "enable_fp_fusion": False,
     }
+    if schedule.blocks:
+        options["maxnreg"] = GPU_REGISTERS // (schedule.threads * schedule.blocks)
     return context, options
 
 
@@ -68,10 +70,13 @@ def _divisible(name: str, regions: Sequence[RegionContext]) -> bool:
 
 def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str, Any]:
     outer = [f"i{dim}" for dim in range(region.rank - 1)]
-    lines = []
+    lines, width = [], region.vector if outer else 1
     if outer:
-        lines = [f"column = step % {region.inner_size}"]
-        rest = f"step // {region.inner_size}"
+        # A step is a vector of neighbours, so that indices are divided once for all of them; without one, an element.
+        lines = [f"steps = {region.inner_size} // {width}", "column = step % steps"]
+        if width > 1:
+            lines[-1] += f" * {width} + tl.arange(0, {width})[None, :]"
+        rest = "step // steps"
         for dim in reversed(range(1, region.rank - 1)):
             lines.append(f"r{dim} = {rest}")
             lines.append(f"i{dim} = r{dim} % {region.sizes[dim]}")
@@ -89,6 +94,8 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         "condition": condition(region, regions, "if block < {end}", "else", chain="el"),
         "parameters": [name for _, name in region_parameters(region, "")],
         "tile": schedule.tile(region.index),
+        "width": width,
+        "steps": schedule.tile(region.index) // width,
         "index_lines": lines,
         "loads": [operand for operand in operands if operand["role"] != "store"],
         "stores": stores,

@@ -10,6 +10,7 @@ import torch
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.environment import user_mark
+from jitgen.families.layout import is_coarse
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import elements_under, first_needed
@@ -159,7 +160,7 @@ class _Builder:
                 self.operand_values[instruction.attr] = self.names[position]
             elif instruction.op not in ("scalar", "reduce"):
                 type_name = self.dialect.types[instruction.dtype]
-                expression = self.dialect.expression(instruction, self.names, dtypes)
+                expression = self.dialect.expression(instruction, self.names, dtypes, is_coarse(self.body))
                 text = self.dialect.assign(type_name, self.names[position], expression)
                 mark = user_mark(instruction.location)
                 value = Value(text, mark, self.names[position], type_name, instruction.dtype, expression, position)

@@ -8,12 +8,17 @@ from typing import Any
 from jitgen.codegen.cuda import constant
 from jitgen.codegen.dialect import Dialect
 from jitgen.families.elementwise.context import fields
+from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, residency
-from jitgen.families.reduction.schedule import FEW_ELEMENTS, RowSchedule
+from jitgen.families.reduction.residency import REGISTER_BYTES, held
+from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor; of a thread."""
+REGISTERS_BESIDE = 16
+"""What a kernel takes beside the vectors it holds."""
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
@@ -30,12 +35,15 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
-    inside = "true" if schedule.full else "column < length" if width_divides else "column + (width - 1) < length"
-    plans = _plans(rows, kernel, schedule) if schedule.resident else [_Plan(frozenset(), ())] * len(rows.passes)
+    inside = "column < length" if width_divides else "column + (width - 1) < length"
+    if schedule.whole:
+        inside = "true" if schedule.full else f"u < whole || {inside}"
+    plans = _plans(rows, kernel, schedule) if schedule.kept else [_Plan(frozenset(), ())] * len(rows.passes)
     kept = {name for plan in plans for name in plan.kept}
     every = [line for p in rows.passes for line in p.lines]
-    kept_values = [line for line in every if line.value in kept] if schedule.resident else []
-    kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.resident else []
+    kept_values = [line for line in every if line.value in kept] if schedule.kept else []
+    kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.kept else []
+    combine, scratch = _combination(layout, schedule)
     passes = [_pass(p, plan, kept, rows, schedule) for p, plan in zip(rows.passes, plans, strict=True)]
     return {
         "parameters": parameters,
@@ -48,13 +56,41 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "inside": inside,
         "blocks": schedule.blocks,
         "columns": layout.columns,
-        "combine": "combine_beside" if layout.columns else "combine_row",
-        "scratch": "jitgen::BesideScratch<{state}, threads>" if layout.columns else "jitgen::Scratch<{state}, warps>",
+        "late": any(p["late"] for p in passes),
+        "batch": _batch(kernel, schedule, max(len(p["late"]) for p in passes)),
+        "combine": combine,
+        "scratch": scratch,
+        # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
+        "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "reductions": [r for p in passes for r in p["reductions"]],
         "kept_operands": [_array(operand) for operand in kept_loads],
         "kept_values": kept_values,
         "passes": passes,
     }, {}
+
+
+def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
+    """Vectors of each of ``late`` operands to load before the first is used: what the row leaves of the registers.
+
+    Loads do not pass a store to memory that may be the same, so that each batch waits for the second-level cache once.
+    Rows of one block leave room for their weights in the first.
+    """
+    if schedule.cluster == 1:
+        return 1
+    registers = min(MOST_REGISTERS, REGISTERS // (schedule.block_threads * schedule.blocks))
+    elements = schedule.vector * schedule.unroll
+    taken = held(kernel.bodies[0], elements).bytes * elements // REGISTER_BYTES + REGISTERS_BESIDE
+    vectors = (registers - taken) * REGISTER_BYTES // (ACCESS_BYTES * max(1, late))
+    return max(1, min(schedule.unroll, vectors))
+
+
+def _combination(layout: RowLayout, schedule: RowSchedule) -> tuple[str, str]:
+    """The function of ``reduce.cuh`` that combines over a row, over ``{op}``, and what it shares, over ``{state}``."""
+    if layout.columns:
+        return "combine_beside<jitgen::{op}, threads>", "jitgen::BesideScratch<{state}, threads>"
+    if schedule.cluster > 1:
+        return "combine_cluster<jitgen::{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
+    return "combine_row<jitgen::{op}, threads>", "jitgen::Scratch<{state}, warps>"
 
 
 def _index_lines(rows: RowContext) -> list[str]:
@@ -82,8 +118,8 @@ def _row_value(operand: RowOperand) -> str:
     return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
 
 
-def _array(operand: RowOperand) -> dict[str, Any]:
-    """Registers for one operand's elements, and how they are filled."""
+def _array(operand: RowOperand, count: str = "unroll", at: str = "u") -> dict[str, Any]:
+    """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled."""
     name, place = f"x{operand.index}", f"from{operand.index}"
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
@@ -93,18 +129,16 @@ def _array(operand: RowOperand) -> dict[str, Any]:
         step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
         fetch = f"for (int j = 0; j < width; ++j) {{to}}[j] = {place}[{step}];"
     return {
-        "array": f"{kind} {name}[unroll]{length}",
-        "fetch": fetch.format(to=f"{name}[u]"),
-        "local": f"{kind} {name}{length}",
-        "fetch_local": fetch.format(to=name),
+        "array": f"{kind} {name}[{count}]{length}",
+        "fetch": fetch.format(to=f"{name}[{at}]"),
         "index": operand.index,
     }
 
 
-def _element(operand: RowOperand, late: bool) -> str:
+def _element(operand: RowOperand, place: str) -> str:
     if operand.pointer is None:
         return f"from{operand.index} + (column + j) * {operand.inner}"
-    return f"jitgen::load(x{operand.index}{'' if late else '[u]'}[j])"
+    return f"jitgen::load(x{operand.index}[{place}][j])"
 
 
 @dataclass(frozen=True)
@@ -116,9 +150,7 @@ class _Plan:
 
 
 def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Plan]:
-    # A kept float takes twice the room of a 16-bit element: of many elements, computing it again is the better half.
-    expensive = EXPENSIVE_FLOPS if schedule.unroll * schedule.vector <= FEW_ELEMENTS else None
-    resident = residency(kernel.bodies[0], expensive)
+    resident = held(kernel.bodies[0], schedule.unroll * schedule.vector)
     lines = {line.position: line for p in rows.passes for line in p.lines}
     return [
         _Plan(frozenset(f"v{position}" for position in kept), tuple(lines[position] for position in rebuilt))
@@ -127,7 +159,7 @@ def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Pla
 
 
 def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowSchedule) -> dict[str, Any]:
-    if schedule.resident:
+    if schedule.kept:
         again = [o for o in rows.operands if o.role != "store" and o.value in plan.kept]
         again += [o for o in p.again if o.pointer is None]
         fetched, needed = [o for o in p.loads if o.pointer], [*p.loads, *again]
@@ -141,14 +173,14 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
         lines = tuple(sorted((*p.repeated, *p.lines), key=lambda line: line.position))
     # What is not kept (weights of the last pass, the terms of a sum that is) is loaded where it is used: holding it for
     # the whole row first would take the registers that the row itself needs.
-    late = [o for o in fetched if schedule.resident and o.value not in kept]
+    late = [o for o in fetched if schedule.kept and o.value not in kept]
     fetched = [o for o in fetched if o not in late]
-    arrays = [_array(o) for o in fetched if not (schedule.resident and o.value in kept)]
+    arrays = [_array(o) for o in fetched if not (schedule.kept and o.value in kept)]
     return fields(p) | {
         "arrays": arrays,
         "fetched": [_array(o) for o in fetched],
-        "late": [_array(o) for o in late],
-        "element_loads": [fields(o) | {"element": _element(o, o in late)} for o in needed],
+        "late": [_array(o, "batch", "u - v") for o in late],
+        "element_loads": [fields(o) | {"element": _element(o, "u - v" if o in late else "u")} for o in needed],
         "restored": restored,
         "saved": saved,
         "lines": lines,

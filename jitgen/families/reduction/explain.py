@@ -18,7 +18,7 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
     operations = sum(instruction.op in OPS for instruction in body.instructions)
     lines = [f"row reduction by {', '.join(kinds)} in {count} pass{'es' * (count != 1)} over a row"]
     if tiled:
-        kept = "kept in registers, read once" if schedule.resident else "read by every pass"
+        kept = "kept in registers, read once" if schedule.kept else "read by every pass"
         lines.append(
             f"a row is {kept}: {schedule.threads} threads in {schedule.cluster} block{'s' * (schedule.cluster != 1)}, "
             f"{schedule.rows} row{'s' * (schedule.rows != 1)} in a block, {schedule.vector} wide"

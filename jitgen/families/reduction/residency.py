@@ -11,6 +11,9 @@ from jitgen.ir.ops import OPS
 
 EXPENSIVE_FLOPS = 8
 """From here on a value is kept rather than computed again, where there is room for it."""
+FEW_ELEMENTS = 32
+"""Elements of a thread up to which there is room. A kept float takes twice the room of a 16-bit element: of more
+elements, computing it again is the better half."""
 REGISTER_BYTES = 4
 
 
@@ -50,7 +53,7 @@ def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
 class Residency:
     """For each pass, by position: values ``kept`` for it from earlier passes, and cheap ones ``rebuilt`` from those.
 
-    ``bytes`` is what one element of the row takes in registers between passes.
+    ``bytes`` is what one element of the row takes in registers between passes, where it takes most.
     """
 
     kept: tuple[frozenset[int], ...]
@@ -58,11 +61,17 @@ class Residency:
     bytes: int
 
 
+def held(body: Body, elements: int) -> Residency:
+    """The residency of a row of which each thread holds ``elements``."""
+    return residency(body, EXPENSIVE_FLOPS if elements <= FEW_ELEMENTS else None)
+
+
 def residency(body: Body, expensive: int | None) -> Residency:
     """Keep loads as they are stored (half a register for 16 bits) and what is cheaper kept; the rest follows from them.
 
     A value is kept instead of what it is computed from when that takes more room (a sum of two float32 operands), or
-    when it costs ``expensive`` operations or more (None: whatever it costs).
+    as much and it is expensive to compute (the exponential of one), or when it costs ``expensive`` operations or more
+    (None: whatever it costs).
     """
     when = first_needed(body)
     passes = range(max(when.values()) + 1)
@@ -79,11 +88,11 @@ def residency(body: Body, expensive: int | None) -> Residency:
             elif position not in rebuilt[number]:
                 rebuilt[number].add(position)
                 waiting += [a for a in body.instructions[position].args if not body.instructions[a].row]
-    union = set().union(*kept)
+    between = [{p for part in kept[number:] for p in part if when[p] < number} for number in passes]
     return Residency(
         tuple(map(frozenset, kept)),
         tuple(tuple(sorted(part)) for part in rebuilt),
-        max(1, sum(_size(body, position) for position in union)),
+        max(1, *(sum(_size(body, position) for position in part) for part in between)),
     )
 
 
@@ -91,10 +100,12 @@ def _is_kept(body: Body, position: int, expensive: int | None) -> bool:
     instruction = body.instructions[position]
     if instruction.op in ("load", "iota"):
         return True
-    if expensive is not None and instruction.op in OPS and OPS[instruction.op].flops >= expensive:
+    flops = OPS[instruction.op].flops if instruction.op in OPS else 0
+    if expensive is not None and flops >= expensive:
         return True
     sources = [p for p in elements_under(body, [position]) if body.instructions[p].op == "load"]
-    return sum(_size(body, source) for source in sources) > _size(body, position)
+    saved = sum(_size(body, source) for source in sources) - _size(body, position)
+    return saved > 0 or (saved == 0 and flops >= EXPENSIVE_FLOPS)
 
 
 def _size(body: Body, position: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
-from jitgen.families.reduction.residency import residency
+from jitgen.families.reduction.residency import FEW_ELEMENTS, residency
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -22,19 +22,19 @@ THREAD_BYTES = 64
 """Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
 HELD_BYTES = 128
 """Bytes of its row a thread holds before a block of more threads is better."""
-MOST_THREADS = 1024
 MOST_HELD_BYTES = 160
-"""Bytes a thread of the largest block can hold beside what it computes with; measured on an H200."""
+"""Bytes a thread can hold beside what it computes with, of 1024 on a multiprocessor; measured on an H200."""
 WARP = 32
-FEW_ELEMENTS = 32
 RESIDENT_THREADS = 1024
 """Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
 MOST_THREADS = 1024
-"""Threads of a Triton block for a row that fills their registers: one block of a multiprocessor, but read once."""
+"""Threads of a block that has a multiprocessor to itself: what a row is read once for, where there are no clusters."""
 HELD_IN_BLOCK = 32
 """Elements of a Triton block a thread holds: Triton keeps more beside them than a kernel with its own loops does. Half
 as many where they take two registers, or each takes an access, hence an address, of its own."""
-MAX_CLUSTER = 8
+CLUSTER, LEAST_THREADS = 8, 128
+"""Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
+while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 MIN_BESIDE, MAX_BESIDE = 16, 32
 """Neighbouring rows of a block whose elements are neighbours in memory: a sector of 32 bytes or more of each."""
@@ -54,10 +54,10 @@ class RowSchedule:
         rows: rows of one block.
         cluster: blocks of one row.
         vector: elements of one access.
-        unroll: vectors of one thread (resident), or started before the first is used (looping).
-        resident: whether the row is kept on chip between passes.
-        full: whether the row has exactly threads * cluster * vector * unroll elements, so that nothing is masked (in
-            Triton, looping: a multiple of them).
+        unroll: vectors of one thread (kept), or started before the first is used (looping).
+        kept: whether the row stays on chip between passes.
+        whole: vectors of a thread that lie in the row for every thread, so that they need no mask: all of ``unroll``,
+            or all but the last, or 0.
         wide: 64-bit indices.
         blocks: that must fit a multiprocessor's registers together.
     """
@@ -67,14 +67,19 @@ class RowSchedule:
     cluster: int
     vector: int
     unroll: int
-    resident: bool
-    full: bool
+    kept: bool
+    whole: int
     wide: bool
     blocks: int = 1
 
     @property
     def block_threads(self) -> int:
         return self.threads * self.rows
+
+    @property
+    def full(self) -> bool:
+        """Whether the row is a multiple of what is held at once, so that nothing is masked."""
+        return self.whole == self.unroll
 
     @property
     def tile(self) -> int:
@@ -100,7 +105,7 @@ def schedule(
     (layout,), (geometry,) = layouts, geometries
     if target.kind == "cpu":
         beside = layout.columns or geometry.length < CPU_SHORT
-        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, False, True)
+        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, 0, True)
     if backend == "triton":
         return _blocked(kernel, layout, geometry, target)
     if layout.columns:
@@ -110,7 +115,7 @@ def schedule(
 
 def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
     """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
-    then more threads, then more blocks."""
+    then a cluster of blocks."""
     (body,) = kernel.bodies
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
@@ -124,23 +129,21 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     rows = max(1, SHORT_BLOCK_THREADS // threads)
     if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
-        return RowSchedule(threads, rows, 1, vector, unroll, False, False, layout.wide)
-    if length * element > threads * HELD_BYTES:
-        threads = MOST_THREADS
-    if 2 * threads * MOST_HELD_BYTES < length * element <= BLOCK_THREADS * MAX_CLUSTER * MOST_HELD_BYTES:
-        # More and smaller blocks rather than a cluster of four large ones: their loads overlap its barriers better.
-        threads = BLOCK_THREADS
+        return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
     cluster = 1
-    while cluster < MAX_CLUSTER and length * element > threads * cluster * MOST_HELD_BYTES:
-        cluster *= 2
-    if target.capability < 90:
-        cluster = 1
+    if length * element > threads * HELD_BYTES:
+        threads, cluster = MOST_THREADS, 1
+        if target.capability >= 90:
+            threads, cluster = BLOCK_THREADS, CLUSTER
+            while threads > LEAST_THREADS and length * element <= threads // 2 * cluster * MOST_HELD_BYTES:
+                threads //= 2
     needed = -(-length // (threads * cluster * vector))
     unroll = next((step for step in STEPS if step >= needed), needed)
     if unroll * vector * element > MOST_HELD_BYTES + vector * element:
-        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, False, layout.wide)
-    full = threads * cluster * vector * unroll == length
-    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, full, layout.wide)
+        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide)
+    steps = length // (threads * cluster * vector)
+    whole = steps if steps >= unroll - 1 else 0
+    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide)
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     return replace(schedule, blocks=max(1, RESIDENT_THREADS // schedule.block_threads) if roomy else 1)
@@ -152,7 +155,7 @@ def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSche
     while threads < MOST_THREADS // WARP and threads * 4 < geometry.length:
         threads *= 2
     unroll = max(1, min(8, geometry.length // threads))
-    return RowSchedule(threads, WARP, 1, 1, unroll, False, False, layout.wide)
+    return RowSchedule(threads, WARP, 1, 1, unroll, False, 0, layout.wide)
 
 
 def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
@@ -180,10 +183,15 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         threads *= 2
         if not layout.columns:
             rows = max(1, SHORT_BLOCK_THREADS // threads)
-    if padded == MOST_THREADS * held and rows == 1 and target.kind != "hip":
-        threads = MOST_THREADS
-    resident = padded <= threads * held
-    tile = padded if resident else threads * aim
+    most = BLOCK_THREADS if target.kind == "hip" else MOST_THREADS
+    if padded == most * held and rows == 1 and max(sizes) > 2:
+        threads = most
+    kept = padded <= threads * held
+    if not kept:
+        # Read again by each pass, from the second-level cache while few bytes are under way: an access for each thread.
+        threads, aim = most if rows == 1 else threads, min(aim, ACCESS_BYTES // max(sizes))
+    tile = padded if kept else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
-    full = geometry.length > 0 and length % tile == 0
-    return RowSchedule(threads, rows, 1, vector, max(1, tile // (threads * vector)), resident, full, layout.wide)
+    unroll = max(1, tile // (threads * vector))
+    whole = unroll if geometry.length > 0 and length % tile == 0 else 0
+    return RowSchedule(threads, rows, 1, vector, unroll, kept, whole, layout.wide)

@@ -74,7 +74,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         row_live="" if whole_rows else "row_live",
         full_values=_full_values(kernel, layout),
     )
-    passes = [_pass(p, layout, schedule, block, dialect) for p in rows.passes]
+    passes = [_pass(p, rows, layout, schedule, block, dialect) for p in rows.passes]
     row_loads = [_operand(o, layout, block) for o in rows.operands if o.role != "store" and _once(o)]
     row_stores = [_operand(o, layout, block) for o in rows.row_stores]
     units = _units(rows, layout)
@@ -90,8 +90,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "units": [(name, unit) for name, unit in units.items() if 1 < unit < MAX_UNIT],
         "tile": schedule.tile,
         "block_rows": schedule.rows,
-        "loops": not schedule.resident,
-        "margin": " " * (4 if schedule.resident else 8),
+        "loops": not schedule.kept,
+        "margin": " " * (4 if schedule.kept else 8),
         "masked": not schedule.full,
         "row_lines": _row_lines(rows),
         "row_loads": row_loads,
@@ -171,8 +171,11 @@ def _at(operand: RowOperand, layout: RowLayout) -> str:
     return " + ".join(term for term in terms if term)
 
 
-def _operand(operand: RowOperand, layout: RowLayout, block: Block) -> dict[str, Any]:
-    """An operand with its access: ``expression`` of a load or an iota, ``stored`` and ``mask`` of a store."""
+def _operand(operand: RowOperand, layout: RowLayout, block: Block, policy: str = "") -> dict[str, Any]:
+    """An operand with its access: ``expression`` of a load or an iota, ``stored`` and ``mask`` of a store.
+
+    ``policy``: what the cache is told of a load.
+    """
     at = _at(operand, layout)
     live = block.row_live if _once(operand) else block.live
     mask = f", mask={live}" if live else ""
@@ -181,19 +184,30 @@ def _operand(operand: RowOperand, layout: RowLayout, block: Block) -> dict[str, 
         return found | {"stored": triton.store_cast(operand.value, operand.dtype)}
     if operand.role == "iota":
         return found | {"expression": f"({at}).to(tl.int64)"}
+    mask += f', eviction_policy="{policy}"' if policy else ""
     return found | {"expression": triton.load_cast(f"tl.load({operand.pointer} + {at}{mask})", operand.dtype)}
 
 
-def _pass(p: Pass, layout: RowLayout, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
-    loads: Sequence[RowOperand] = p.loads
+def _policy(operand: RowOperand, number: int, rows: RowContext) -> str:
+    """A row that is read again is to stay in the cache until it is read for the last time."""
+    if any(operand in later.again for later in rows.passes[number + 1 :]):
+        return "evict_last"
+    return "evict_first" if operand in rows.passes[number].again else ""
+
+
+def _pass(
+    p: Pass, rows: RowContext, layout: RowLayout, schedule: RowSchedule, block: Block, dialect: Dialect
+) -> dict[str, Any]:
     lines: Sequence[Value] = p.lines
-    if not schedule.resident:
-        loads = [*p.loads, *p.again]
+    loads = [_operand(o, layout, block) for o in p.loads if not _once(o)]
+    if not schedule.kept:
+        every = (*p.loads, *p.again)
+        loads = [_operand(o, layout, block, _policy(o, p.number, rows)) for o in every if not _once(o)]
         lines = sorted((*p.lines, *p.repeated), key=lambda line: line.position)
     return {
         "number": p.number,
         "before": p.before,
-        "loads": [_operand(o, layout, block) for o in loads if not _once(o)],
+        "loads": loads,
         "lines": lines,
         "stores": [_operand(o, layout, block) for o in p.stores],
         "reductions": [_reduction(r, schedule, block, dialect) for r in p.reductions],
@@ -214,7 +228,7 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
         value = f"tl.where({block.inside}, {value}, {neutral})"
     column = f"tl.broadcast_to(column, {block.shape})"
     names = f"{r.result}_value, {r.result}" if indexed else r.result
-    if schedule.resident:
+    if schedule.kept:
         return {"start": [], "step": "", "end": [f"{names} = {_ROWS[kind].format(value, column)}", *_index(r)]}
     total = f"total_{r.result}"
     start = [f"{total} = tl.broadcast_to({neutral}, {block.shape})"]

@@ -1,8 +1,10 @@
 // Combining values over the threads of a row: a warp's by shuffles, a block's through shared memory, a cluster's through
-// distributed shared memory. Every thread gets the result, always combined in the same order, so sums are reproducible.
+// messages between its blocks' shared memories (as QuACK's row kernels do). Every thread gets the result, always combined
+// in the same order, so sums are reproducible.
 //
 //   float total = jitgen::combine_lanes<jitgen::Sum, 32>(mine);
-//   jitgen::combine_row<jitgen::Sum, threads, cluster>(mine, scratch_of_row)
+//   jitgen::combine_row<jitgen::Sum, threads>(mine, scratch_of_row, thread)
+//   jitgen::combine_cluster<jitgen::Sum, warps, cluster>(mine, inbox, thread)
 #pragma once
 
 #include "jitgen/math.cuh"
@@ -73,17 +75,21 @@ using ArgMin = ArgExtremum<false>;
 
 // ---------------------------------------------------------------------------------------------------- among lanes
 
+// A value as the 32-bit words it is moved by.
+template <class T>
+union Words {
+  static constexpr int count = (sizeof(T) + 3) / 4;
+  T whole;
+  uint32_t parts[count];
+};
+
 template <class T>
 JITGEN_DEVICE T from_lane(T value, int distance) {
-  constexpr int words = (sizeof(T) + 3) / 4;
-  union {
-    T whole;
-    uint32_t parts[words];
-  } from, to;
-  for (int i = 0; i < words; ++i) from.parts[i] = 0;
+  Words<T> from, to;
+  for (int i = 0; i < from.count; ++i) from.parts[i] = 0;
   from.whole = value;
 #pragma unroll
-  for (int i = 0; i < words; ++i) to.parts[i] = __shfl_xor_sync(0xffffffffu, from.parts[i], distance);
+  for (int i = 0; i < from.count; ++i) to.parts[i] = __shfl_xor_sync(0xffffffffu, from.parts[i], distance);
   return to.whole;
 }
 
@@ -102,26 +108,51 @@ JITGEN_DEVICE uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-JITGEN_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+JITGEN_DEVICE uint32_t shared_address(const void* object) { return uint32_t(__cvta_generic_to_shared(object)); }
+
+// Every block's barriers must exist before another block sends to them: arrive when they are made, wait before sending.
+// Relaxed, because an arrival that releases would wait for all that the thread has stored to memory.
+JITGEN_DEVICE void cluster_arrive() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 JITGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// The object at `address` of this block's shared memory, as block `rank` of the cluster has it.
-template <class T>
-JITGEN_DEVICE T load_from_block(const T* address, uint32_t rank) {
-  constexpr int words = (sizeof(T) + 3) / 4;
-  union {
-    T whole;
-    uint32_t parts[words];
-  } value;
-  const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(address));
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-#pragma unroll
-  for (int i = 0; i < words; ++i) {
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value.parts[i]) : "r"(remote + 4 * i) : "memory");
+// Values that the blocks of a cluster send to one another, and the barrier that counts their bytes.
+template <class T, int values>
+struct Inbox {
+  alignas(16) Words<T> from[values];
+  alignas(8) uint64_t arrived;
+
+  JITGEN_DEVICE void open() {  // by one thread
+    constexpr int bytes = values * int(sizeof(Words<T>));
+    const uint32_t barrier = shared_address(&arrived);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
   }
-  return value.whole;
-}
+  // `value` becomes number `place` of block `rank`'s inbox.
+  JITGEN_DEVICE void send(T value, int place, int rank) {
+    Words<T> words;
+    words.parts[words.count - 1] = 0;
+    words.whole = value;
+    uint32_t to, barrier;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(&from[place])), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&arrived)), "r"(rank));
+#pragma unroll
+    for (int i = 0; i < words.count; ++i) {
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to + 4 * i),
+                   "r"(words.parts[i]), "r"(barrier)
+                   : "memory");
+    }
+  }
+  JITGEN_DEVICE void wait() {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "wait:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+        "@!done bra wait;\n}" ::"r"(shared_address(&arrived))
+        : "memory");
+  }
+};
 
 // ------------------------------------------------------------------------------------------------------ over a row
 
@@ -130,10 +161,9 @@ JITGEN_DEVICE T load_from_block(const T* address, uint32_t rank) {
 template <class T, int warps>
 struct Scratch {
   alignas(16) T partial[warps];
-  alignas(16) T block;
 };
 
-template <class Op, int threads, int cluster, class T, int warps>
+template <class Op, int threads, class T, int warps>
 JITGEN_DEVICE T combine_row(T value, Scratch<T, warps>& scratch, int thread) {
   value = combine_lanes<Op, (threads < 32 ? threads : 32)>(value);
   if (threads > 32) {
@@ -141,13 +171,21 @@ JITGEN_DEVICE T combine_row(T value, Scratch<T, warps>& scratch, int thread) {
     __syncthreads();
     value = combine_lanes<Op, warps>(scratch.partial[thread % warps]);
   }
-  if (cluster > 1) {
-    if (thread == 0) scratch.block = value;
-    cluster_arrive();
-    cluster_wait();
-    value = combine_lanes<Op, cluster>(load_from_block(&scratch.block, thread % cluster));
-  }
   return value;
+}
+
+// A row of a whole cluster: each warp sends what it has to every block, each of which combines all of it for itself.
+// No block leaves while another still sends to it, because it waits for all that it is sent.
+template <class Op, int warps, int cluster, class T>
+JITGEN_DEVICE T combine_cluster(T value, Inbox<T, warps * cluster>& inbox, int thread) {
+  constexpr int values = warps * cluster;
+  value = combine_lanes<Op, 32>(value);
+  if (thread % 32 < cluster) inbox.send(value, cluster_rank() * warps + thread / 32, thread % 32);
+  inbox.wait();
+  value = inbox.from[thread % (values < 32 ? values : 32)].whole;
+#pragma unroll
+  for (int i = 32; i < values; i += 32) value = Op::combine(value, inbox.from[i + thread % 32].whole);
+  return combine_lanes<Op, (values < 32 ? values : 32)>(value);
 }
 
 // The same where a warp's lanes belong to as many rows, and the threads of one row to as many warps.
@@ -156,9 +194,8 @@ struct BesideScratch {
   T partial[threads + 1];  // one more, so that a warp's lanes meet different banks
 };
 
-template <class Op, int threads, int cluster, class T>
+template <class Op, int threads, class T>
 JITGEN_DEVICE T combine_beside(T value, BesideScratch<T, threads>& scratch, int thread) {
-  static_assert(cluster == 1, "rows beside one another are not spread over a cluster");
   scratch.partial[thread] = value;
 #pragma unroll
   for (int distance = threads / 2; distance > 0; distance /= 2) {
