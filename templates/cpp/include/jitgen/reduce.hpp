@@ -13,17 +13,14 @@
 
 #include "jitgen/arithmetic.hpp"
 #include "jitgen/exponential.hpp"
+#include "jitgen/group.hpp"
 #include "jitgen/parallel.hpp"
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
 
-#define JITGEN_MEMBER inline __attribute__((always_inline))
-
 namespace jitgen {
-
-constexpr int64_t lanes = 64;  // four vectors of floats at once hide the latency of one addition
 
 // -------------------------------------------------------------------------------------------------------------- kinds
 
@@ -52,12 +49,24 @@ constexpr bool highest<bool> = true;
   };
 JITGEN_KIND(Sum, T(0), a + b)
 JITGEN_KIND(Prod, T(1), a * b)
-// `b > a || b != b` and not maximum(a, b): the same result in two comparisons of which none waits for the other.
-JITGEN_KIND(Max, lowest<T>, (b > a) | (b != b) ? b : a)
-JITGEN_KIND(Min, highest<T>, (b < a) | (b != b) ? b : a)
 JITGEN_KIND(Any, T(0), a | b)
 JITGEN_KIND(All, T(1), a & b)
 #undef JITGEN_KIND
+
+// `b > a || b != b` and not maximum(a, b): the same result in two comparisons of which none waits for the other.
+// `of_numbers` is one instruction, and drops NaN.
+#define JITGEN_EXTREME_KIND(Name, first, beyond)                                        \
+  template <class T>                                                                    \
+  struct Name {                                                                         \
+    using value = T;                                                                    \
+    using partial = T;                                                                  \
+    JITGEN_INLINE T identity() { return first; }                                        \
+    JITGEN_INLINE T combine(T a, T b) { return (b beyond a) | (b != b) ? b : a; }       \
+    JITGEN_INLINE T of_numbers(T a, T b) { return b beyond a ? b : a; }                 \
+  };
+JITGEN_EXTREME_KIND(Max, lowest<T>, >)
+JITGEN_EXTREME_KIND(Min, highest<T>, <)
+#undef JITGEN_EXTREME_KIND
 
 // The extreme value and where it first is; `nowhere` stands for "none beyond the identity".
 constexpr int64_t nowhere = int64_t(1) << 62;
@@ -96,18 +105,16 @@ JITGEN_INLINE int64_t settled(Found<T> partial) {
   return partial.index == nowhere ? 0 : partial.index;
 }
 
-// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: two thirds of the operations of exp. The
-// rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to -150; the last
-// factor then rounds a denormal result once.
+// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: two thirds of the operations of exp, within
+// 1.7e-7. The rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to
+// -150; the last factor then rounds a denormal result once. The polynomial is the minimax one of degree 5, error 9e-8.
 JITGEN_INLINE float exp_below(float x) {
   constexpr float shift = detail::rounder + 64.0f + 127.0f;
-  const float bounded = x < -104.0f ? -104.0f : x;
-  const float shifted = detail::mul_add(bounded, 1.44269504f, shift);
-  const float n = shifted - shift;
-  const float r = detail::mul_add(n, 2.12194440e-4f, detail::mul_add(n, -0.693359375f, bounded));
-  const float p =
-      detail::horner(r, 0.00138144672f, 0.00836878084f, 0.0416683927f, 0.166665196f, 0.49999994f, 1.0f, 1.0f);
-  return p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  const float shifted = detail::mul_add(x, 1.44269504f, shift);
+  const float r = detail::remainder_of_ln2(shifted - shift, x);
+  const float p = detail::horner(r, 0.008289267f, 0.04189816f, 0.16667654f, 0.49999148f, 0.9999997f, 1.0f);
+  const float power = p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  return x < -104.0f ? 0.0f : power;
 }
 JITGEN_INLINE double exp_below(double x) { return exp(x); }
 
@@ -136,6 +143,43 @@ struct Lanes {
   }
 };
 
+// Extremes of floats: NaN is looked for beside them, as the largest magnitude's bits. That is two operations on integers
+// where a comparison that sees NaN, a mask and a selection take the vector units' time.
+template <class Kind, int64_t count>
+struct Extremes {
+  static constexpr uint32_t infinity_bits = 0x7f800000u;
+  alignas(cache_line) float lane[count];
+  alignas(cache_line) uint32_t magnitude[count];
+
+  JITGEN_MEMBER void clear(int64_t used = count) {
+    for (int64_t j = 0; j < used; ++j) {
+      lane[j] = Kind::identity();
+      magnitude[j] = 0;
+    }
+  }
+  JITGEN_MEMBER void take(int64_t j, int64_t, float v) { join(j, v, bits_of(v) & 0x7fffffffu); }
+  JITGEN_MEMBER float at(int64_t j, int64_t) const {
+    return magnitude[j] > infinity_bits ? __builtin_nanf("") : lane[j];
+  }
+  JITGEN_MEMBER float fold(int64_t start) {
+#pragma GCC unroll 8
+    for (int64_t half = count / 2; half > 0; half /= 2) {
+      for (int64_t j = 0; j < half; ++j) join(j, lane[j + half], magnitude[j + half]);
+    }
+    return at(0, start);
+  }
+
+ private:
+  JITGEN_MEMBER void join(int64_t j, float v, uint32_t bits) {
+    lane[j] = Kind::of_numbers(lane[j], v);
+    magnitude[j] = bits > magnitude[j] ? bits : magnitude[j];
+  }
+};
+template <int64_t count>
+struct Lanes<Max<float>, count, float> : Extremes<Max<float>, count> {};
+template <int64_t count>
+struct Lanes<Min<float>, count, float> : Extremes<Min<float>, count> {};
+
 // With an index: relative to the block's start, so that it is as wide as most values and both fit the same vectors.
 template <class Kind, int64_t count, class T>
 struct Lanes<Kind, count, Found<T>> {
@@ -163,19 +207,6 @@ struct Lanes<Kind, count, Found<T>> {
     return best;
   }
 };
-
-// body(i, lane) for every i of [0, count), neighbours in different lanes.
-template <class Body>
-JITGEN_INLINE void each(int64_t count, const Body& body) {
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-#pragma omp simd
-    for (int64_t j = 0; j < lanes; ++j) body(i + j, j);
-  }
-  const int64_t rest = count - i;
-#pragma omp simd
-  for (int64_t j = 0; j < rest; ++j) body(i + j, j);
-}
 
 // ------------------------------------------------------------------------------------------------- threads and blocks
 
