@@ -62,17 +62,17 @@ struct Halves {
 
 namespace detail {
 
-// Whole cache lines to where they belong: past the cache or not.
+// Whole cache lines to where they belong, past the cache or not: by vectors, for a memcpy would need them in memory.
 template <int64_t bytes>
 JITGEN_INLINE void put(void* to, const void* lines, bool past) {
-  if (!past) {
-    __builtin_memcpy(to, lines, bytes);
-    return;
-  }
-  const auto target = static_cast<stream_vector*>(to);
   const auto source = static_cast<const stream_vector*>(lines);
+  if (past) {
 #pragma GCC unroll 32
-  for (int64_t i = 0; i < bytes / stream_width; ++i) stream_one(target + i, source[i]);
+    for (int64_t i = 0; i < bytes / stream_width; ++i) stream_one(static_cast<stream_vector*>(to) + i, source[i]);
+  } else {
+#pragma GCC unroll 32
+    for (int64_t i = 0; i < bytes / stream_width; ++i) static_cast<stream_source*>(to)[i] = source[i];
+  }
 }
 
 }  // namespace detail
