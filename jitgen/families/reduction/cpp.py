@@ -29,9 +29,9 @@ BLOCK = 4096
 KEPT_BYTES = 2**20
 """Of one thread's scratch rows together. Beyond the second-level cache too, reading an exponential costs less than
 computing it; rows much longer would drive others out of the last-level cache."""
-FETCHED_BYTES = 2**18
-"""Of a row's operands, up to which the next row is fetched while this one is computed: with both and with what is kept,
-the second-level cache is not yet full."""
+FETCHED_BYTES = 2**20
+"""Of a row's operands, up to which the next row is fetched while this one is computed. What the second-level cache
+cannot hold of it then waits in the next one, still far nearer than memory."""
 COSTLY = 8
 """Operations from which on a value is kept rather than computed again: a function, not a few additions."""
 LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
