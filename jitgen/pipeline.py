@@ -145,7 +145,14 @@ def lower(
     environment, views = guards.hints, [m.view for m in memory]
     given = any(place is not None for place in out)
     cut = functools.partial(
-        programs.build, graph, guards.decide, environment, views, prologue=not route.tiled, given=given
+        programs.build,
+        graph,
+        guards.decide,
+        environment,
+        views,
+        prologue=not route.tiled,
+        given=given,
+        parts=route.tiled,
     )
     program = known if known is not None and not (given and known.returns_temporaries) else cut()
     try:

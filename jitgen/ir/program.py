@@ -119,6 +119,7 @@ def build(
     memory: Sequence[Strided],
     prologue: bool = False,
     given: bool = False,
+    parts: bool = True,
 ) -> Program:
     """The program of ``graph``.
 
@@ -128,8 +129,9 @@ def build(
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
         prologue: whether a matmul kernel may compute its activation while it reads it.
         given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
+        parts: whether few long rows are reduced in parts by kernels of their own, for want of one that shares a row.
     """
-    return _Cutter(graph, decide, environment, memory, prologue, given).program()
+    return _Cutter(graph, decide, environment, memory, prologue, given, parts).program()
 
 
 class _Cutter:
@@ -141,13 +143,14 @@ class _Cutter:
         memory: Sequence[Strided],
         prologue: bool,
         given: bool,
+        parts: bool,
     ):
         self.graph = graph
         self.builder = Builder()
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
-        self.prologue, self.given = prologue, given
+        self.prologue, self.given, self.parts = prologue, given, parts
         self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
         self.temporaries: list[Node] = []
@@ -287,7 +290,8 @@ class _Cutter:
             products, others = contractions.group(results, self.mover, self._materialize, self.prologue)
             places = [position for position, node in enumerate(others) if node is not None]
             results = [node for node in others if node is not None]
-        results = [split_long_rows(node, self.mover, self._materialize) for node in results]
+        if self.parts:
+            results = [split_long_rows(node, self.mover, self._materialize) for node in results]
         rows, rest = group(results, self.mover, self._materialize)
         left = [position for position, node in enumerate(rest) if node is not None]
         pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)

@@ -86,6 +86,7 @@ class _Builder:
             "next_arguments": "".join(f", fetches ? {o.strides[-1]} : 0" for o in self.fetched),
             "fetched_elements": FETCHED_BYTES // (sum(item_size(o.dtype) for o in self.fetched) or 1),
             "steps": [(f"t{o.index}", f"step{o.index}", _dense_step(o)) for o in rows.operands],
+            "foldable": " && ".join(self._one_piece()),
             "dense": " && ".join(f"{o.strides[-1]} == {_dense_step(o)}" for o in rows.operands),
             "constants": [line for walk in rows.passes for line in walk.before if self._is_constant(line)],
             "row_values": self.row_values,
@@ -127,7 +128,7 @@ class _Builder:
         for operand in self.rows.operands:
             yield f"{operand.pointer} + {operand.base(indices)}" if operand.pointer else operand.base(indices)
             if operand.kind == "strided":
-                yield operand.inner
+                yield f"{operand.inner} * folds" if self.tiled else operand.inner
             if self.tiled:
                 yield operand.strides[-1]
         for name, _ in self.rows.scalars:
@@ -179,6 +180,7 @@ class _Builder:
             "type": operand.type,
             "value": operand.value,
             "halves": halves,
+            "beside": f"{_local(operand)} + ahead * {operand.inner}" if operand.pointer else "",
             "expression": self._or_kept(operand.value, expression, again),
         }
 
@@ -216,6 +218,15 @@ class _Builder:
         moving = [o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads]
         indexed = any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
         return not indexed and all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in moving)
+
+    def _one_piece(self) -> list[str]:
+        """When rows of a dense tile lie in one piece, so that steps along them may be folded; nothing where they cannot
+        be, as an index would not be known."""
+        moving = {o.index: o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads}
+        indexed = any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
+        if indexed or any(o.kind != "strided" or not o.pointer for o in moving.values()):
+            return []
+        return [f"{o.inner} == inner" for o in moving.values()]
 
     def _fetched(self) -> list[RowOperand]:
         """What the first pass reads of every row anew, where a second one leaves the memory idle."""

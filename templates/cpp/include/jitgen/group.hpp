@@ -32,11 +32,11 @@ JITGEN_INLINE void groups(int64_t count, const Body& body) {
   if (first < count) body(first, count - first);
 }
 
-// Fetches a group into the second-level cache, for a row that comes later: any address will do.
+// Fetches neighbours into the second-level cache, for what comes later: any address will do.
 template <class Storage>
-JITGEN_INLINE void fetch(const Storage* from) {
+JITGEN_INLINE void fetch(const Storage* from, int64_t count = lanes) {
 #pragma GCC unroll 8
-  for (int64_t i = 0; i < lanes; i += cache_line / int64_t(sizeof(Storage))) __builtin_prefetch(from + i, 0, 2);
+  for (int64_t i = 0; i < count; i += cache_line / int64_t(sizeof(Storage))) __builtin_prefetch(from + i, 0, 2);
 }
 
 // A group of bfloat16 as floats, of whole groups the even ones before the odd ones: splitting 32-bit words costs half of

@@ -285,7 +285,36 @@ struct Blocks {
   }
 };
 
-// The same for a tile of neighbouring rows walked together: parts of their length, one partial result for each row.
+// Neighbouring rows that are walked together, an element of each in a step. Of few rows that lie in one piece, as the
+// columns of a narrow matrix do, `folds` elements of each are taken in a step, as if they were rows of their own.
+struct Tile {
+  int64_t rows;    // side by side in a step
+  int64_t length;  // steps
+  int64_t last;    // rows of the last step
+  int64_t folds;
+
+  JITGEN_INLINE Tile of(int64_t rows, int64_t length, int64_t folds) {
+    const int64_t steps = (length + folds - 1) / folds;
+    return {rows * folds, steps, rows * (length - (steps - 1) * folds), folds};
+  }
+  inline int64_t own() const { return rows / folds; }
+  inline int64_t rows_of(int64_t step) const { return step + 1 == length ? last : rows; }
+  // Steps before `end` that have all rows.
+  inline int64_t whole(int64_t end) const { return end == length && last != rows ? end - 1 : end; }
+
+  template <class T>
+  inline void repeat(T* values) const {
+    for (int64_t j = own(); j < rows; ++j) values[j] = values[j - own()];
+  }
+};
+
+JITGEN_INLINE int64_t folds_of(int64_t rows, int64_t length) {
+  constexpr int64_t wide = 256;
+  const int64_t most = length / 8 < wide / rows ? length / 8 : wide / rows;
+  return most > 1 ? most : 1;
+}
+
+// What a tile's rows come to: parts of their length, one partial result for each row.
 template <class Kind, int64_t width>
 struct Parts {
   using Partial = typename Kind::partial;
@@ -307,11 +336,13 @@ struct Parts {
     }
   }
   template <class T>
-  JITGEN_MEMBER void result(T* row, int64_t rows) {
+  JITGEN_MEMBER void result(T* row, const Tile& tile) {
+    const int64_t rows = tile.rows, own = tile.own();
     for (int64_t part = 0; shared != nullptr && part < count; ++part) {
       for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], shared[part * width + j]);
     }
-    for (int64_t j = 0; j < rows; ++j) row[j] = settled(total[j]);
+    for (int64_t j = own; j < rows; ++j) total[j % own] = Kind::combine(total[j % own], total[j]);
+    for (int64_t j = 0; j < rows; ++j) row[j] = settled(total[j % own]);
   }
 };
 
