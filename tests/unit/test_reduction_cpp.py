@@ -113,13 +113,13 @@ def test_narrow_columns(dtype: torch.dtype) -> None:
     """Few columns in one piece are walked several rows of memory at a time, and what is left over at the end apart."""
 
     def columns(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return x.sum(0), x.amax(0), x.amin(0, keepdim=True), (x * w).sum(0), x.var(0), F.softmax(x, 0), x - x.mean(0)
+        return x.mean(0), x.amax(0), x.amin(0, keepdim=True), (x * w).mean(0), x.var(0), F.softmax(x, 0), x - x.mean(0)
 
-    for length, width in itertools.product((8, 9, 257, 3000, 20_011), (1, 2, 3, 7, 32, 129)):
+    for length, width in itertools.product((9, 257, 20_011), (1, 3, 7, 32, 129)):
         x = rows(length, dtype, max(7, width)).t()[:, :width].contiguous()
         check(columns, x, torch.randn(width).to(dtype))
-    check(lambda x: x.sum(1), torch.randn(5, 3001, 3).to(dtype))
-    check(lambda x: (x.sum(0), x.argmax(0)), torch.randn(3001, 8).to(dtype)[:, :3])
+    check(lambda x: x.mean(1), torch.randn(5, 3001, 3).to(dtype))
+    check(lambda x: (x.mean(0), x.argmax(0)), torch.randn(3001, 8).to(dtype)[:, :3])
 
 
 def test_columns_in_several_passes() -> None:
