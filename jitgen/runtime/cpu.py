@@ -98,13 +98,9 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @functools.cache
 def last_level_cache() -> int:
-    """Bytes of the largest cache a core can fill; results of kernels that touch more go past it. 32 MiB where it is
-    not told.
-
-    Linux tells it of the core. The C library, asked where Linux does not, adds up a whole socket's on some processors,
-    of which a core reaches one part.
-    """
-    return max(_caches_of_core(), default=0) or _cache_by_sysconf() or 32 * 2**20
+    """Bytes of the largest cache a core reaches, as Linux tells it, else 32 MiB; results of kernels that touch more go
+    past it."""
+    return max(_caches_of_core(), default=32 * 2**20)
 
 
 def _caches_of_core() -> Iterator[int]:
@@ -115,16 +111,6 @@ def _caches_of_core() -> Iterator[int]:
             with contextlib.suppress(OSError, ValueError), open(f"{_CACHES}/{entry}/size") as file:
                 size = file.read().strip()
                 yield int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)
-
-
-def _cache_by_sysconf() -> int:
-    import os
-
-    for name in ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
-        with contextlib.suppress(ValueError, OSError):
-            if (size := os.sysconf(name)) > 0:
-                return size
-    return 0
 
 
 THREADS_BYTES = 256 * 2**10

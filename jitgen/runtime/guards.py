@@ -37,7 +37,8 @@ def _each(count: int) -> Callable[..., Callable[..., bool]]:
     """``(*checks) -> (*tensors) -> bool``, written out: a loop would cost more than the checks."""
     checks, places = [f"c{i}" for i in range(count)], [f"t{i}" for i in range(count)]
     both = " and ".join(f"{check}({place})" for check, place in zip(checks, places, strict=True))
-    function: Callable[..., Callable[..., bool]] = eval(f"lambda {', '.join(checks)}: lambda {', '.join(places)}: {both}")
+    text = f"lambda {', '.join(checks)}: lambda {', '.join(places)}: {both}"
+    function: Callable[..., Callable[..., bool]] = eval(text)
     return function
 
 

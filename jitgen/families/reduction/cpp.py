@@ -215,18 +215,23 @@ class _Builder:
 
     def _is_halved(self) -> bool:
         """Whether elements may come in another order than they lie in: where all are bfloat16 side by side."""
-        moving = [o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads]
-        indexed = any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
-        return not indexed and all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in moving)
+        alike = all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in self._moving())
+        return alike and not self._is_indexed()
 
     def _one_piece(self) -> list[str]:
         """When rows of a dense tile lie in one piece, so that steps along them may be folded; nothing where they cannot
         be, as an index would not be known."""
-        moving = {o.index: o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads}
-        indexed = any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
-        if indexed or any(o.kind != "strided" or not o.pointer for o in moving.values()):
+        moving = self._moving()
+        if self._is_indexed() or any(o.kind != "strided" or not o.pointer for o in moving):
             return []
-        return [f"{o.inner} == inner" for o in moving.values()]
+        return [f"{o.inner} == inner" for o in moving]
+
+    def _moving(self) -> list[RowOperand]:
+        """The operands that are read or written element by element."""
+        return [o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads]
+
+    def _is_indexed(self) -> bool:
+        return any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
 
     def _fetched(self) -> list[RowOperand]:
         """What the first pass reads of every row anew, where a second one leaves the memory idle."""
