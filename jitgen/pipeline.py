@@ -179,7 +179,9 @@ def lower(
     def anew() -> Cut:
         guards = Guards(environment, graph.guards)
         views = [place.view for place in memory]
-        program = programs.build(graph, guards.decide, environment, views, prologue=prologue, given=given)
+        program = programs.build(
+            graph, guards.decide, environment, views, prologue=prologue, given=given, split_rows=route.tiled
+        )
         return Cut(program, tuple(guards))
 
     cut = next((earlier for earlier in known if earlier.serves(environment, given, prologue)), None) or anew()

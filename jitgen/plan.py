@@ -11,7 +11,7 @@ import torch
 from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
-from jitgen.runtime.guards import layout_check
+from jitgen.runtime.guards import has_repeated, layout_check
 
 if TYPE_CHECKING:
     from jitgen.function import JitFunction
@@ -49,12 +49,12 @@ class LaunchPlan:
         self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
         self._tensors = [leaves[index] for index in self._places]
-        self._check = layout_check(self._tensors)
         self._addresses = self._remainders(self._tensors)
         self._entry, _ = function._resolve(leaves, tree)
         self._out_entries: dict[Any, Any] = {}
-        simple = self._is_simple(self._entry) and not function._static_numbers
-        self._hot = (self._check, self._entry.launch, *self._addresses) if simple else None
+        self._hot: tuple[Any, ...] | None = None
+        if self._is_simple(self._entry) and not function._static_numbers:
+            self._hot = (layout_check(self._tensors), self._entry.launch, *self._addresses)
         self._hot_out: tuple[Any, ...] | None = None
 
     def _is_simple(self, entry: Any) -> bool:
@@ -88,6 +88,8 @@ class LaunchPlan:
                     f"{bound!r}; bind again, or call the function itself"
                 )
         self._function._check(leaves)
+        if self._hot is not None and has_repeated(tensors):
+            self._hot = (layout_check(tensors), *self._hot[1:])
         changed = [i for i in self._numbers if leaves[i] != self._leaves[i]]
         if changed and self._function._static_numbers:
             raise ValueError(
@@ -150,7 +152,7 @@ class LaunchPlan:
                     "later kernel still reads once the result is being written; pass memory of its own"
                 )
         if len(out) == 1 and self._hot is not None and self._is_simple(entry) and not out[0].requires_grad:
-            check = layout_check([*self._tensors, out[0]])
+            check = layout_check([*tensors, out[0]])
             ends = [_extent(out[0]), *map(_extent, self._tensors)]
             wanted = (out[0].shape, out[0].stride(), out[0].dtype)
             alike = [

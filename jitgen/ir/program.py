@@ -132,6 +132,7 @@ def build(
     memory: Sequence[Strided],
     prologue: Callable[[Prologue], Decision] = _before,
     given: bool = False,
+    split_rows: bool = True,
 ) -> Program:
     """The program of ``graph``.
 
@@ -141,8 +142,9 @@ def build(
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
         prologue: whether a matmul kernel computes its activation, given at this call's sizes, while it reads it.
         given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
+        split_rows: whether few long rows are reduced in parts by kernels of their own, for want of one that shares a row.
     """
-    return _Cutter(graph, decide, environment, memory, prologue, given).program()
+    return _Cutter(graph, decide, environment, memory, prologue, given, split_rows).program()
 
 
 class _Cutter:
@@ -154,13 +156,14 @@ class _Cutter:
         memory: Sequence[Strided],
         prologue: Callable[[Prologue], Decision],
         given: bool,
+        split_rows: bool,
     ):
         self.graph = graph
         self.builder = Builder()
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
-        self.prologue, self.given = prologue, given
+        self.prologue, self.given, self.split_rows = prologue, given, split_rows
         self.prologues: dict[Prologue, Decision] = {}
         self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
@@ -308,7 +311,8 @@ class _Cutter:
             products, others = contractions.group(results, self.mover, self._materialize, self._decide)
             places = [position for position, node in enumerate(others) if node is not None]
             results = [node for node in others if node is not None]
-        results = [split_long_rows(node, self.mover, self._materialize) for node in results]
+        if self.split_rows:
+            results = [split_long_rows(node, self.mover, self._materialize) for node in results]
         rows, rest = group(results, self.mover, self._materialize)
         left = [position for position, node in enumerate(rest) if node is not None]
         pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)

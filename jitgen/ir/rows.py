@@ -162,7 +162,7 @@ PARTS = 512
 LONG_ROW = 2**18
 FEW_ROWS = 64
 """Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep
-one block or one thread busy, and a sum of so many terms in one sequence would lose digits."""
+one block busy, and a sum of so many terms in one sequence would lose digits. A CPU's threads share a row instead."""
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 

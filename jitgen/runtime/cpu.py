@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jitgen.spec  # noqa: F401  torch first: its OpenMP runtime is what the kernel's symbols resolve to
@@ -92,16 +92,25 @@ def _open(path: str) -> Any:
         ) from None
 
 
+_CACHES = "/sys/devices/system/cpu/cpu0/cache"
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
 @functools.cache
 def last_level_cache() -> int:
-    """Bytes of the largest cache; results of kernels that touch more go past it. 32 MiB where it is not told."""
+    """Bytes of the largest cache a core reaches, as Linux tells it, else 32 MiB; results of kernels that touch more go
+    past it."""
+    return max(_caches_of_core(), default=32 * 2**20)
+
+
+def _caches_of_core() -> Iterator[int]:
     import os
 
-    for name in ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
-        with contextlib.suppress(ValueError, OSError):
-            if (size := os.sysconf(name)) > 0:
-                return size
-    return 32 * 2**20
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(_CACHES):
+            with contextlib.suppress(OSError, ValueError), open(f"{_CACHES}/{entry}/size") as file:
+                size = file.read().strip()
+                yield int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)
 
 
 THREADS_BYTES = 256 * 2**10

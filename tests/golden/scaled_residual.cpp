@@ -24,29 +24,32 @@ inline void run_0(const float* x0, const float* x1, int64_t step1, float* x2, fl
     x2[i] = jitgen::store<float>(v4);
   }
 }
+
+// A thread's share of the region's runs.
+void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1, float* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, float a0, bool streaming) {
+  alignas(jitgen::cache_line) float buffer2[block];
+  const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
+  const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
+  auto at = jitgen::Walk<2>::from(sizes, mine.begin);
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+    const int64_t start = at.index[1] * block;
+    const int64_t count = n0_1 - start < block ? n0_1 - start : block;
+    const float* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
+    const float* const x1 = p0_1 + at.index[0] * s0_1_0 + start * s0_1_1;
+    float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
+    float* const target2 = streaming ? buffer2 : x2;
+    run_0(x0, x1, s0_1_1, target2, a0, count);
+    if (streaming) {
+      jitgen::stream(x2, buffer2, count * sizeof(float));
+    }
+  }
+}
 void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, float a0, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    {
-      alignas(jitgen::cache_line) float buffer2[block];
-      const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
-      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
-      auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-      for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
-        const int64_t start = at.index[1] * block;
-        const int64_t count = n0_1 - start < block ? n0_1 - start : block;
-        const float* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
-        const float* const x1 = p0_1 + at.index[0] * s0_1_0 + start * s0_1_1;
-        float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-        float* const target2 = streaming ? buffer2 : x2;
-        run_0(x0, x1, s0_1_1, target2, a0, count);
-        if (streaming) {
-          jitgen::stream(x2, buffer2, count * sizeof(float));
-        }
-      }
-    }
+    region_0(thread, team, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_1_1, s0_2_0, a0, streaming);
     if (streaming) jitgen::stream_fence();
   }
 }
@@ -78,28 +81,31 @@ inline void run_0(const float* x0, float* x1, int64_t count) {
     x1[i] = jitgen::store<float>(v0);
   }
 }
+
+// A thread's share of the region's runs.
+void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int64_t n0_0, bool streaming) {
+  alignas(jitgen::cache_line) float buffer1[block];
+  const int64_t sizes[] = {(n0_0 + block - 1) / block};
+  const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, team);
+  auto at = jitgen::Walk<1>::from(sizes, mine.begin);
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+    const int64_t start = at.index[0] * block;
+    const int64_t count = n0_0 - start < block ? n0_0 - start : block;
+    const float* const x0 = p0_0 + start;
+    float* const x1 = p0_1 + start;
+    float* const target1 = streaming ? buffer1 : x1;
+    run_0(x0, target1, count);
+    if (streaming) {
+      jitgen::stream(x1, buffer1, count * sizeof(float));
+    }
+  }
+}
 void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, int64_t n0_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    {
-      alignas(jitgen::cache_line) float buffer1[block];
-      const int64_t sizes[] = {(n0_0 + block - 1) / block};
-      const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, team);
-      auto at = jitgen::Walk<1>::from(sizes, mine.begin);
-      for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
-        const int64_t start = at.index[0] * block;
-        const int64_t count = n0_0 - start < block ? n0_0 - start : block;
-        const float* const x0 = p0_0 + start;
-        float* const x1 = p0_1 + start;
-        float* const target1 = streaming ? buffer1 : x1;
-        run_0(x0, target1, count);
-        if (streaming) {
-          jitgen::stream(x1, buffer1, count * sizeof(float));
-        }
-      }
-    }
+    region_0(thread, team, p0_0, p0_1, n0_0, streaming);
     if (streaming) jitgen::stream_fence();
   }
 }

@@ -44,29 +44,32 @@ inline void run_0(const jitgen::bfloat16* x0, const jitgen::bfloat16* x1, jitgen
     x2[i] = jitgen::store<jitgen::bfloat16>(v4);
   }
 }
+
+// A thread's share of the region's runs.
+void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, bool streaming) {
+  alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
+  const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
+  const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
+  auto at = jitgen::Walk<2>::from(sizes, mine.begin);
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+    const int64_t start = at.index[1] * block;
+    const int64_t count = n0_1 - start < block ? n0_1 - start : block;
+    const jitgen::bfloat16* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
+    const jitgen::bfloat16* const x1 = p0_1 + at.index[0] * s0_1_0 + start;
+    jitgen::bfloat16* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
+    jitgen::bfloat16* const target2 = streaming ? buffer2 : x2;
+    run_0(x0, x1, target2, count);
+    if (streaming) {
+      jitgen::stream(x2, buffer2, count * sizeof(jitgen::bfloat16));
+    }
+  }
+}
 void jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
     const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
-    {
-      alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
-      const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
-      const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
-      auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-      for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
-        const int64_t start = at.index[1] * block;
-        const int64_t count = n0_1 - start < block ? n0_1 - start : block;
-        const jitgen::bfloat16* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
-        const jitgen::bfloat16* const x1 = p0_1 + at.index[0] * s0_1_0 + start;
-        jitgen::bfloat16* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-        jitgen::bfloat16* const target2 = streaming ? buffer2 : x2;
-        run_0(x0, x1, target2, count);
-        if (streaming) {
-          jitgen::stream(x2, buffer2, count * sizeof(jitgen::bfloat16));
-        }
-      }
-    }
+    region_0(thread, team, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0, streaming);
     if (streaming) jitgen::stream_fence();
   }
 }

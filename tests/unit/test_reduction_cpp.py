@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from jitgen_cases import lowered
 from numeric import reference
 
 import jitgen
+from jitgen.runtime import cpu
 
 SHORT = (1, 2, 3, 7, 8, 15)
 LONG = (16, 17, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 20000)
@@ -106,6 +108,20 @@ def test_columns(dtype: torch.dtype) -> None:
         check(columns, rows(shape[1], dtype, max(shape[0], 7))[: shape[0]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_narrow_columns(dtype: torch.dtype) -> None:
+    """Few columns in one piece are walked several rows of memory at a time, and what is left over at the end apart."""
+
+    def columns(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return x.mean(0), x.amax(0), x.amin(0, keepdim=True), (x * w).mean(0), x.var(0), F.softmax(x, 0), x - x.mean(0)
+
+    for length, width in itertools.product((9, 257, 20_011), (1, 3, 7, 32, 129)):
+        x = rows(length, dtype, max(7, width)).t()[:, :width].contiguous()
+        check(columns, x, torch.randn(width).to(dtype))
+    check(lambda x: x.mean(1), torch.randn(5, 3001, 3).to(dtype))
+    check(lambda x: (x.mean(0), x.argmax(0)), torch.randn(3001, 8).to(dtype)[:, :3])
+
+
 def test_columns_in_several_passes() -> None:
     def columns(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
         return F.softmax(x, 0), ((x - x.mean(0)) * w[:, None] + b, x.var(0, correction=0))
@@ -142,6 +158,41 @@ def test_softmax_of_one_long_row() -> None:
     """Longer than what keeps its exponentials, and shared by the threads."""
     check(lambda x: F.softmax(x, -1), torch.randn(1, 300_001))
     check(lambda x: F.log_softmax(x, -1), torch.randn(3, 300_001))
+
+
+@pytest.mark.parametrize("shape", [(1, 300_001), (2, 300_000), (3, 500_000)])
+def test_few_long_rows_are_one_kernel(shape: tuple[int, ...]) -> None:
+    def long(x: torch.Tensor) -> Any:
+        return F.softmax(x, -1), x.sum(-1), x.argmax(-1)
+
+    assert len(lowered(long, torch.randn(shape)).program.kernels) == 1
+    check(long, torch.randn(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [64, 1000, 4097, 40_000])
+def test_results_past_the_cache(dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamed results, of rows at addresses that allow it and of rows that go by way of a buffer."""
+    monkeypatch.setattr(cpu, "last_level_cache", lambda: 0)
+    x, weight = torch.randn(9, length).to(dtype), torch.randn(length).to(dtype)
+    for out in (torch.empty_like(x), torch.empty(9 * length + 1, dtype=dtype)[1:].view(9, length)):
+        for function, inputs in ((lambda x: F.softmax(x, -1), (x,)), (lambda x, w: x * w / x.norm(), (x, weight))):
+            out.fill_(math.nan)
+            jitgen.jit(function).bind(*inputs)(*inputs, out=out)
+            exact = function(*(tensor.double() for tensor in inputs))
+            torch.testing.assert_close(out.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("where", [0, 17, 63, 64, 4096, 4999])
+def test_nan_of_any_kind_reaches_the_extremes(where: int) -> None:
+    """It is looked for by its bits: negative ones, and ones with a payload."""
+    for bits in (0x7FC00000, -0x400000, 0x7F800001, -1):
+        x = torch.randn(2, 5000)
+        x[0, where], x[1, where] = torch.tensor(bits, dtype=torch.int32).view(torch.float32), math.inf
+        top, bottom = jitgen.jit(lambda x: (x.amax(-1), x.amin(-1)))(x)
+        assert torch.equal(top.isnan(), torch.tensor([True, False]))
+        assert torch.equal(bottom.isnan(), torch.tensor([True, False]))
+        assert top[1] == math.inf
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 5), (0,)])

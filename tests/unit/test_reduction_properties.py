@@ -85,7 +85,7 @@ def test_compositions(plan, shape: tuple[int, ...], seed: int) -> None:
 @pytest.mark.parametrize("count", [1, 63, 64, 65])
 @pytest.mark.parametrize("length", [2**18 - 1, 2**18, 2**18 + 1])
 def test_few_long_rows(count: int, length: int) -> None:
-    """Around the sizes from which rows are reduced in parts."""
+    """Around the sizes from which a GPU reduces rows in parts."""
     x = torch.randn(count, length, generator=torch.Generator().manual_seed(length))
     function = jitgen.jit(lambda x: (x.sum(-1), x.amax(-1), (x > 5.2).any(-1)))
     total, top, above = function(x)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built, OperandContext, RegionContext, const_prefix, pointer_parameters
+from jitgen.families.elementwise.context import (
+    Built,
+    OperandContext,
+    RegionContext,
+    const_prefix,
+    pointer_parameters,
+    region_parameters,
+)
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.ir.program import Kernel
 
@@ -20,16 +28,17 @@ def build(
     parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
     parameters += ["int32_t threads", *(f"int64_t {name}" for name in names), "int32_t streaming"]
     contexts = [_region(region) for region in regions]
-    for position, region in enumerate(contexts):
-        # Regions that differ only in where they lie, as the parts of a concatenation do, share one loop.
-        region["run"] = next(other["index"] for other in contexts[: position + 1] if _loop(other) == _loop(region))
+    alike: dict[str, int] = {}
+    for region in contexts:
+        # Regions that differ only in their parameters, as the parts of a concatenation do, are calls of one function.
+        region["function"] = alike.setdefault(_anonymous(region), region["index"])
     return {"block": schedule.vectors[0], "parameters": parameters, "regions": contexts}, {}
 
 
-def _loop(region: dict[str, Any]) -> list[Any]:
-    """What the function that runs over neighbours is made of."""
-    lines = [(line.text, line.mark) for line in region["lines"]]
-    return [lines, *(region[name] for name in ("run_parameters", "loads", "stores"))]
+def _anonymous(region: dict[str, Any]) -> str:
+    """All of a region but its number."""
+    texts = repr([(key, value) for key, value in region.items() if key not in ("index", "title")])
+    return re.sub(rf"\b([a-z]+){region['index']}_", r"\1_", texts)
 
 
 def _region(region: RegionContext) -> dict[str, Any]:
@@ -60,7 +69,7 @@ def _region(region: RegionContext) -> dict[str, Any]:
         )
     run += [*(f"{kind} {name}" for name, kind in region.scalars), "int64_t count"]
     arguments += [*(name for name, _ in region.scalars), "count"]
-    inner = region.inner_size
+    inner, parameters = region.inner_size, region_parameters(region, "int64_t")
     work = " * ".join([*region.outer_sizes, f"(({inner} + block - 1) / block)"])
     return {
         **_pairs(region),
@@ -70,7 +79,9 @@ def _region(region: RegionContext) -> dict[str, Any]:
         "inner": inner,
         "outer": list(region.outer_sizes),
         "work": work,
-        "lines": region.lines,
+        "lines": [(line.text, line.mark) for line in region.lines],
+        "parameters": [f"{kind} {name}" for kind, name in parameters],
+        "given": [name for _, name in parameters],
         "run_parameters": run,
         "arguments": arguments,
         "streamed": streamed,

@@ -14,9 +14,13 @@ from jitgen.families.elementwise.context import Built
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.schedules.cpp import fewest_rows
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
+FLAGS = ["-O2"]
+"""The mainloops are written in vectors, and loops over neighbours ask for them: what -O3 does beyond -O2 takes a
+quarter more time to compile, and gains nothing."""
 OTHER_ROWS = 12
 """Of a tile, where the kernel is compiled a second time for processors without the dot product of bfloat16."""
 
@@ -45,7 +49,8 @@ def build(
         "tile_rows": schedule.block_m,
         # Beside a mainloop of pairs, the one for processors without their dot product is compiled in fewer sizes.
         "other_rows": min(schedule.block_m, OTHER_ROWS) if pairs else schedule.block_m,
-    }, {}
+        "fewest": fewest_rows(schedule),
+    }, {"flags": FLAGS}
 
 
 def _in_pairs(part: ContractionContext) -> bool:

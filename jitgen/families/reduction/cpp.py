@@ -4,7 +4,8 @@ Rows are walked one by one, or, where neighbouring elements belong to neighbouri
 (``schedule.rows`` above 1), in tiles of neighbours, with one accumulator for each row of a tile.
 
 A value that costs much and that a later pass needs again is kept in a scratch row where the row is short enough for the
-second-level cache, and computed again where it is not; a cheap one is always computed again.
+second-level cache, and computed again where it is not; a cheap one is always computed again. The second pass reads what
+the first has brought into the cache, so it is then that the next row is fetched.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ BLOCK = 4096
 KEPT_BYTES = 2**20
 """Of one thread's scratch rows together. Beyond the second-level cache too, reading an exponential costs less than
 computing it; rows much longer would drive others out of the last-level cache."""
+FETCHED_BYTES = 2**20
+"""Of a row's operands, up to which the next row is fetched while this one is computed. What the second-level cache
+cannot hold of it then waits in the next one, still far nearer than memory."""
 COSTLY = 8
 """Operations from which on a value is kept rather than computed again: a function, not a few additions."""
 LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
@@ -60,6 +64,8 @@ class _Builder:
         self.kept: dict[str, tuple[str, str]] = {} if self.tiled else self._kept()
         slots = itertools.count()
         self.reductions = [[_reduction(r, next(slots)) for r in walk.reductions] for walk in rows.passes]
+        self.halved = not self.tiled and self._is_halved()
+        self.fetched = self._fetched()
         self.row_values = [(o.type, o.value) for o in self.row_loads]
         for walk, reductions in zip(rows.passes, self.reductions, strict=True):
             self.row_values += [(line.type, line.value) for line in walk.before if not self._is_constant(line)]
@@ -76,7 +82,11 @@ class _Builder:
             "outer": list(rows.sizes),
             "walk_parameters": list(self._walk_parameters()),
             "walk_arguments": list(self._walk_arguments()),
+            "next_parameters": "".join(f", int64_t next{o.index}" for o in self.fetched),
+            "next_arguments": "".join(f", fetches ? {o.strides[-1]} : 0" for o in self.fetched),
+            "fetched_elements": FETCHED_BYTES // (sum(item_size(o.dtype) for o in self.fetched) or 1),
             "steps": [(f"t{o.index}", f"step{o.index}", _dense_step(o)) for o in rows.operands],
+            "foldable": " && ".join(self._one_piece()),
             "dense": " && ".join(f"{o.strides[-1]} == {_dense_step(o)}" for o in rows.operands),
             "constants": [line for walk in rows.passes for line in walk.before if self._is_constant(line)],
             "row_values": self.row_values,
@@ -118,7 +128,7 @@ class _Builder:
         for operand in self.rows.operands:
             yield f"{operand.pointer} + {operand.base(indices)}" if operand.pointer else operand.base(indices)
             if operand.kind == "strided":
-                yield operand.inner
+                yield f"{operand.inner} * folds" if self.tiled else operand.inner
             if self.tiled:
                 yield operand.strides[-1]
         for name, _ in self.rows.scalars:
@@ -135,6 +145,7 @@ class _Builder:
         return {
             "number": walk.number,
             "cheap": self._is_cheap(walk),
+            "fetched": self.fetched if walk.number == 1 else [],
             "before": self._row_lines(walk.before),
             "inputs": self._row_inputs(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
@@ -160,11 +171,16 @@ class _Builder:
     def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
         place = self._place(operand)
         expression = f"{_local(operand)} + {place}"
-        if operand.pointer:
+        halves = _local(operand) if self.halved and operand.kind == "contiguous" else ""
+        if halves:
+            expression = f"halves_{operand.value}.lane[lane]"
+        elif operand.pointer:
             expression = f"jitgen::load({_local(operand)}[{place}])"
         return {
             "type": operand.type,
             "value": operand.value,
+            "halves": halves,
+            "beside": f"{_local(operand)} + ahead * {operand.inner}" if operand.pointer else "",
             "expression": self._or_kept(operand.value, expression, again),
         }
 
@@ -186,6 +202,7 @@ class _Builder:
             "value": operand.value,
             "place": self._place(operand),
             "inner": operand.inner,
+            "group": "GroupOfHalves" if self.halved else f"Group<{operand.storage}>",
         }
 
     def _place(self, operand: RowOperand) -> str:
@@ -195,6 +212,32 @@ class _Builder:
         if self.tiled:
             terms.append(f"j * t{operand.index}")
         return " + ".join(terms) or "0"
+
+    def _is_halved(self) -> bool:
+        """Whether elements may come in another order than they lie in: where all are bfloat16 side by side."""
+        alike = all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in self._moving())
+        return alike and not self._is_indexed()
+
+    def _one_piece(self) -> list[str]:
+        """When rows of a dense tile lie in one piece, so that steps along them may be folded; nothing where they cannot
+        be, as an index would not be known."""
+        moving = self._moving()
+        if self._is_indexed() or any(o.kind != "strided" or not o.pointer for o in moving):
+            return []
+        return [f"{o.inner} == inner" for o in moving]
+
+    def _moving(self) -> list[RowOperand]:
+        """The operands that are read or written element by element."""
+        return [o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads]
+
+    def _is_indexed(self) -> bool:
+        return any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
+
+    def _fetched(self) -> list[RowOperand]:
+        """What the first pass reads of every row anew, where a second one leaves the memory idle."""
+        if self.tiled or not self.rows.outer or len(self.rows.passes) == 1:
+            return []
+        return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
 
     def _is_streamed(self, operand: RowOperand) -> bool:
         return self.tiled or operand.kind == "contiguous"

@@ -23,6 +23,7 @@ struct Singles {
   static constexpr int vectors = block_rows / float_lanes;
   static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
   static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
 };
 
 struct Wide {
@@ -34,6 +35,7 @@ struct Wide {
   static constexpr int vectors = block_rows / double_lanes;
   static constexpr int most_rows = vectors == 2 ? 12 : vectors == 4 ? 3 : 1;
   static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
 };
 
 #if defined(JITGEN_AVX512)
@@ -46,13 +48,30 @@ struct Pairs {
   static constexpr int vectors = 1;
   static constexpr int most_rows = 24;
   static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
 };
 #endif
 
-// The same with tiles of at most `most` rows: where no more are to be expected, no more are compiled.
-template <class Compute, int most>
+namespace detail {
+
+// The lowest tile where at least `fewest` rows are shared evenly by as few tiles of at most `most` rows as it takes.
+constexpr int lowest_tile(int most, int fewest) {
+  int lowest = most;
+  for (int rows = fewest; rows <= fewest + 2 * most; ++rows) {
+    const int tile = rows / ((rows + most - 1) / most);
+    lowest = tile < lowest ? tile : lowest;
+  }
+  return lowest;
+}
+
+}  // namespace detail
+
+// The same with tiles of at most `most` rows, for at least `fewest` rows of x: where no more and no lower ones are to be
+// expected, no more are compiled.
+template <class Compute, int most, int fewest>
 struct Few : Compute {
   static constexpr int tile_rows = most < Compute::tile_rows ? most : Compute::tile_rows;
+  static constexpr int fewest_rows = detail::lowest_tile(tile_rows, fewest);
 };
 
 // ------------------------------------------------------------------------------------------------------ rows of x

@@ -103,7 +103,7 @@ struct Tiles {
   using Tile = decltype(&tile<Compute, Decoder, Scale, 1>);
   template <int rows = Compute::tile_rows>
   JITGEN_INLINE Tile of(int64_t count) {
-    if constexpr (rows > 1) {
+    if constexpr (rows > Compute::fewest_rows) {
       if (count < rows) return of<rows - 1>(count);
     }
     return tile<Compute, Decoder, Scale, rows>;

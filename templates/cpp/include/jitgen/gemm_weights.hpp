@@ -126,8 +126,8 @@ struct Bytes {
 
 #if defined(JITGEN_AVX512)
 
-template <int rows, bool zeroed>
-struct Nibbles<Few<Pairs, rows>, zeroed> {
+template <int most, int fewest, bool zeroed>
+struct Nibbles<Few<Pairs, most, fewest>, zeroed> {
   static constexpr int steps = 4;
   static constexpr int bytes = 64;
   static constexpr bool corrected = false;
@@ -157,8 +157,8 @@ struct Nibbles<Few<Pairs, rows>, zeroed> {
 
 // The same for one or two rows of x, where looking up costs more than multiplying: zero-points are left out, as if all
 // were 8, and the tile takes `zero` times the sum of x off again.
-template <int rows>
-struct CorrectedNibbles : Nibbles<Few<Pairs, rows>, false> {
+template <int most, int fewest>
+struct CorrectedNibbles : Nibbles<Few<Pairs, most, fewest>, false> {
   static constexpr bool corrected = true;
   Floats zero;
 
@@ -167,8 +167,8 @@ struct CorrectedNibbles : Nibbles<Few<Pairs, rows>, false> {
   }
 };
 
-template <int rows>
-struct Bytes<Few<Pairs, rows>> {
+template <int most, int fewest>
+struct Bytes<Few<Pairs, most, fewest>> {
   static constexpr int steps = 2;
   static constexpr int bytes = 64;
   static constexpr bool corrected = false;
@@ -223,20 +223,20 @@ struct Choice<Compute, 8, false, rows> {
   using type = Bytes<Compute>;
 };
 #if defined(JITGEN_AVX512)
-template <int most>
-struct Choice<Few<Pairs, most>, 4, true, 1> {
-  using type = CorrectedNibbles<most>;
+template <int most, int fewest>
+struct Choice<Few<Pairs, most, fewest>, 4, true, 1> {
+  using type = CorrectedNibbles<most, fewest>;
 };
-template <int most>
-struct Choice<Few<Pairs, most>, 4, true, 2> {
-  using type = CorrectedNibbles<most>;
+template <int most, int fewest>
+struct Choice<Few<Pairs, most, fewest>, 4, true, 2> {
+  using type = CorrectedNibbles<most, fewest>;
 };
-template <int most>
-struct Choice<Few<Pairs, most>, 8, false, 1> {
+template <int most, int fewest>
+struct Choice<Few<Pairs, most, fewest>, 8, false, 1> {
   using type = SplitBytes;
 };
-template <int most>
-struct Choice<Few<Pairs, most>, 8, false, 2> {
+template <int most, int fewest>
+struct Choice<Few<Pairs, most, fewest>, 8, false, 2> {
   using type = SplitBytes;
 };
 #endif

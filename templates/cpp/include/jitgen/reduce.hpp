@@ -13,17 +13,14 @@
 
 #include "jitgen/arithmetic.hpp"
 #include "jitgen/exponential.hpp"
+#include "jitgen/group.hpp"
 #include "jitgen/parallel.hpp"
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
 
-#define JITGEN_MEMBER inline __attribute__((always_inline))
-
 namespace jitgen {
-
-constexpr int64_t lanes = 64;  // four vectors of floats at once hide the latency of one addition
 
 // -------------------------------------------------------------------------------------------------------------- kinds
 
@@ -52,12 +49,24 @@ constexpr bool highest<bool> = true;
   };
 JITGEN_KIND(Sum, T(0), a + b)
 JITGEN_KIND(Prod, T(1), a * b)
-// `b > a || b != b` and not maximum(a, b): the same result in two comparisons of which none waits for the other.
-JITGEN_KIND(Max, lowest<T>, (b > a) | (b != b) ? b : a)
-JITGEN_KIND(Min, highest<T>, (b < a) | (b != b) ? b : a)
 JITGEN_KIND(Any, T(0), a | b)
 JITGEN_KIND(All, T(1), a & b)
 #undef JITGEN_KIND
+
+// `b > a || b != b` and not maximum(a, b): the same result in two comparisons of which none waits for the other.
+// `of_numbers` is one instruction, and drops NaN.
+#define JITGEN_EXTREME_KIND(Name, first, beyond)                                        \
+  template <class T>                                                                    \
+  struct Name {                                                                         \
+    using value = T;                                                                    \
+    using partial = T;                                                                  \
+    JITGEN_INLINE T identity() { return first; }                                        \
+    JITGEN_INLINE T combine(T a, T b) { return (b beyond a) | (b != b) ? b : a; }       \
+    JITGEN_INLINE T of_numbers(T a, T b) { return b beyond a ? b : a; }                 \
+  };
+JITGEN_EXTREME_KIND(Max, lowest<T>, >)
+JITGEN_EXTREME_KIND(Min, highest<T>, <)
+#undef JITGEN_EXTREME_KIND
 
 // The extreme value and where it first is; `nowhere` stands for "none beyond the identity".
 constexpr int64_t nowhere = int64_t(1) << 62;
@@ -96,18 +105,17 @@ JITGEN_INLINE int64_t settled(Found<T> partial) {
   return partial.index == nowhere ? 0 : partial.index;
 }
 
-// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: two thirds of the operations of exp. The
-// rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to -150; the last
-// factor then rounds a denormal result once.
+// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: half of the operations of exp, within 2e-7,
+// towards the smallest normal results 4e-7. The rounder leaves k + 64 + 127 in the low bits, which shifted up are
+// 2^(k + 64), normal for every k down to -150; the polynomial, the minimax one of degree 5, has 2^-64 in its
+// coefficients, and so their product is rounded once where it is denormal.
 JITGEN_INLINE float exp_below(float x) {
-  constexpr float shift = detail::rounder + 64.0f + 127.0f;
-  const float bounded = x < -104.0f ? -104.0f : x;
-  const float shifted = detail::mul_add(bounded, 1.44269504f, shift);
-  const float n = shifted - shift;
-  const float r = detail::mul_add(n, 2.12194440e-4f, detail::mul_add(n, -0.693359375f, bounded));
-  const float p =
-      detail::horner(r, 0.00138144672f, 0.00836878084f, 0.0416683927f, 0.166665196f, 0.49999994f, 1.0f, 1.0f);
-  return p * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  constexpr float shift = detail::rounder + 64.0f + 127.0f, unit = 0x1p-64f;
+  const float shifted = detail::mul_add(x, 1.44269504f, shift);
+  const float r = detail::near_remainder_of_ln2(shifted - shift, x);
+  const float p = detail::horner(r, 0.008289267f * unit, 0.04189816f * unit, 0.16667654f * unit, 0.49999148f * unit,
+                                 0.9999997f * unit, unit);
+  return x < -104.0f ? 0.0f : p * float_of(bits_of(shifted) << 23);
 }
 JITGEN_INLINE double exp_below(double x) { return exp(x); }
 
@@ -136,6 +144,43 @@ struct Lanes {
   }
 };
 
+// Extremes of floats: NaN is looked for beside them, as the largest magnitude's bits. That is two operations on integers
+// where a comparison that sees NaN, a mask and a selection take the vector units' time.
+template <class Kind, int64_t count>
+struct Extremes {
+  static constexpr uint32_t infinity_bits = 0x7f800000u;
+  alignas(cache_line) float lane[count];
+  alignas(cache_line) uint32_t magnitude[count];
+
+  JITGEN_MEMBER void clear(int64_t used = count) {
+    for (int64_t j = 0; j < used; ++j) {
+      lane[j] = Kind::identity();
+      magnitude[j] = 0;
+    }
+  }
+  JITGEN_MEMBER void take(int64_t j, int64_t, float v) { join(j, v, bits_of(v) & 0x7fffffffu); }
+  JITGEN_MEMBER float at(int64_t j, int64_t) const {
+    return magnitude[j] > infinity_bits ? __builtin_nanf("") : lane[j];
+  }
+  JITGEN_MEMBER float fold(int64_t start) {
+#pragma GCC unroll 8
+    for (int64_t half = count / 2; half > 0; half /= 2) {
+      for (int64_t j = 0; j < half; ++j) join(j, lane[j + half], magnitude[j + half]);
+    }
+    return at(0, start);
+  }
+
+ private:
+  JITGEN_MEMBER void join(int64_t j, float v, uint32_t bits) {
+    lane[j] = Kind::of_numbers(lane[j], v);
+    magnitude[j] = bits > magnitude[j] ? bits : magnitude[j];
+  }
+};
+template <int64_t count>
+struct Lanes<Max<float>, count, float> : Extremes<Max<float>, count> {};
+template <int64_t count>
+struct Lanes<Min<float>, count, float> : Extremes<Min<float>, count> {};
+
 // With an index: relative to the block's start, so that it is as wide as most values and both fit the same vectors.
 template <class Kind, int64_t count, class T>
 struct Lanes<Kind, count, Found<T>> {
@@ -163,19 +208,6 @@ struct Lanes<Kind, count, Found<T>> {
     return best;
   }
 };
-
-// body(i, lane) for every i of [0, count), neighbours in different lanes.
-template <class Body>
-JITGEN_INLINE void each(int64_t count, const Body& body) {
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-#pragma omp simd
-    for (int64_t j = 0; j < lanes; ++j) body(i + j, j);
-  }
-  const int64_t rest = count - i;
-#pragma omp simd
-  for (int64_t j = 0; j < rest; ++j) body(i + j, j);
-}
 
 // ------------------------------------------------------------------------------------------------- threads and blocks
 
@@ -253,7 +285,36 @@ struct Blocks {
   }
 };
 
-// The same for a tile of neighbouring rows walked together: parts of their length, one partial result for each row.
+// Neighbouring rows that are walked together, an element of each in a step. Of few rows that lie in one piece, as the
+// columns of a narrow matrix do, `folds` elements of each are taken in a step, as if they were rows of their own.
+struct Tile {
+  int64_t rows;    // side by side in a step
+  int64_t length;  // steps
+  int64_t last;    // rows of the last step
+  int64_t folds;
+
+  JITGEN_INLINE Tile of(int64_t rows, int64_t length, int64_t folds) {
+    const int64_t steps = (length + folds - 1) / folds;
+    return {rows * folds, steps, rows * (length - (steps - 1) * folds), folds};
+  }
+  inline int64_t own() const { return rows / folds; }
+  inline int64_t rows_of(int64_t step) const { return step + 1 == length ? last : rows; }
+  // Steps before `end` that have all rows.
+  inline int64_t whole(int64_t end) const { return end == length && last != rows ? end - 1 : end; }
+
+  template <class T>
+  inline void repeat(T* values) const {
+    for (int64_t j = own(); j < rows; ++j) values[j] = values[j - own()];
+  }
+};
+
+JITGEN_INLINE int64_t folds_of(int64_t rows, int64_t length) {
+  constexpr int64_t wide = 256;
+  const int64_t most = length / 8 < wide / rows ? length / 8 : wide / rows;
+  return most > 1 ? most : 1;
+}
+
+// What a tile's rows come to: parts of their length, one partial result for each row.
 template <class Kind, int64_t width>
 struct Parts {
   using Partial = typename Kind::partial;
@@ -275,11 +336,13 @@ struct Parts {
     }
   }
   template <class T>
-  JITGEN_MEMBER void result(T* row, int64_t rows) {
+  JITGEN_MEMBER void result(T* row, const Tile& tile) {
+    const int64_t rows = tile.rows, own = tile.own();
     for (int64_t part = 0; shared != nullptr && part < count; ++part) {
       for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], shared[part * width + j]);
     }
-    for (int64_t j = 0; j < rows; ++j) row[j] = settled(total[j]);
+    for (int64_t j = own; j < rows; ++j) total[j % own] = Kind::combine(total[j % own], total[j]);
+    for (int64_t j = 0; j < rows; ++j) row[j] = settled(total[j % own]);
   }
 };
 

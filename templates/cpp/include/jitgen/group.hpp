@@ -1,0 +1,138 @@
+// Rows are computed in groups of `lanes` neighbours: a loop over a group has as many independent iterations as hide the
+// latency of an addition, and a constant count, so that the compiler makes straight vector code of it.
+//
+// What such a loop reads or writes through the arrays here stays in registers: GCC forwards an array that one unrolled
+// loop fills to the next one that reads it. That is what lets plain C++ stream results past the cache, two lines that no
+// scalar expression can say, and take bfloat16 apart in the cheaper order.
+#pragma once
+
+#include "jitgen/parallel.hpp"
+#include "jitgen/storage.hpp"
+
+#define JITGEN_MEMBER inline __attribute__((always_inline))
+
+namespace jitgen {
+
+constexpr int64_t lanes = 64;  // four vectors of floats at once hide the latency of one addition
+
+// The count of a whole group, known to the compiler; what is left at a row's end has a plain int64_t.
+struct Whole {
+  constexpr operator int64_t() const { return lanes; }
+};
+template <class Count>
+constexpr bool is_whole = false;
+template <>
+inline constexpr bool is_whole<Whole> = true;
+
+// body(first, count) for the groups of [0, count), in order.
+template <class Body>
+JITGEN_INLINE void groups(int64_t count, const Body& body) {
+  int64_t first = 0;
+  for (; first + lanes <= count; first += lanes) body(first, Whole{});
+  if (first < count) body(first, count - first);
+}
+
+// Fetches neighbours into the second-level cache, for what comes later: any address will do.
+template <class Storage>
+JITGEN_INLINE void fetch(const Storage* from, int64_t count = lanes) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < count; i += cache_line / int64_t(sizeof(Storage))) __builtin_prefetch(from + i, 0, 2);
+}
+
+// A group of bfloat16 as floats, of whole groups the even ones before the odd ones: splitting 32-bit words costs half of
+// what widening 16-bit lanes does, and a kernel whose every operand lies in this order need not know.
+struct Halves {
+  alignas(cache_line) float lane[lanes];
+
+  template <class Count>
+  JITGEN_MEMBER Halves(const bfloat16* from, Count count) {
+    if constexpr (is_whole<Count>) {
+#pragma omp simd
+      for (int64_t j = 0; j < lanes / 2; ++j) {
+        const Pair pair = load_pair(from + 2 * j);
+        lane[j] = pair.low;
+        lane[lanes / 2 + j] = pair.high;
+      }
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < count; ++j) lane[j] = load(from[j]);
+    }
+  }
+};
+
+namespace detail {
+
+// Whole cache lines to where they belong, past the cache or not: by vectors, for a memcpy would need them in memory.
+template <int64_t bytes>
+JITGEN_INLINE void put(void* to, const void* lines, bool past) {
+  const auto source = static_cast<const stream_vector*>(lines);
+  if (past) {
+#pragma GCC unroll 32
+    for (int64_t i = 0; i < bytes / stream_width; ++i) stream_one(static_cast<stream_vector*>(to) + i, source[i]);
+  } else {
+#pragma GCC unroll 32
+    for (int64_t i = 0; i < bytes / stream_width; ++i) static_cast<stream_source*>(to)[i] = source[i];
+  }
+}
+
+}  // namespace detail
+
+// A group of results. `past`: past the cache, for a target at a multiple of stream_width.
+template <class Storage>
+struct Group {
+  alignas(cache_line) Storage lane[lanes];
+
+  template <class Compute>
+  JITGEN_MEMBER void set(int64_t j, Compute value) {
+    lane[j] = store<Storage>(value);
+  }
+  template <class Count>
+  JITGEN_MEMBER void write(Storage* to, Count count, bool past) const {
+    if constexpr (is_whole<Count>) {
+      detail::put<sizeof(lane)>(to, lane, past);
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < count; ++j) to[j] = lane[j];
+    }
+  }
+};
+
+// The same of values in the order of Halves.
+struct GroupOfHalves {
+  alignas(cache_line) float lane[lanes];
+
+  JITGEN_MEMBER void set(int64_t j, float value) { lane[j] = value; }
+  template <class Count>
+  JITGEN_MEMBER void write(bfloat16* to, Count count, bool past) const {
+    if constexpr (is_whole<Count>) {
+      alignas(cache_line) bfloat16 packed[lanes];
+#pragma omp simd
+      for (int64_t j = 0; j < lanes / 2; ++j) store_pair(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
+      detail::put<sizeof(packed)>(to, packed, past);
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < count; ++j) to[j] = store<bfloat16>(lane[j]);
+    }
+  }
+};
+
+// Where a row's results go, block by block: to their place, past the cache where `streaming` says so; by way of
+// `buffer` where the place is not aligned for that.
+template <class Storage>
+struct Output {
+  Storage* const row;
+  Storage* const buffer;
+  const bool past;
+  const bool buffered;
+
+  JITGEN_MEMBER Output(Storage* row, Storage* buffer, bool streaming)
+      : row(row), buffer(buffer), past(streaming && is_aligned(row)), buffered(streaming && !is_aligned(row)) {}
+  JITGEN_INLINE bool is_aligned(const Storage* row) { return reinterpret_cast<uintptr_t>(row) % stream_width == 0; }
+
+  JITGEN_MEMBER Storage* begin(int64_t start) const { return buffered ? buffer : row + start; }
+  JITGEN_MEMBER void end(int64_t start, int64_t count) const {
+    if (buffered) stream(row + start, buffer, count * int64_t(sizeof(Storage)));
+  }
+};
+
+}  // namespace jitgen
