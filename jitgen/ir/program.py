@@ -142,7 +142,7 @@ def build(
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
         prologue: whether a matmul kernel computes its activation, given at this call's sizes, while it reads it.
         given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
-        split_rows: whether few long rows are reduced in parts by kernels of their own, for want of one that shares a row.
+        split_rows: whether few long rows are reduced in parts by kernels of their own, since no kernel shares a row.
     """
     return _Cutter(graph, decide, environment, memory, prologue, given, split_rows).program()
 

@@ -1,8 +1,8 @@
 # jitgen 0.1.0: causal, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=128, vectors=(4,), unrolls=(1,), wide=False, blocks=0)
+# target sm_90a, Schedule(threads=128, vectors=(4,), unrolls=(1,), wide=False, blocks=0, pdl=True)
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
+from triton.language.extra import cuda, libdevice
 
 
 
@@ -34,5 +34,8 @@ def region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s
 
 @triton.jit
 def jitgen_causal(p0_2, p0_3, n0_0, n0_1, o0_0, s0_0_0, s0_0_1, o0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0):
+    # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
+    cuda.gdc_launch_dependents()
+    cuda.gdc_wait()
     block = tl.program_id(0)
     region0(block, p0_2, p0_3, n0_0, n0_1, o0_0, o0_1, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_3_0)

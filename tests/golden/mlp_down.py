@@ -1,5 +1,5 @@
 # jitgen 0.1.0: mlp_down, template triton/gemm.py.j2
-# target sm_90a, GemmSchedule(path='weights_packed', block_m=64, block_n=64, block_k=128, warps=4, stages=4, split=1, parts=4, multicast=1, steps=1, resident=0, raster=8, shared_bytes=0, wide=False)
+# target sm_90a, GemmSchedule(path='weights_packed', block_m=64, block_n=64, block_k=128, warps=4, stages=4, split=1, parts=4, multicast=1, steps=1, resident=0, raster=8, stagger=0, shared_bytes=0, wide=False)
 # (rows, columns) over K: x bfloat16 k, codes int32 whole, scales bfloat16 whole, store float32 full
 import triton
 import triton.language as tl
@@ -139,7 +139,7 @@ def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
     region0(tile, tiles_i, tiles0, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0)
 
 # jitgen 0.1.0: mlp_down_sum, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=256, vectors=(8,), unrolls=(1,), wide=False, pdl=True)
+# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=4, pdl=True)
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
@@ -148,7 +148,7 @@ from triton.language.extra import cuda, libdevice
 
 @triton.jit
 def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, WHOLE: tl.constexpr):
-    step = block * 2048 + tl.arange(0, 2048)
+    step = block * 1024 + tl.arange(0, 1024)
     live = None if WHOLE else step < n0_0
     v0 = (tl.load(p0_0 + step, mask=live))
     v1 = (tl.load(p0_1 + step, mask=live))
@@ -166,7 +166,7 @@ def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, WHOLE: tl.con
 def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0):
     # (s0_0, 4096) as 1 dimension: load float32 contiguous, load float32 contiguous, load float32 contiguous, load float32 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
     # A block that is whole needs no mask, and without one its accesses are as wide as alignment allows.
-    if (block + 1) * 2048 <= n0_0:
+    if (block + 1) * 1024 <= n0_0:
         region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, True)
     else:
         region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0, False)

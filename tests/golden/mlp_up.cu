@@ -1,10 +1,11 @@
 
 // jitgen 0.1.0: mlp_up, template cuda/gemm.cu.j2
-// target sm_90a, GemmSchedule(path='mma', block_m=1, block_n=16, block_k=512, warps=8, stages=2, split=1, parts=1, multicast=1, steps=1, resident=0, raster=1, shared_bytes=16384, wide=False)
+// target sm_90a, GemmSchedule(path='mma', block_m=1, block_n=16, block_k=512, warps=8, stages=2, split=1, parts=1, multicast=1, steps=1, resident=0, raster=1, stagger=0, shared_bytes=16384, wide=False)
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
+#include <jitgen/gemm_quant.cuh>
 #include <jitgen/gemm_mma.cuh>
 
 using Index = int32_t;
@@ -32,7 +33,7 @@ struct Epilogue0 {
     }
   }
 };
-using Config0 = jitgen::MmaConfig<2, 1, 1, 1, 8, 1, 2, 8, 1, 8, true>;
+using Config0 = jitgen::MmaConfig<2, 1, 1, 1, 8, 1, 2, 8, 1, true>;
 using Weight0 = jitgen::QuantWeight<jitgen::bfloat16, 4, false, jitgen::bfloat16, 128>;
 constexpr int tokens = 1;  // of a block: rows of x
 constexpr int rows = 16;  // and of a weight
@@ -47,5 +48,5 @@ jitgen_mlp_up(const jitgen::bfloat16* p0_0, const uint8_t* p0_1, const jitgen::b
   Weight0 weights[2] = {{reinterpret_cast<const uint4*>(p0_1), p0_2, nullptr}, {reinterpret_cast<const uint4*>(p0_3), p0_4, nullptr}};
   int columns = int(n0);
   const Epilogue0 epilogue0 = {p0_5, s0_5_0};
-  jitgen::mma_gemm<Config0>(shared, p0_0, s0_0_0, 1, int(m), columns, int(k), weights, epilogue0, block % m_blocks, block / m_blocks);
+  jitgen::mma_gemm<Config0>(shared, jitgen::StoredActivation<jitgen::bfloat16, 8>{p0_0, s0_0_0, 1}, int(m), columns, int(k), weights, epilogue0, block % m_blocks, block / m_blocks);
 }

@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: quantize_row, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
+// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0, pdl=False)
 #define JITGEN_E4M3FN_SATURATES 1
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

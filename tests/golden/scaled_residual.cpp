@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: scaled_residual, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0)
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0, pdl=False)
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -60,7 +60,7 @@ JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
 
 
 // jitgen 0.1.0: scaled_residual_1, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0)
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0, pdl=False)
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>

@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: swiglu, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
+// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0, pdl=False)
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
