@@ -96,11 +96,11 @@ def duration(seconds: float) -> str:
 def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     """Hardware, versions, commit and command: what a figure is worth nothing without.
 
-    ``commit``: of a copy that is no checkout.
+    ``commit``: of a copy that is no checkout of its own; else the checkout is asked.
     """
     facts: dict[str, Any] = {
         "jitgen": __version__,
-        "commit": _commit() or commit,
+        "commit": commit or _commit(),
         "command": shlex.join(["python", "-m", "jitgen", *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,
