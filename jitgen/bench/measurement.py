@@ -96,7 +96,7 @@ def duration(seconds: float) -> str:
 def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
     """Hardware, versions, commit and command: what a figure is worth nothing without.
 
-    ``commit``: of a copy that is no checkout of its own; by default the checkout is asked.
+    ``commit``: of a copy that is no checkout of its own; else the checkout is asked.
     """
     facts: dict[str, Any] = {
         "jitgen": __version__,

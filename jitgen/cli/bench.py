@@ -21,7 +21,7 @@ GROUPS = ("streaming", "rows", "products", "intensity", "overhead", "coldstart")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
 @click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
-@click.option("--commit", help="The commit to record where this is no checkout.")
+@click.option("--commit", help="The commit to record; default: the checkout's.")
 def bench(names: tuple[str, ...], device: str | None, path: Path | None, quick: bool, commit: str | None) -> None:
     """Time generated kernels and their peers in this process. NAMES are groups; all if there is none."""
     from jitgen.bench.measurement import environment
