@@ -71,7 +71,7 @@ def note(
         "results": [_memory_to_json(place) for place in given],
         "backend": requested[0],
         "compiler": requested[1],
-        "layouts": digest([[list(map(str, vars(part).values())) for part in kernel] for kernel in lowered.layouts]),
+        "variant": digest([list(map(str, lowered.layouts)), list(map(str, lowered.schedules))]),
     }
     with _lock:
         for recorder in _recorders:
@@ -79,7 +79,7 @@ def note(
 
 
 def _identity(entry: Mapping[str, Any]) -> str:
-    return digest([entry[part] for part in ("graph", "layouts", "backend", "compiler")])
+    return digest([entry[part] for part in ("graph", "variant", "backend", "compiler")])
 
 
 def _memory_to_json(memory: Memory) -> dict[str, Any]:
