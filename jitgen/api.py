@@ -68,9 +68,7 @@ class JitFunction(_JitFunction):
                 return self.route(device)
             return JitFunction(self.function, backend, None).route(device)
         wanted = Target.parse(target) if target is not None else host_target()
-        name = backend or self.backend or settings.get("JITGEN_BACKEND")
-        if name == "auto":
-            name = {"cpu": "cpp", "cuda": "cuda"}.get(wanted.kind, "triton")
+        name = routes.backend_for(backend or self.requested[0], wanted.kind)
         same = name == self.backend and self.compiler is not None
         compiler = self.compiler if same and self.compiler else routes.default_compiler(name)
         routes.check(name, compiler, wanted)

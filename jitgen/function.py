@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import manifest, pipeline, quant, settings, weights
+from jitgen import manifest, pipeline, quant, row_buckets, settings, weights
 from jitgen.compile import routes
 from jitgen.dispatch import NUMBERS, TENSORS, make_dispatcher, make_quantized_dispatcher
 from jitgen.errors import UnsupportedError
@@ -31,7 +31,7 @@ from jitgen.specialization import Specialization, memory_of
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar, base, common_device, is_host_scalar
 from jitgen.trace.numbers import wrap
-from jitgen.trace.tracer import trace
+from jitgen.trace.tracer import Traced, trace
 
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -112,6 +112,11 @@ class JitFunction:
 
     def __repr__(self) -> str:
         return f"<jitgen.jit {self.name}>"
+
+    @property
+    def requested(self) -> tuple[str, str | None]:
+        """Backend, which may be ``"auto"``, and compiler, if one was asked for, as the user has them."""
+        return self.backend or settings.get("JITGEN_BACKEND"), self.compiler
 
     # ------------------------------------------------------------------------------------------------- inspection
 
@@ -207,7 +212,9 @@ class JitFunction:
         memory = [memory_of(tensor, on_cpu) for tensor in everything]
         wanted = [memory_of(tensor, on_cpu) if tensor is not None else None for tensor in out or ()]
         lowered = specialization.lower(environment, memory, wanted)
-        manifest.note(self.name, lowered, environment, memory)
+        if manifest.recording():
+            manifest.note(specialization.traced.graph, lowered, environment, memory, self.requested)
+            self._note_more_rows(leaves, tree, device, route)
         kernels = specialization.built(lowered, pipeline.default_store())
         given = frozenset(range(len(wanted)))
         launch = specialization.bind(lowered, kernels, environment, device, len(numbers), given)
@@ -253,14 +260,8 @@ class JitFunction:
         return tensors, numbers
 
     def route(self, device: torch.device) -> Route:
-        """Backend, compiler and target for tensors on ``device``, by the stated rule.
-
-        ``auto`` is ``cuda`` for CUDA tensors (NVRTC starts faster than Triton and its kernels are as fast) and ``cpp``
-        for CPU tensors.
-        """
-        backend = self.backend or settings.get("JITGEN_BACKEND")
-        if backend == "auto":
-            backend = "cuda" if device.type == "cuda" else "cpp"
+        """Backend, compiler and target for tensors on ``device``; ``auto`` as ``routes.backend_for`` has it."""
+        backend = routes.backend_for(self.requested[0], "cuda" if device.type == "cuda" else "cpu")
         compiler = self.compiler or routes.default_compiler(backend)
         if device.type == "cuda":
             from jitgen.runtime.cuda import target_of
@@ -301,17 +302,41 @@ class JitFunction:
                 full = environment | _sizes([*tensors, *captured])
                 if found.fits(full):
                     return found, captured, full
-        guards = Guards(environment)
-        count = iter(range(len(numbers)))
-        wrapped = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
-        structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
-        layout = weights.LAYOUTS[route.backend]
-        traced = trace(self.function, self.name, wrapped, structure, guards, device, layout)
+        traced = self._trace(leaves, tree, numbers, device, route)
         specialization = Specialization(self.name, traced, route, traced.graph.guards)
         self._specializations.setdefault(key, []).append(specialization)
         self._note_static_numbers(specialization)
         captured = [found.value for found in traced.captured]
         return specialization, captured, environment | _sizes([*tensors, *captured])
+
+    def _trace(
+        self, leaves: Sequence[Any], tree: Any, numbers: Sequence[Any], device: torch.device, route: Route
+    ) -> Traced:
+        guards = Guards({f"a{index}": number for index, number in enumerate(numbers)})
+        count = iter(range(len(numbers)))
+        wrapped = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
+        structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
+        return trace(self.function, self.name, wrapped, structure, guards, device, weights.LAYOUTS[route.backend])
+
+    def _note_more_rows(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route) -> None:
+        """Record what this call would be with two rows where it has one: sizes of 1 are traces of their own."""
+        for enlarged in row_buckets.enlarged(leaves, tree):
+            numbers = [leaf for leaf in enlarged if type(leaf) in NUMBERS]
+            try:
+                traced = self._trace(enlarged, tree, numbers, device, route)
+            except Exception:  # the function's own included: it is for one row
+                continue
+            captured = [found.value for found in traced.captured]
+            tensors = [*(leaf for leaf in enlarged if isinstance(leaf, torch.Tensor)), *captured]
+            environment = {f"a{index}": number for index, number in enumerate(numbers)} | _sizes(tensors)
+            if any(not guard.holds(environment) for guard in traced.graph.guards):
+                continue
+            memory = [memory_of(tensor, True) for tensor in tensors]
+            guards = Guards(environment)
+            for guard in traced.graph.guards:
+                guards.value(guard.expr)
+            lowered = pipeline.lower(traced.graph, guards, memory, route)
+            manifest.note(traced.graph, lowered, environment, memory, self.requested)
 
     def _note_static_numbers(self, specialization: Specialization) -> None:
         """Numeric arguments a guard depends on become part of the dispatchers' comparison."""

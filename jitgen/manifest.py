@@ -1,8 +1,9 @@
 """Recording which specialisations a program meets, and building them elsewhere, before it is deployed.
 
 A manifest is JSON and self-contained: each entry holds a function's graph (``ir/graph.py``), the sizes, strides and
-alignments of its tensors, and the backend. It names no device and no target and needs none of the user's code, so a
-build machine without a GPU makes the very kernels, under the very keys, that the deployed program will ask for.
+alignments of its tensors, and the backend the user asked for, mostly ``"auto"``. It names no device, no target and no
+layout of quantised weights, and needs none of the user's code: what was recorded on a laptop's CPU is built for a GPU
+on a machine that has none, and the kernels are the very ones, under the very keys, that the deployed program asks for.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitgen import pipeline, row_buckets, settings
+from jitgen import pipeline, row_buckets, settings, weights
 from jitgen.compile import routes
 from jitgen.errors import CompileError, JitgenError, UnsupportedError
 from jitgen.families.layout import Memory
 from jitgen.ir import graph as graphs
+from jitgen.ir.graph import Graph
 from jitgen.ir.views import Strided
 from jitgen.pipeline import Lowered, Route
 from jitgen.spec import SCHEMA, Target, digest
 from jitgen.store import Store
 from jitgen.trace.guards import Guards
+from jitgen.weight_layouts import relaid
 
 # ------------------------------------------------------------------------------------------------------- recording
 
@@ -35,30 +38,49 @@ _lock = threading.Lock()
 _recorders: list[dict[str, Any]] = []
 
 
-def note(name: str, lowered: Lowered, environment: Mapping[str, Any], memory: Sequence[Memory]) -> None:
-    """Tell whoever is recording that a specialisation was met."""
+def recording() -> bool:
+    """Whether anybody is: specialisations are to be told then, by ``note``."""
     path = settings.get("JITGEN_RECORD")
     if path and not any(recorder.get("path") == path for recorder in _recorders):
         _record_until_exit(path)
-    if not _recorders:
-        return
+    return bool(_recorders)
+
+
+def note(
+    graph: Graph,
+    lowered: Lowered,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    requested: tuple[str, str | None],
+) -> None:
+    """Tell whoever is recording of a specialisation.
+
+    Args:
+        graph: as it was traced, without what lowering for this machine added.
+        lowered: for this machine.
+        environment: a value for every symbol. memory: of every input.
+        requested: backend, possibly ``"auto"``, and compiler, if one was asked for.
+    """
     inputs = len(lowered.program.inputs)
     given = lowered.memories[inputs + len(lowered.program.temporaries) :] if lowered.given else ()
+    portable = relaid(graph, environment, memory, "portable")
     entry = {
-        "name": name,
-        "graph": graphs.to_json(lowered.graph),
-        "environment": dict(environment),
-        "inputs": [_memory_to_json(place) for place in memory],
+        "name": graph.name,
+        "graph": graphs.to_json(portable.graph),
+        "environment": dict(portable.environment),
+        "inputs": [_memory_to_json(place) for place in portable.memory],
         "results": [_memory_to_json(place) for place in given],
-        "backend": lowered.route.backend,
-        "compiler": lowered.route.compiler,
-        "kind": "cpu" if lowered.route.target.kind == "cpu" else "gpu",
+        "backend": requested[0],
+        "compiler": requested[1],
         "layouts": digest([[list(map(str, vars(part).values())) for part in kernel] for kernel in lowered.layouts]),
     }
-    identity = digest([entry["graph"], entry["layouts"], entry["backend"], entry["compiler"], entry["kind"]])
     with _lock:
         for recorder in _recorders:
-            recorder["entries"].setdefault(identity, entry)
+            recorder["entries"].setdefault(_identity(entry), entry)
+
+
+def _identity(entry: Mapping[str, Any]) -> str:
+    return digest([entry[part] for part in ("graph", "layouts", "backend", "compiler")])
 
 
 def _memory_to_json(memory: Memory) -> dict[str, Any]:
@@ -100,8 +122,7 @@ def _write(recorder: Mapping[str, Any]) -> None:
     entries = dict(recorder["entries"])
     if path.exists():
         for entry in _read(path):
-            identity = digest([entry[part] for part in ("graph", "layouts", "backend", "compiler", "kind")])
-            entries.setdefault(identity, entry)
+            entries.setdefault(_identity(entry), entry)
     content = {"schema": SCHEMA, "entries": [entries[identity] for identity in sorted(entries)]}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -161,8 +182,8 @@ def prewarm(
 
     Args:
         manifest: a file that ``record`` wrote.
-        targets: such as ``["sm_90a", "x86-64-v4"]``; an entry recorded on a GPU is skipped for CPU targets and the
-            other way round.
+        targets: such as ``["sm_90a", "x86-64-v4"]``; an entry whose function asks for a backend by name is skipped
+            for targets which that backend does not serve.
         jobs: kernels compiled at a time.
         store: where to; the default store if None.
 
@@ -196,11 +217,12 @@ def prewarm(
 
 def _prewarm_one(entry: Mapping[str, Any], target: Target, store: Store) -> Prewarmed:
     name = entry["name"]
-    kind = "cpu" if target.kind == "cpu" else "gpu"
-    if kind != entry["kind"]:
-        return Prewarmed(name, str(target), "", "skipped", f"recorded on a {entry['kind']}")
     try:
-        lowered = relower(entry, target)
+        route = _route(entry, target)
+    except UnsupportedError as error:
+        return Prewarmed(name, str(target), "", "skipped", str(error))
+    try:
+        lowered = relower(entry, route)
         kernels = pipeline.fetch(lowered, store)
     except (CompileError, UnsupportedError) as error:
         return Prewarmed(name, str(target), "", "failed", str(error))
@@ -210,14 +232,20 @@ def _prewarm_one(entry: Mapping[str, Any], target: Target, store: Store) -> Prew
     return Prewarmed(name, str(target), lowered.key, origin)
 
 
-def relower(entry: Mapping[str, Any], target: Target) -> Lowered:
-    """A recorded specialisation, lowered for ``target``."""
-    routes.check(entry["backend"], entry["compiler"], target)
-    graph = graphs.from_json(entry["graph"])
-    guards = Guards(entry["environment"])
-    for guard in graph.guards:
-        guards.value(guard.expr)
+def _route(entry: Mapping[str, Any], target: Target) -> Route:
+    """What ``target`` takes of an entry; UnsupportedError where its function's backend does not serve that."""
+    backend = routes.backend_for(entry["backend"], target.kind)
+    compiler = entry["compiler"] or routes.default_compiler(backend)
+    routes.check(backend, compiler, target)
+    return Route(backend, compiler, target)
+
+
+def relower(entry: Mapping[str, Any], route: Route) -> Lowered:
+    """A recorded specialisation, lowered as a process on that target would."""
     memory = [_memory_from_json(place) for place in entry["inputs"]]
     results = [_memory_from_json(place) for place in entry["results"]]
-    route = Route(entry["backend"], entry["compiler"], target)
-    return pipeline.lower(graph, guards, memory, route, results)
+    found = relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
+    guards = Guards(found.environment)
+    for guard in found.graph.guards:
+        guards.value(guard.expr)
+    return pipeline.lower(found.graph, guards, found.memory, route, results)

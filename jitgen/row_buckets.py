@@ -1,16 +1,23 @@
-"""Which other numbers of rows a recorded specialisation stands for: what prewarming builds beside the recorded one.
+"""Which other numbers of rows a recorded call stands for.
 
 A matmul kernel is one for each bucket of rows (``families/gemm/schedule.py``), and a size of 1 is a trace of its own.
-From one recorded call follow the calls of the same function with as many rows as each bucket has, and with each of the
-sizes that count rows being 1: a recorded prefill is enough for the decoding that comes after it.
+From one recorded call follow the calls of the same function with as many rows as each bucket has, with each of the
+sizes that count rows being 1, and, where it has one row, with more: a recorded prefill is enough for the decoding that
+comes after it, and a recorded step of decoding for the prefill.
+
+``variants`` says what prewarming builds beside the recorded call; ``enlarged`` is asked when a call is recorded, since
+sizes of 1 leave nothing in a graph that says which of them count rows.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from jitgen import weights
 from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
@@ -21,12 +28,15 @@ from jitgen.ir.views import contiguous_strides
 Entry = Mapping[str, Any]
 """One entry of a manifest."""
 
+MOST_SIZES = 3
+"""Sizes that count rows of which every combination is built: batch, heads and sequence."""
+
 
 def variants(entry: Entry) -> list[Entry]:
-    """``entry``, and the same at other numbers of rows. Every size that does not count the rows of a product stays."""
+    """``entry``, and the same at other numbers of rows. Every size that does not count rows stays."""
     graph = graphs.from_json(entry["graph"])
     names = _row_sizes(graph)
-    found = [entry, *_buckets(entry, graph)] if names else [entry]
+    found = [entry, *_buckets(entry, graph)]
     for count in range(1, len(names) + 1):
         for ones in itertools.combinations(names, count):
             smaller = _with_ones(entry, graph, ones)
@@ -35,14 +45,41 @@ def variants(entry: Entry) -> list[Entry]:
     return found
 
 
+def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
+    """The arguments of a call with 2 in place of sizes of 1, tensors without memory.
+
+    Sizes are taken together as they broadcast, by their place from the right; the last place counts no rows. Only dense
+    tensors grow, and no parts of quantised weights.
+    """
+    parts = weights.part_positions(tree)
+    grow = {
+        index: leaf
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and leaf.is_contiguous() and index not in parts
+    }
+    places = sorted({place for leaf in grow.values() for place in range(2, leaf.dim() + 1) if leaf.shape[-place] == 1})
+    for count in range(1, len(places) + 1):
+        for chosen in itertools.combinations(places[:MOST_SIZES], count):
+            larger = list(leaves)
+            for index, leaf in grow.items():
+                sizes = [2 if size == 1 and leaf.dim() - dim in chosen else size for dim, size in enumerate(leaf.shape)]
+                with torch._C.DisableTorchFunction():
+                    larger[index] = torch.empty(sizes, dtype=leaf.dtype, device="meta")
+            yield larger
+
+
+def _product(graph: Graph) -> Node | None:
+    return next((node for node in topological(graph.results) if node.op == "matmul"), None)
+
+
 def _rows(graph: Graph) -> Scalar:
-    """How many rows the first product of ``graph`` has; 0 where there is none."""
-    product = next((node for node in topological(graph.results) if node.op == "matmul"), None)
-    return symbols.product(product.shape[:-1]) if product is not None else 0
+    """How many rows the first product of ``graph`` has, or, where there is none, its first result."""
+    first = _product(graph) or graph.results[0]
+    return symbols.product(first.shape[:-1]) if first.shape else 1
 
 
 def _row_sizes(graph: Graph) -> list[str]:
-    return sorted(name for name in symbols.symbols_of(_rows(graph)) if name.startswith("s"))
+    return sorted(name for name in symbols.symbols_of(_rows(graph)) if name.startswith("s"))[:MOST_SIZES]
 
 
 def _tied(graph: Graph, name: str) -> set[str]:
@@ -59,7 +96,7 @@ def _sized(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 def _buckets(entry: Entry, graph: Graph) -> Iterator[Entry]:
     """``entry`` in every bucket of rows but its own, as far as sizes of 2 or more reach it."""
     names, rows, recorded = _row_sizes(graph), _rows(graph), entry["environment"]
-    if not names:
+    if not names or _product(graph) is None:
         return
     seen = {bucket(symbols.evaluate(rows, recorded))}
     for end in (*ROW_BUCKETS, 2 * ROW_BUCKETS[-1]):

@@ -19,6 +19,7 @@ from jitgen.errors import FormatError
 from jitgen.spec import TensorSpec
 
 if TYPE_CHECKING:
+    from jitgen.quant.layouts import Parts
     from jitgen.quant.qtensor import QTensor
     from jitgen.quant.tracing import QuantizedLeaves
 
@@ -53,6 +54,15 @@ def among(values: Any) -> bool:
     return any(is_quantized(leaf) or is_described(leaf) for leaf in pytree.tree_leaves(values))
 
 
+def part_positions(tree: Any) -> frozenset[int]:
+    """Which leaves of an argument structure (None: plain arguments) are parts of quantised weights."""
+    if tree is None:
+        return frozenset()
+    numbered = pytree.tree_unflatten(range(tree.num_leaves), tree)
+    apart = pytree.tree_leaves(numbered, is_leaf=is_apart)
+    return frozenset(part for node in apart if is_apart(node) for part in node.parts)
+
+
 def take_apart(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) -> Any:
     """``values`` with every quantised weight, or spec of one, in ``layout_of`` it and taken apart.
 
@@ -78,8 +88,6 @@ def lay_out(weight: QTensor, layout: str) -> QuantizedLeaves:
 
 def _described(spec: TensorSpec, layout: str) -> QuantizedLeaves:
     """The parts, as specs, of a weight like ``spec``."""
-    from jitgen.quant import formats, layouts
-    from jitgen.quant.layouts import portable
     from jitgen.quant.token import intern
     from jitgen.quant.tracing import QuantizedLeaves
 
@@ -87,9 +95,17 @@ def _described(spec: TensorSpec, layout: str) -> QuantizedLeaves:
         raise FormatError(f"{spec}: the sizes of a quantised weight are numbers; only an activation's may be symbolic")
     assert spec.format is not None
     shape = (int(spec.shape[0]), int(spec.shape[1]))
-    format = formats.find(spec.format)
-    with torch._C.DisableTorchFunction():
-        parts = portable.empty(format, spec.group_size, shape, "meta")
-        parts = layouts.convert(parts, "portable", layout, format, spec.group_size, shape)
-    token = intern(format.name, spec.group_size, layout, shape, spec.dtype, torch.device("meta"))
+    parts = described_parts(spec.format, spec.group_size, shape, layout)
+    token = intern(spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta"))
     return QuantizedLeaves((TensorSpec(tuple(part.shape), part.dtype) for part in parts), token)
+
+
+def described_parts(format: str, group_size: int | None, shape: tuple[int, int], layout: str) -> Parts:
+    """The parts of a weight of ``shape`` (N, K) as they lie in ``layout``, without memory."""
+    from jitgen.quant import formats, layouts
+    from jitgen.quant.layouts import portable
+
+    row = formats.find(format)
+    with torch._C.DisableTorchFunction():
+        parts = portable.empty(row, group_size, shape, "meta")
+        return layouts.convert(parts, "portable", layout, row, group_size, shape)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from jitgen.trace import pointwise, table
+from jitgen.trace import casts, pointwise, table
 
 Call = tuple[Any, ...]
 
@@ -60,6 +60,8 @@ CALLS: dict[str, list[Call]] = {
     "where": [("c", "x", "y"), ("c", "x", 2), ("c", 1.5, "x"), ("c", 1.0, 0.0), ("c", 1, 0)],
     "Tensor.where": [],  # x.where(c, y) is among the methods below
     "masked_fill": [("x", "c", 2), ("x", "c", True)],
+    "tril": [("x",), ("x", 3), ("x", {"diagonal": -2})],
+    "triu": [("x",), ("x", -7), ("x", {"diagonal": 1})],
     "fill": [("x", 3)],
     "copy": [],  # x.copy_(y) is among the methods below
     "to": [("x", torch.float16), ("x", torch.float64), ("x", torch.int32), ("x", "y"), ("x", {"dtype": torch.bool})],
@@ -80,7 +82,7 @@ CALLS: dict[str, list[Call]] = {
     **{name: [("x",)] for name in ("relu", "relu6", "selu", "softsign", "logsigmoid", "silu", "mish", "hardsigmoid")},
     **{name: [("x",)] for name in ("hardswish", "tanhshrink", "positive", "clone", "contiguous", "square", "frac")},
     **{name: [("x",)] for name in ("deg2rad", "rad2deg", "isnan", "isinf", "isfinite", "isposinf", "isneginf")},
-    **{name: [("x",)] for name in ("signbit", "logical_not", "bitwise_not", *pointwise._CASTS)},
+    **{name: [("x",)] for name in ("signbit", "logical_not", "bitwise_not", *casts.CASTS)},
     **{names[0]: [("x",)] for names in pointwise.FLOAT_UNARY.values()},
     **{names[0]: [("x",)] for names in (*pointwise.ROUNDING.values(), *pointwise.SAME_UNARY.values())},
     **{names[0]: [("x", "y"), ("x", 2), ("x", 0.1)] for names in pointwise.COMPARISONS.values()},
@@ -108,14 +110,12 @@ COMPOSED |= {"add", "sub", "logaddexp", "gelu", "softshrink", "hardsigmoid", "fm
 
 def canonical(name: str) -> str:
     """The first name of the row that ``name`` is one of."""
-    table.by_name(name)
-    function = table.ROWS[name].function
-    return next(first for first, row in table.ROWS.items() if row.function is function)
+    function = table.rows()[name].function
+    return next(first for first, row in table.rows().items() if row.function is function)
 
 
 def aliases(name: str) -> list[str]:
-    table.by_name(name)
-    return [other for other, row in table.ROWS.items() if row.function is table.ROWS[name].function]
+    return [other for other, row in table.rows().items() if row.function is table.rows()[name].function]
 
 
 def spellings(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -24,6 +24,15 @@ def default_compiler(backend: str) -> str:
     return next(compiler for name, compiler in ROUTES if name == backend)
 
 
+def backend_for(requested: str, kind: str) -> str:
+    """The backend that ``requested`` means for targets of ``kind``: ``"auto"`` is settled here and nowhere else.
+
+    It is ``cpp`` for CPUs and ``cuda`` for NVIDIA's GPUs, since NVRTC starts faster than Triton and its kernels are at
+    least as fast; ``triton`` for every other.
+    """
+    return {"cpu": "cpp", "cuda": "cuda"}.get(kind, "triton") if requested == "auto" else requested
+
+
 def check(backend: str, compiler: str, target: Target) -> None:
     """UnsupportedError where ``backend`` cannot make code for ``target``, or has no such compiler."""
     if target.kind not in _KINDS[backend]:

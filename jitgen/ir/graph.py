@@ -60,6 +60,11 @@ class InputSpec:
     shape: Shape
 
 
+def input_shape(index: int, sizes: Iterable[int]) -> Shape:
+    """The symbolic shape of input ``index``: a symbol for each size but 1, which is static."""
+    return tuple(1 if size == 1 else symbols.size_symbol(index, dim) for dim, size in enumerate(sizes))
+
+
 @dataclass(frozen=True)
 class Guard:
     """A fact the trace relied on: ``expr`` (a comparison, or a number) has ``value``."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.trace.movement import chunk, dimension
-from jitgen.trace.pointwise import clamp, div, floats_only, is_float, not_bool, where
+from jitgen.trace.indexing import chunk
+from jitgen.trace.movement import dimension
+from jitgen.trace.pointwise import div
+from jitgen.trace.selection import clamp, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import float_dtype, pointwise
+from jitgen.trace.typing import float_dtype, floats_only, is_float, not_bool, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace

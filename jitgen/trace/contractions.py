@@ -1,8 +1,8 @@
-"""Rows of torch's matrix products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``, ``outer``.
+"""Rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``, ``outer``.
 
-All but the last are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias, scaling and residuals
-are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product is accumulated in
-float32 (float64 for float64) and not rounded before what follows.
+The matrix products are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias,
+scaling and residuals are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product
+is accumulated in float32 (float64 for float64) and not rounded before what follows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def contract(trace: Trace, x: Node, weight: Node) -> Node:
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
-    precision = "ieee" if x.dtype != "float32" or trace.device.type == "cpu" else matmul_precision()
+    precision = matmul_precision() if x.dtype == "float32" else "ieee"  # CPUs have no tf32, and are exact for either
     return trace.make("matmul", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[0]), (precision,))
 
 

@@ -6,34 +6,37 @@ dialect, and its name below.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Node, Shape
-from jitgen.spec import DTYPES, dtype_name
+from jitgen.ir.graph import CONTIGUOUS, Node
+from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
+from jitgen.trace.selection import clamp, expand_node, isinf, isnan, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
+    Value,
+    as_node,
     broadcast_shapes,
     expand,
     float_dtype,
+    floats_only,
     is_constant,
+    is_float,
     is_number,
+    not_bool,
     operand,
     pointwise,
     result_dtype,
+    stored,
 )
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
-
-Value = Any  # a Node or a number
 
 FLOAT_UNARY = {
     "sqrt": ("sqrt",),
@@ -95,39 +98,6 @@ SHIFTS = {
     "left_shift": ("bitwise_left_shift", "__lshift__"),
     "right_shift": ("bitwise_right_shift", "__rshift__"),
 }
-
-
-def is_float(node: Node) -> bool:
-    return DTYPES[node.dtype].is_floating_point
-
-
-def as_node(trace: Trace, value: Value) -> Node:
-    """A number as the 0-d tensor torch would make of it."""
-    return value if isinstance(value, Node) else operand(trace, value, result_dtype(value))
-
-
-def stored(trace: Trace, value: Value, dtype: str) -> Value:
-    """A number as it would be stored: torch compares in the tensor's dtype, so bfloat16(0.1) equals 0.1."""
-    if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
-        return value
-    return trace.cast(operand(trace, value, "float64"), dtype)
-
-
-def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A row that torch has for floating tensors alone."""
-
-    @functools.wraps(function)
-    def checked(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Any:
-        if not is_float(input):
-            raise TypeError(f"not defined for {input.dtype} tensors")
-        return function(trace, input, *arguments, **keywords)
-
-    return checked
-
-
-def not_bool(input: Node) -> None:
-    if input.dtype == "bool":
-        raise TypeError("not defined for bool tensors")
 
 
 def _register() -> None:
@@ -395,211 +365,3 @@ def xlogy(trace: Trace, input: Value, other: Value) -> Node:
     zero = pointwise(trace, "eq", input, 0, result="bool")
     nan = isnan(trace, as_node(trace, other))
     return where(trace, nan, math.nan, where(trace, zero, 0.0, product))
-
-
-# ----------------------------------------------------------------------------------------- comparison and selection
-
-
-@row("isnan")
-def isnan(trace: Trace, input: Node) -> Node:
-    if not is_float(input):
-        return expand_constant(trace, False, "bool", input)
-    return pointwise(trace, "isnan", input, result="bool")
-
-
-@row("isinf")
-def isinf(trace: Trace, input: Node) -> Node:
-    if not is_float(input):
-        return expand_constant(trace, False, "bool", input)
-    return pointwise(trace, "isinf", input, result="bool")
-
-
-@row("isfinite")
-def isfinite(trace: Trace, input: Node) -> Node:
-    if not is_float(input):
-        return expand_constant(trace, True, "bool", input)
-    return pointwise(trace, "lt", pointwise(trace, "abs", input), math.inf, result="bool")
-
-
-@row("isposinf")
-def isposinf(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "eq", input, math.inf, result="bool") if is_float(input) else isinf(trace, input)
-
-
-@row("isneginf")
-def isneginf(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "eq", input, -math.inf, result="bool") if is_float(input) else isinf(trace, input)
-
-
-@row("signbit")
-def signbit(trace: Trace, input: Node) -> Node:
-    if not is_float(input):
-        return pointwise(trace, "lt", input, 0, result="bool")
-    return pointwise(trace, "signbit", input, result="bool")
-
-
-@row("nan_to_num")
-def nan_to_num(
-    trace: Trace, input: Node, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
-) -> Node:
-    if not is_float(input):
-        return input
-    limits = torch.finfo(DTYPES[input.dtype])
-    value = where(trace, isnan(trace, input), 0.0 if nan is None else nan, input)
-    value = where(trace, isposinf(trace, input), limits.max if posinf is None else posinf, value)
-    return where(trace, isneginf(trace, input), limits.min if neginf is None else neginf, value)
-
-
-@row("fmin")
-def fmin(trace: Trace, input: Node, other: Node) -> Node:
-    floating = DTYPES[result_dtype(input, other)].is_floating_point
-    return pointwise(trace, "fmin" if floating else "minimum", input, other)
-
-
-@row("fmax")
-def fmax(trace: Trace, input: Node, other: Node) -> Node:
-    floating = DTYPES[result_dtype(input, other)].is_floating_point
-    return pointwise(trace, "fmax" if floating else "maximum", input, other)
-
-
-def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
-    """A tensor of ``like``'s shape that is ``value`` everywhere."""
-    return expand_node(trace, operand(trace, value, dtype), like.shape)
-
-
-def expand_node(trace: Trace, node: Node, shape: Shape) -> Node:
-    """A 0-d ``node`` expanded to ``shape``."""
-    return trace.make("view", (node,), node.dtype, shape, ("expand",)) if shape and not node.shape else node
-
-
-def truth(trace: Trace, value: Value) -> Node:
-    """``value != 0`` as bool."""
-    node = as_node(trace, value)
-    return node if node.dtype == "bool" else pointwise(trace, "ne", node, 0, result="bool")
-
-
-@row("logical_not")
-def logical_not(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "bitwise_not", truth(trace, input))
-
-
-@row("logical_and")
-def logical_and(trace: Trace, input: Node, other: Node) -> Node:
-    return pointwise(trace, "bitwise_and", truth(trace, input), truth(trace, other))
-
-
-@row("logical_or")
-def logical_or(trace: Trace, input: Node, other: Node) -> Node:
-    return pointwise(trace, "bitwise_or", truth(trace, input), truth(trace, other))
-
-
-@row("logical_xor")
-def logical_xor(trace: Trace, input: Node, other: Node) -> Node:
-    return pointwise(trace, "bitwise_xor", truth(trace, input), truth(trace, other))
-
-
-@row("bitwise_not")
-def bitwise_not(trace: Trace, input: Node) -> Node:
-    if is_float(input):
-        raise UnsupportedError(f"bitwise_not is not defined for {input.dtype}")
-    return pointwise(trace, "bitwise_not", input)
-
-
-@row("where")
-def where(trace: Trace, condition: Node, input: Value = None, other: Value = None) -> Node:
-    if input is None or other is None:
-        raise UnsupportedError("torch.where with one argument has a result whose size depends on data")
-    if condition.dtype not in ("bool", "uint8"):
-        raise TypeError(f"where expects a bool condition, got {condition.dtype}")
-    dtype = result_dtype(input, other)
-    condition = truth(trace, condition)
-    values = [value if isinstance(value, Node) else operand(trace, value, dtype) for value in (input, other)]
-    shape = broadcast_shapes(trace, condition.shape, *(value.shape for value in values))
-    operands = [expand(trace, condition, shape), *(expand(trace, trace.cast(v, dtype), shape) for v in values)]
-    return trace.make("where", operands, dtype, shape)
-
-
-@row("Tensor.where")
-def tensor_where(trace: Trace, input: Node, condition: Node, other: Value) -> Node:
-    return where(trace, condition, input, other)
-
-
-@row("masked_fill")
-def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
-    if isinstance(value, Node) and value.shape:
-        raise TypeError("masked_fill takes a number or a 0-d tensor as its value")
-    node = trace.cast(value, input.dtype) if isinstance(value, Node) else value
-    shape = broadcast_shapes(trace, input.shape, mask.shape)
-    filled = operand(trace, node, input.dtype)
-    operands = [expand(trace, part, shape) for part in (truth(trace, mask), filled, input)]
-    return trace.make("where", operands, input.dtype, shape)
-
-
-@row("clamp", "clip")
-def clamp(trace: Trace, input: Node, min: Value = None, max: Value = None) -> Node:
-    if min is None and max is None:
-        raise ValueError("clamp needs min, max or both")
-    dtype = result_dtype(*(value for value in (input, min, max) if value is not None))
-    if dtype == "bool" and min is not None and max is not None:
-        raise TypeError("not defined for bool tensors")
-    value = input
-    if min is not None:
-        value = pointwise(trace, "maximum", value, min, dtype=dtype)
-    if max is not None:
-        value = pointwise(trace, "minimum", value, max, dtype=dtype)
-    return value
-
-
-@row("clamp_min")
-def clamp_min(trace: Trace, input: Node, min: Value) -> Node:
-    return clamp(trace, input, min=min)
-
-
-@row("clamp_max")
-def clamp_max(trace: Trace, input: Node, max: Value) -> Node:
-    return clamp(trace, input, max=max)
-
-
-@row("heaviside")
-def heaviside(trace: Trace, input: Node, values: Node) -> Node:
-    positive = trace.cast(pointwise(trace, "gt", input, 0, result="bool"), input.dtype)
-    step = where(trace, pointwise(trace, "eq", input, 0, result="bool"), values, positive)
-    return where(trace, isnan(trace, input), 0.0, step) if is_float(input) else step
-
-
-# ------------------------------------------------------------------------------------------------------------ casts
-
-_CASTS = {"double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64"}
-_CASTS |= {"int": "int32", "short": "int16", "char": "int8", "byte": "uint8", "bool": "bool"}
-
-
-def _register_casts() -> None:
-    for name, dtype in _CASTS.items():
-
-        def convert(trace: Trace, input: Node, *, dtype: str = dtype, memory_format: Any = None) -> Node:
-            return trace.cast(input, dtype)
-
-        row(name, view=True)(convert)
-
-
-_register_casts()
-
-
-@row("to", "type", view=True)
-def to(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
-    """Conversion of dtype; a device other than the inputs' is an error."""
-    for value in (*arguments, *keywords.values()):
-        if isinstance(value, Node):
-            input = trace.cast(input, value.dtype)
-        elif isinstance(value, torch.dtype):
-            input = trace.cast(input, dtype_name(value))
-        elif isinstance(value, (torch.device, str, int)) and not isinstance(value, bool):
-            wanted = torch.device(value)
-            if wanted.type != trace.device.type or wanted.index not in (None, trace.device.index):
-                raise UnsupportedError(f"moving a tensor from {trace.device} to {wanted} is not a kernel's work")
-    return input
-
-
-@row("type_as", view=True)
-def type_as(trace: Trace, input: Node, other: Node) -> Node:
-    return trace.cast(input, other.dtype)

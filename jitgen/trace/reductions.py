@@ -18,10 +18,9 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.movement import dimension, flatten, unsqueeze, view
-from jitgen.trace.numbers import unwrap
-from jitgen.trace.pointwise import truth, where
+from jitgen.trace.selection import truth
 from jitgen.trace.table import row
-from jitgen.trace.typing import expand, float_dtype, operand, pointwise
+from jitgen.trace.typing import expand, operand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -67,7 +66,7 @@ def count(input: Node, dims: Sequence[int]) -> Any:
     return symbols.product(input.shape[dim] for dim in dims)
 
 
-def _as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Node:
+def as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Node:
     name = dtype_name(dtype) if dtype is not None else input.dtype
     if dtype is None and not DTYPES[name].is_floating_point:
         raise TypeError(f"expected a floating tensor or dtype=, got {input.dtype}; as in torch")
@@ -91,11 +90,11 @@ def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, 
 
 @row("mean")
 def mean(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
-    input, dims = _as_float(trace, input, dtype), dims_of(input, kw.get("axis", dim))
-    return kept(trace, _mean(trace, input, dims), dims, keepdim)
+    input, dims = as_float(trace, input, dtype), dims_of(input, kw.get("axis", dim))
+    return kept(trace, average(trace, input, dims), dims, keepdim)
 
 
-def _mean(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
+def average(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
     return pointwise(trace, "div", reduce(trace, "sum", input, dims), _number(count(input, dims)))
 
 
@@ -198,7 +197,7 @@ def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
 
 def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -> tuple[Node, Node]:
     """(variance, mean), from the deviations; the sizes of ``dims`` stay as 1."""
-    middle = _mean(trace, input, dims)
+    middle = average(trace, input, dims)
     apart = pointwise(trace, "sub", input, like(trace, middle, input))
     total = reduce(trace, "sum", pointwise(trace, "mul", apart, apart), dims)
     divisor = symbols.sub(_number(count(input, dims)), float(correction))
@@ -250,7 +249,7 @@ def std_mean(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> tup
     return pointwise(trace, "sqrt", variance), middle
 
 
-def _norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
+def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
     """The vector norm, dimensions kept; the 2-norm of halves is summed in float32."""
     p = 2.0 if p in (None, "fro") else float(p)
     size = pointwise(trace, "abs", input)
@@ -278,8 +277,8 @@ def norm(
     out: None = None,
     dtype: Any = None,
 ) -> Node:
-    input, dims = _as_float(trace, input, dtype), dims_of(input, dim)
-    return kept(trace, _norm(trace, input, p, dims), dims, keepdim)
+    input, dims = as_float(trace, input, dtype), dims_of(input, dim)
+    return kept(trace, p_norm(trace, input, p, dims), dims, keepdim)
 
 
 @row("linalg_norm")
@@ -297,160 +296,3 @@ def vector_norm(
     trace: Trace, x: Node, ord: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Node:
     return norm(trace, x, ord, dim, keepdim, dtype=dtype)
-
-
-@row("normalize")
-def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Node:
-    dims = dims_of(input, dim)
-    size = pointwise(trace, "maximum", _norm(trace, input, p, dims), eps)
-    return pointwise(trace, "div", input, like(trace, size, input))
-
-
-# --------------------------------------------------------------------------------------------------------- softmax
-
-
-def _shifted(trace: Trace, input: Node, dims: Sequence[int]) -> tuple[Node, Node]:
-    """(input - max, max), the maximum with sizes of 1."""
-    top = reduce(trace, "max", input, dims)
-    return pointwise(trace, "sub", input, like(trace, top, input)), top
-
-
-@row("softmax")
-def softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Node:
-    input = _as_float(trace, input, dtype)
-    dims = dims_of(input, _softmax_dim(input, dim))
-    if not dims:
-        return pointwise(trace, "exp", pointwise(trace, "sub", input, input))
-    powers = pointwise(trace, "exp", _shifted(trace, input, dims)[0])
-    total = pointwise(trace, "reciprocal", reduce(trace, "sum", powers, dims))
-    return pointwise(trace, "mul", powers, like(trace, total, input))
-
-
-@row("log_softmax")
-def log_softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Node:
-    input = _as_float(trace, input, dtype)
-    dims = dims_of(input, _softmax_dim(input, dim))
-    if not dims:
-        return pointwise(trace, "sub", input, input)
-    shifted, _ = _shifted(trace, input, dims)
-    total = pointwise(trace, "log", reduce(trace, "sum", pointwise(trace, "exp", shifted), dims))
-    return pointwise(trace, "sub", shifted, like(trace, total, input))
-
-
-def _softmax_dim(input: Node, dim: Any) -> int:
-    if dim is None:
-        raise TypeError("softmax without dim is ambiguous; give dim=-1")
-    return int(dim)
-
-
-@row("logsumexp")
-def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> Node:
-    """max + log(sum(exp(x - max))); a maximum that is infinite is the result."""
-    input = trace.cast(input, float_dtype(input.dtype))
-    dims = dims_of(input, dim)
-    top = reduce(trace, "max", input, dims)
-    finite = pointwise(trace, "lt", pointwise(trace, "abs", top), math.inf, result="bool")
-    base = where(trace, finite, top, 0.0)
-    powers = pointwise(trace, "exp", pointwise(trace, "sub", input, like(trace, base, input)))
-    total = pointwise(trace, "log", reduce(trace, "sum", powers, dims))
-    return kept(trace, pointwise(trace, "add", total, base), dims, keepdim)
-
-
-# --------------------------------------------------------------------------------------------------- normalisations
-
-
-def _normalized_dims(input: Node, normalized_shape: Any) -> tuple[int, ...]:
-    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
-    rank = len(input.shape)
-    if len(sizes) > rank or not sizes:
-        raise ValueError(f"normalized_shape {tuple(sizes)} does not fit a tensor of {rank} dimensions")
-    return tuple(range(rank - len(sizes), rank))
-
-
-def _check_normalized(trace: Trace, input: Node, normalized_shape: Any) -> tuple[int, ...]:
-    dims = _normalized_dims(input, normalized_shape)
-    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
-    for dim, size in zip(dims, sizes, strict=True):
-        if not trace.guards.decide(symbols.compare("eq", input.shape[dim], unwrap(size))):
-            here = tuple(map(trace.guards.hint, input.shape))
-            raise ValueError(f"normalized_shape {tuple(sizes)} does not fit the last dimensions of {here}")
-    return dims
-
-
-@row("rms_norm")
-def rms_norm(
-    trace: Trace, input: Node, normalized_shape: Any, weight: Node | None = None, eps: float | None = None
-) -> Node:
-    dims = _check_normalized(trace, input, normalized_shape)
-    small = torch.finfo(DTYPES[input.dtype]).eps if eps is None else eps
-    square = _mean(trace, pointwise(trace, "mul", input, input), dims)
-    scale = pointwise(trace, "rsqrt", pointwise(trace, "add", square, small))
-    normal = pointwise(trace, "mul", input, like(trace, scale, input))
-    return normal if weight is None else pointwise(trace, "mul", normal, weight)
-
-
-@row("layer_norm")
-def layer_norm(
-    trace: Trace,
-    input: Node,
-    normalized_shape: Any,
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Node:
-    dims = _check_normalized(trace, input, normalized_shape)
-    middle = _mean(trace, input, dims)
-    apart = pointwise(trace, "sub", input, like(trace, middle, input))
-    variance = _mean(trace, pointwise(trace, "mul", apart, apart), dims)
-    scale = pointwise(trace, "rsqrt", pointwise(trace, "add", variance, eps))
-    normal = pointwise(trace, "mul", apart, like(trace, scale, input))
-    if weight is not None:
-        normal = pointwise(trace, "mul", normal, weight)
-    return normal if bias is None else pointwise(trace, "add", normal, bias)
-
-
-combine = reduce
-"""``reduce``, where torch has an argument of that name."""
-
-
-@row("cross_entropy")
-def cross_entropy(
-    trace: Trace,
-    input: Node,
-    target: Node,
-    weight: Node | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Node:
-    """Class indices over the last of (rows, classes), or (classes,): the chosen logit is a masked sum over the row."""
-    if weight is not None or len(input.shape) > 2 or DTYPES[target.dtype].is_floating_point:
-        raise UnsupportedError("cross_entropy takes (rows, classes) logits and class indices, without weights")
-    dim = len(input.shape) - 1
-    classes = input.shape[dim]
-    column = trace.make("iota", (), "int64", (classes,), (0,))
-    chosen = unsqueeze(trace, trace.cast(target, "int64"), len(target.shape))
-    here = pointwise(trace, "eq", expand(trace, column, input.shape), expand(trace, chosen, input.shape), result="bool")
-    shifted, _ = _shifted(trace, input, (dim,))
-    total = pointwise(trace, "log", combine(trace, "sum", pointwise(trace, "exp", shifted), (dim,)))
-    picked = combine(trace, "sum", where(trace, here, shifted, 0.0), (dim,))
-    loss = pointwise(trace, "sub", total, picked)
-    if label_smoothing:
-        even = pointwise(trace, "sub", total, _mean(trace, shifted, (dim,)))
-        kept_part = pointwise(trace, "mul", loss, 1.0 - label_smoothing)
-        loss = pointwise(trace, "add", kept_part, pointwise(trace, "mul", even, label_smoothing))
-    counted = pointwise(trace, "ne", chosen, ignore_index, result="bool")
-    loss = kept(trace, where(trace, counted, loss, 0.0), (dim,), False)
-    if reduction == "none":
-        return loss
-    dims = tuple(range(len(loss.shape)))
-    total_loss = kept(trace, combine(trace, "sum", loss, dims), dims, False)
-    if reduction == "sum":
-        return total_loss
-    if reduction != "mean":
-        raise ValueError(f"reduction must be 'none', 'sum' or 'mean', not {reduction!r}")
-    weights = trace.cast(kept(trace, counted, (dim,), False), loss.dtype)
-    return pointwise(trace, "div", total_loss, kept(trace, combine(trace, "sum", weights, dims), dims, False))

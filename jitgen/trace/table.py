@@ -4,12 +4,12 @@ A row is a Python function that takes the trace and torch's arguments (tensors a
 registered under torch's name for the operation; ``find`` knows every spelling of it: ``torch.exp``, ``x.exp()``,
 ``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
 
-Rows live beside this module: ``pointwise``, ``activations``, ``movement``, ``factories``, ``reductions``,
-``contractions``.
+Rows live beside this module, in the modules of ``ROW_MODULES``.
 """
 
 from __future__ import annotations
 
+import importlib
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -65,6 +65,12 @@ def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return function
 
     return register
+
+
+def rows() -> dict[str, Row]:
+    """Every row, by torch's names for it."""
+    _load()
+    return ROWS
 
 
 def properties() -> dict[str, Callable[..., Any]]:
@@ -146,7 +152,21 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda trace, input, other: function(trace, other, input)
 
 
+ROW_MODULES: tuple[str, ...] = (
+    "activations",
+    "casts",
+    "contractions",
+    "factories",
+    "indexing",
+    "losses",
+    "movement",
+    "normalizations",
+)
+ROW_MODULES += ("pointwise", "reductions", "selection")
+"""The modules of this package that register rows."""
+
+
 @cache
 def _load() -> None:
-    """Import the modules that hold the rows."""
-    from jitgen.trace import activations, contractions, factories, movement, pointwise, reductions  # noqa: F401
+    for name in ROW_MODULES:
+        importlib.import_module(f"jitgen.trace.{name}")

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from jitgen import weights
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, is_weight, topological
+from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.captures import (
@@ -170,12 +170,9 @@ class Trace:
 
     def _input_node(self, tensor: torch.Tensor) -> Node:
         index = len(self.inputs)
-        shape: list[Any] = []
-        for dim, size in enumerate(tensor.shape):
-            self.guards.hints[f"s{index}_{dim}"] = size
-            shape.append(1 if size == 1 else symbols.size_symbol(index, dim))
-        dtype = dtype_name(tensor.dtype)
-        self.inputs.append(InputSpec(dtype, tuple(shape)))
+        self.guards.hints.update({f"s{index}_{dim}": size for dim, size in enumerate(tensor.shape)})
+        dtype, shape = dtype_name(tensor.dtype), input_shape(index, tensor.shape)
+        self.inputs.append(InputSpec(dtype, shape))
         return self.builder.make("input", (), dtype, shape, (index,))
 
     def _captured_tensor(self, tensor: torch.Tensor) -> Node:

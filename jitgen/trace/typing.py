@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,9 @@ from jitgen.trace.numbers import SymbolicNumber, unwrap
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
+
+Value = Any
+"""A ``Node`` or a number."""
 
 STORAGE_ONLY = ("float8_e4m3fn", "float8_e5m2")
 """Dtypes torch has no arithmetic for: they are loaded, stored, moved and cast."""
@@ -151,3 +155,36 @@ def is_constant(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, SymbolicNumber))
+
+
+def is_float(node: Node) -> bool:
+    return DTYPES[node.dtype].is_floating_point
+
+
+def as_node(trace: Trace, value: Value) -> Node:
+    """A number as the 0-d tensor torch would make of it."""
+    return value if isinstance(value, Node) else operand(trace, value, result_dtype(value))
+
+
+def stored(trace: Trace, value: Value, dtype: str) -> Value:
+    """A number as it would be stored: torch compares in the tensor's dtype, so bfloat16(0.1) equals 0.1."""
+    if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
+        return value
+    return trace.cast(operand(trace, value, "float64"), dtype)
+
+
+def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A row that torch has for floating tensors alone."""
+
+    @functools.wraps(function)
+    def checked(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Any:
+        if not is_float(input):
+            raise TypeError(f"not defined for {input.dtype} tensors")
+        return function(trace, input, *arguments, **keywords)
+
+    return checked
+
+
+def not_bool(input: Node) -> None:
+    if input.dtype == "bool":
+        raise TypeError("not defined for bool tensors")

@@ -174,8 +174,8 @@ def test_an_error_at_the_end_is_told_at_the_last_line() -> None:
 
 
 def test_an_unknown_architecture_is_a_compile_error() -> None:
-    with pytest.raises(CompileError, match="sm_79"):
-        compile('extern "C" __global__ void kernel() {}', "sm_79")
+    with pytest.raises(CompileError, match="sm_91"):
+        compile('extern "C" __global__ void kernel() {}', "sm_91")
 
 
 def test_missing_headers_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

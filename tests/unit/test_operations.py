@@ -24,7 +24,7 @@ from jitgen.codegen.triton import TRITON
 from jitgen.errors import JitgenError
 from jitgen.ir.graph import topological
 from jitgen.ir.ops import OPS
-from jitgen.trace import contractions, factories, movement, reductions, table
+from jitgen.trace import table
 from jitgen.trace.proxy import TensorProxy
 
 SHAPE = (10, 20)
@@ -133,16 +133,15 @@ def test_spellings_are_one_row(dtype: torch.dtype) -> None:
     assert checked > 150
 
 
-OTHER_MODULES = (movement.__name__, factories.__name__, reductions.__name__, contractions.__name__)
-OTHER_ROWS = {name for name, row in table.ROWS.items() if row.function.__module__ in OTHER_MODULES}
+POINTWISE = {f"jitgen.trace.{name}" for name in ("pointwise", "selection", "casts", "activations")}
+OTHER_ROWS = {name for name, row in table.rows().items() if row.function.__module__ not in POINTWISE}
 """Rows that move, make, ask, reduce or multiply matrices: see test_shapes.py, test_trace.py, test_reduction_rows.py and
 test_contractions.py."""
 
 
 @pytest.mark.skipif(INTERPRETED, reason="about the tables")
 def test_every_row_has_sample_calls() -> None:
-    table.by_name("exp")
-    missing = {canonical(name) for name in table.ROWS if name not in OTHER_ROWS and canonical(name) not in CALLS}
+    missing = {canonical(name) for name in table.rows() if name not in OTHER_ROWS and canonical(name) not in CALLS}
     assert missing - {"detach"} == set()
 
 

@@ -71,7 +71,7 @@ def test_a_prewarmed_store_serves_strictly(manifest: Path, tmp_path: Path) -> No
     report = json.loads(prewarm(manifest, "cpu").stdout)
     assert report["complete"]
     assert {(entry["name"], entry["origin"]) for entry in report["entries"]} == {("gate", "compiled")}
-    assert len(report["entries"]) == 2
+    assert len(report["entries"]) == 2 * 2, "float32 and float64, for several rows and for one"
     served = run_program(JITGEN_STRICT="1", JITGEN_CXX="/nonexistent/g++")
     assert served.returncode == 0, served.stderr
     assert served.stdout.strip() == "0"
@@ -93,16 +93,91 @@ def test_a_manifest_names_no_device_no_path_and_no_code(manifest: Path, tmp_path
 
 @pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
 def test_gpu_targets_without_a_gpu(manifest: Path) -> None:
-    content = json.loads(manifest.read_text())
-    for entry in content["entries"]:
-        entry |= {"kind": "gpu", "backend": "cuda", "compiler": "nvrtc"}
-    manifest.write_text(json.dumps(content))
+    """What a CPU recorded is built for GPUs: a manifest names no kind of device."""
     report = json.loads(prewarm(manifest, "sm_80", "sm_90a").stdout)
     assert {entry["target"] for entry in report["entries"]} == {"sm_80", "sm_90a"}
     assert {entry["origin"] for entry in report["entries"]} == {"compiled"}
 
 
+@pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_what_a_cpu_recorded_serves_a_gpu_strictly(
+    rows: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantised weights lie otherwise there; a call of one row stands for calls of many, and the other way round."""
+
+    def function(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        h = torch.nn.functional.silu(torch.nn.functional.linear(x, up))
+        return torch.nn.functional.rms_norm(torch.nn.functional.linear(h, down), (32,))
+
+    up, down = jitgen.quantize(torch.randn(48, 64), "uint4", 32), jitgen.quantize(torch.randn(32, 48), "int8")
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(function)(torch.randn(rows, 64), up, down)
+    assert "mma" not in path.read_text()
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
+    monkeypatch.setenv("JITGEN_BACKEND", backend)
+    monkeypatch.setattr("jitgen.row_buckets.ROW_BUCKETS", (1, 4))  # fewer kernels to compile
+    content = json.loads(path.read_text())
+    for entry in content["entries"]:
+        entry["backend"] = backend
+    path.write_text(json.dumps(content))
+    report = jitgen.prewarm(path, ["sm_90a"], jobs=2)
+    assert report.count("compiled") + report.count("store") == len(report.entries)
+    weights = [
+        jitgen.TensorSpec(tuple(w.shape), torch.float32, format=w.format, group_size=w.group_size) for w in (up, down)
+    ]
+    with jitgen.strict():
+        for count in (1, 2, 3, 4):
+            x = jitgen.TensorSpec((count, 64), torch.float32)
+            low = jitgen.jit(function).lower(x, *weights, target="sm_90a", backend=backend)
+            assert {kernel["origin"] for kernel in low.compile().report} == {"store"}
+
+
+def test_a_step_of_decoding_prewarms_the_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(q: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q * cos, -1)
+
+    def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (24,), w)
+
+    def calls(batch: int, length: int) -> list[tuple[torch.Tensor, ...]]:
+        return [
+            (torch.randn(batch, 3, length, 24), torch.randn(length, 24)),
+            (torch.randn(batch, length, 24), torch.randn(24)),
+        ]
+
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        for function, arguments in zip((attend, norm), calls(1, 1), strict=True):
+            jitgen.jit(function)(*arguments)
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
+    jitgen.prewarm(path, ["cpu"], jobs=2)
+    with jitgen.strict():
+        for batch, length in ((1, 1), (1, 7), (2, 1), (3, 5)):
+            for function, arguments in zip((attend, norm), calls(batch, length), strict=True):
+                torch.testing.assert_close(jitgen.jit(function)(*arguments), function(*arguments))
+
+
+def test_a_function_for_one_row_is_recorded_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+
+    @jitgen.jit
+    def single(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] == 1
+        return x.expand(3, 5) * 2
+
+    with jitgen.record(path):
+        single(torch.randn(1, 5))
+    assert jitgen.prewarm(path, ["cpu"]).count("store") == 1
+
+
 def test_a_target_for_which_there_is_nothing_is_an_error(manifest: Path) -> None:
+    content = json.loads(manifest.read_text())
+    for entry in content["entries"]:
+        entry["backend"] = "cpp"  # as a function has it that asks for this backend
+    manifest.write_text(json.dumps(content))
     result = prewarm(manifest, "cpu", "sm_90a", code=1)
     report = json.loads(result.stdout)
     assert not report["complete"]

@@ -435,7 +435,8 @@ def test_rows_of_a_weight_are_weights(format: str, layout: str) -> None:
         pieces = taken if isinstance(taken, tuple) else (taken,)
         wanted = expected if isinstance(expected, tuple | list) else (expected,)
         for piece, want in zip(pieces, wanted, strict=True):
-            assert isinstance(piece, QTensor) and torch.equal(piece.dequantize(), want)
+            assert isinstance(piece, QTensor)
+            assert torch.equal(piece.dequantize(), want)
             close(F.linear(x, piece), x, piece)
     first = weight[:2]
     first.copy_(weight[2:4])

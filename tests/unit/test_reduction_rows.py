@@ -1,4 +1,4 @@
-"""Every row of ``jitgen.trace.reductions``, under every name and with the arguments torch gives it, against torch."""
+"""Every row of torch's reductions, normalisations and losses, by every name, with torch's arguments, against torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numeric import widened
 from operations import canonical, spellings
 
 import jitgen
-from jitgen.trace import reductions, table
+from jitgen.trace import table
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -25,6 +25,8 @@ SEVERAL = (*DIMS, call((0, 2)), call(dim=[1, 2], keepdim=True))
 WHOLE = (call(),)
 WEIGHT, BIAS = torch.randn(2, 37)
 TARGET = torch.randint(4, (37,))
+OTHER = torch.randn(3, 4, 37)
+REDUCTIONS = tuple(call(OTHER, reduction=reduction) for reduction in ("none", "mean", "sum"))
 
 CALLS: dict[str, tuple[Call, ...]] = {
     "sum": (*SEVERAL, *WHOLE, call(-1, dtype=torch.float64), call(dtype=torch.float32)),
@@ -53,6 +55,10 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "logsumexp": (call(-1), call(dim=0, keepdim=True), call((0, 2)), call((1, 2), True)),
     "rms_norm": (call((37,)), call((37,), WEIGHT), call((37,), weight=WEIGHT, eps=1e-3), call((4, 37))),
     "layer_norm": (call((37,)), call((37,), WEIGHT, BIAS), call((37,), weight=WEIGHT), call((4, 37), eps=1e-3)),
+    "group_norm": (call(2), call(4, torch.randn(4), torch.randn(4)), call(1, weight=torch.randn(4), eps=1e-3)),
+    "cosine_similarity": (call(OTHER), call(OTHER, -1), call(OTHER[0, 0], dim=0, eps=1e-3)),
+    **dict.fromkeys(("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss"), REDUCTIONS),
+    "binary_cross_entropy_with_logits": REDUCTIONS,
     "cross_entropy": (
         *(call(TARGET, reduction=reduction) for reduction in ("none", "mean", "sum")),
         call(TARGET, ignore_index=2),
@@ -62,7 +68,8 @@ CALLS: dict[str, tuple[Call, ...]] = {
 """Arguments after an input of (3, 4, 37); of (37, 4) for cross_entropy."""
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-NAMES = sorted(name for name, row in table.ROWS.items() if row.function.__module__ == reductions.__name__)
+MODULES = {f"jitgen.trace.{name}" for name in ("reductions", "normalizations", "losses")}
+NAMES = sorted(name for name, row in table.rows().items() if row.function.__module__ in MODULES)
 
 
 def test_every_reduction_has_sample_calls() -> None:

@@ -1,0 +1,51 @@
+"""Rows of torch's conversions of dtype: ``x.float()``, ``x.to(...)``, ``x.type_as(y)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir.graph import Node
+from jitgen.spec import dtype_name
+from jitgen.trace.table import row
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+
+CASTS = {"double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64"}
+CASTS |= {"int": "int32", "short": "int16", "char": "int8", "byte": "uint8", "bool": "bool"}
+
+
+def _register_casts() -> None:
+    for name, dtype in CASTS.items():
+
+        def convert(trace: Trace, input: Node, *, dtype: str = dtype, memory_format: Any = None) -> Node:
+            return trace.cast(input, dtype)
+
+        row(name, view=True)(convert)
+
+
+_register_casts()
+
+
+@row("to", "type", view=True)
+def to(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
+    """Conversion of dtype; a device other than the inputs' is an error."""
+    for value in (*arguments, *keywords.values()):
+        if isinstance(value, Node):
+            input = trace.cast(input, value.dtype)
+        elif isinstance(value, torch.dtype):
+            input = trace.cast(input, dtype_name(value))
+        elif isinstance(value, (torch.device, str, int)) and not isinstance(value, bool):
+            wanted = torch.device(value)
+            if wanted.type != trace.device.type or wanted.index not in (None, trace.device.index):
+                raise UnsupportedError(f"moving a tensor from {trace.device} to {wanted} is not a kernel's work")
+    return input
+
+
+@row("type_as", view=True)
+def type_as(trace: Trace, input: Node, other: Node) -> Node:
+    return trace.cast(input, other.dtype)

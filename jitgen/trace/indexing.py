@@ -1,0 +1,248 @@
+"""Rows of the functions that take tensors apart and put them together: indexing, splitting, joining, padding.
+
+A bound that may lie outside, or a split into as many pieces as fit, is decided by the size at hand, as a guard.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, Shape
+from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
+from jitgen.trace.numbers import unwrap
+from jitgen.trace.table import row
+from jitgen.trace.typing import expand, operand, result_dtype
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+
+def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
+    """A slice bound as Python has it: negative from the end, clamped to [0, size]."""
+    if value is None:
+        return default
+    bound = unwrap(value)
+    if isinstance(bound, Node):
+        raise UnsupportedError("indexing by a tensor is not supported; slices, ints, None and ... are")
+    if not trace.guards.decide(symbols.compare("ge", bound, 0)):
+        bound = symbols.add(size, bound)
+        return bound if trace.guards.decide(symbols.compare("ge", bound, 0)) else 0
+    return bound if trace.guards.decide(symbols.compare("le", bound, size)) else size
+
+
+def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
+    """Elements [start, stop) of ``dim``, bounds already within it."""
+    length = symbols.sub(stop, start)
+    if not trace.guards.decide(symbols.compare("ge", length, 0)):
+        length = 0
+    if step != 1:
+        length = symbols.floordiv(symbols.add(length, step - 1), step)
+    if step == 1 and start == 0 and length == input.shape[dim]:
+        return input
+    shape = (*input.shape[:dim], length, *input.shape[dim + 1 :])
+    return view(trace, input, ("slice", dim, start, step), shape)
+
+
+def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
+    size, place = input.shape[dim], unwrap(index)
+    if not trace.guards.decide(symbols.compare("ge", place, 0)):
+        place = symbols.add(size, place)
+    inside = trace.guards.decide(symbols.compare("ge", place, 0))
+    if not (inside and trace.guards.decide(symbols.compare("lt", place, size))):
+        raise IndexError(f"index {index} is out of range for dimension {dim} of size {trace.guards.hint(size)}")
+    shape = (*input.shape[:dim], 1, *input.shape[dim + 1 :])
+    one = view(trace, input, ("slice", dim, place, 1), shape)
+    return view(trace, one, ("squeeze", dim), (*input.shape[:dim], *input.shape[dim + 1 :]))
+
+
+@row("getitem", "__getitem__", view=True)
+def getitem(trace: Trace, input: Node, key: Any) -> Node:
+    keys = list(key) if isinstance(key, tuple) else [key]
+    for part in keys:
+        if isinstance(part, (Node, list, bool)):
+            kind = "a tensor" if isinstance(part, Node) else type(part).__name__
+            raise UnsupportedError(f"indexing by {kind} is not supported; slices, ints, None and ... are")
+    consumed = sum(part is not None and part is not Ellipsis for part in keys)
+    if consumed > len(input.shape):
+        raise IndexError(f"too many indices for a tensor of {len(input.shape)} dimensions")
+    if Ellipsis not in [part for part in keys if part is None or part is Ellipsis]:
+        keys.append(Ellipsis)
+    dim = 0
+    for part in keys:
+        if part is Ellipsis:
+            dim += len(input.shape) - dim - sum(p is not None for p in keys[keys.index(Ellipsis) + 1 :])
+        elif part is None:
+            input = unsqueeze(trace, input, dim)
+            dim += 1
+        elif isinstance(part, slice):
+            step = 1 if part.step is None else int(part.step)
+            if step < 1:
+                raise ValueError("a slice's step must be positive, as in torch; use flip")
+            size = input.shape[dim]
+            start, stop = _bound(trace, part.start, size, 0), _bound(trace, part.stop, size, size)
+            input = sliced(trace, input, dim, start, stop, step)
+            dim += 1
+        else:
+            input = selected(trace, input, dim, part)
+    return input
+
+
+@row("narrow", view=True)
+def narrow(trace: Trace, input: Node, dim: int, start: Any, length: Any) -> Node:
+    dim = dimension(input, dim)
+    size, first = input.shape[dim], unwrap(start)
+    if not trace.guards.decide(symbols.compare("ge", first, 0)):
+        first = symbols.add(size, first)
+    stop = symbols.add(first, unwrap(length))
+    if not trace.guards.decide(symbols.compare("le", stop, size)):
+        raise IndexError("narrow reaches past the end")
+    return sliced(trace, input, dim, first, stop)
+
+
+@row("select", view=True)
+def select(trace: Trace, input: Node, dim: int, index: Any) -> Node:
+    return selected(trace, input, dimension(input, dim), index)
+
+
+@row("unbind", view=True)
+def unbind(trace: Trace, input: Node, dim: int = 0) -> tuple[Node, ...]:
+    if not input.shape:
+        raise TypeError("iteration over a 0-d tensor")
+    dim = dimension(input, dim)
+    return tuple(selected(trace, input, dim, index) for index in range(trace.guards.value(input.shape[dim])))
+
+
+# ------------------------------------------------------------------------------------------------ splitting, joining
+
+
+@row("chunk", view=True)
+def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, ...]:
+    """As torch: pieces of ceil(size / chunks), so possibly fewer than asked for."""
+    dim, wanted = dimension(input, dim), int(chunks)
+    size = input.shape[dim]
+    if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
+        each = symbols.floordiv(size, wanted)
+        return _pieces(trace, input, dim, [each] * wanted)
+    return split(trace, input, -(-trace.guards.value(size) // wanted), dim)
+
+
+@row("split", "split_with_sizes", view=True)
+def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) -> tuple[Node, ...]:
+    dim = dimension(input, dim)
+    size, sections = input.shape[dim], split_size_or_sections
+    if isinstance(sections, (tuple, list)):
+        sizes = list(sizes_of(trace, sections))
+        total: Any = 0
+        for part in sizes:
+            total = symbols.add(total, part)
+        if not trace.guards.decide(symbols.compare("eq", total, size)):
+            raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
+        return _pieces(trace, input, dim, sizes)
+    each = int(sections)
+    if each <= 0:
+        raise ValueError("split expects a positive size")
+    count = max(1, trace.guards.value(symbols.floordiv(symbols.add(size, each - 1), each)))
+    last = symbols.sub(size, each * (count - 1))
+    return _pieces(trace, input, dim, [each] * (count - 1) + [last])
+
+
+def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node, ...]:
+    pieces: list[Node] = []
+    start: symbols.Scalar = 0
+    for size in sizes:
+        shape = (*input.shape[:dim], size, *input.shape[dim + 1 :])
+        whole = start == 0 and size == input.shape[dim]
+        pieces.append(input if whole else view(trace, input, ("slice", dim, start, 1), shape))
+        start = symbols.add(start, size)
+    return tuple(pieces)
+
+
+@row("cat", "concat", "concatenate")
+def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
+    dim = keywords.get("axis", dim)
+    nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
+    if not nodes:
+        raise ValueError("cat expects at least one tensor")
+    place = dimension(nodes[0], dim)
+    dtype = result_dtype(*nodes)
+    total: Any = 0
+    for node in nodes:
+        if len(node.shape) != len(nodes[0].shape) or not node.shape:
+            raise ValueError("cat: tensors must have the same number of dimensions, at least one")
+        for other in range(len(node.shape)):
+            if other != place and not trace.guards.decide(
+                symbols.compare("eq", node.shape[other], nodes[0].shape[other])
+            ):
+                raise ValueError(f"cat: sizes differ in dimension {other}")
+        total = symbols.add(total, node.shape[place])
+    shape = (*nodes[0].shape[:place], total, *nodes[0].shape[place + 1 :])
+    # Sizes a guard holds equal may differ in form; every part takes the form of the result.
+    parts = [
+        expand(trace, trace.cast(node, dtype), (*shape[:place], node.shape[place], *shape[place + 1 :]))
+        for node in nodes
+    ]
+    return parts[0] if len(parts) == 1 else trace.make("cat", parts, dtype, shape, (place,))
+
+
+def _is_legacy_empty(trace: Trace, node: Node) -> bool:
+    """torch skips tensors of shape (0,) in cat, whatever the others' shapes."""
+    return len(node.shape) == 1 and trace.guards.hint(node.shape[0]) == 0 and trace.guards.value(node.shape[0]) == 0
+
+
+@row("stack")
+def stack(trace: Trace, tensors: Any, dim: int = 0) -> Node:
+    place = dimension(tensors[0], dim, extra=1)
+    return cat(trace, [unsqueeze(trace, node, place) for node in tensors], place)
+
+
+@row("hstack")
+def hstack(trace: Trace, tensors: Any) -> Node:
+    nodes = [node if node.shape else unsqueeze(trace, node, 0) for node in tensors]
+    return cat(trace, nodes, 0 if len(nodes[0].shape) == 1 else 1)
+
+
+@row("vstack", "row_stack")
+def vstack(trace: Trace, tensors: Any) -> Node:
+    nodes = [node if node.shape else unsqueeze(trace, node, 0) for node in tensors]
+    return cat(trace, [unsqueeze(trace, node, 0) if len(node.shape) == 1 else node for node in nodes], 0)
+
+
+@row("pad")
+def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
+    """Constant padding, as concatenations."""
+    if mode != "constant":
+        raise UnsupportedError(f"pad with mode {mode!r} is not supported; 'constant' is")
+    for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = len(input.shape) - 1 - number
+        if int(before) < 0 or int(after) < 0:
+            raise UnsupportedError("negative padding is not supported; slice instead")
+        parts = [input]
+        for amount, at in ((int(before), 0), (int(after), len(parts))):
+            if amount:
+                shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
+                fill = view(trace, operand(trace, 0 if value is None else value, input.dtype), ("expand",), shape)
+                parts.insert(at if at == 0 else len(parts), fill)
+        input = cat(trace, parts, dim) if len(parts) > 1 else input
+    return input
+
+
+@row("roll")
+def roll(trace: Trace, input: Node, shifts: Any, dims: Any = None) -> Node:
+    if dims is None or dims == ():
+        return to_shape(trace, roll(trace, flatten(trace, input), shifts, 0), input.shape)
+    pairs = zip(
+        shifts if isinstance(shifts, (tuple, list)) else (shifts,),
+        dims if isinstance(dims, (tuple, list)) else (dims,),
+        strict=True,
+    )
+    for shift, dim in pairs:
+        place = dimension(input, dim)
+        size = input.shape[place]
+        cut = symbols.sub(size, symbols.mod(unwrap(shift), size)) if trace.guards.hint(size) else 0
+        if trace.guards.decide(symbols.compare("ne", cut, size)):
+            head = sliced(trace, input, place, 0, cut)
+            tail = sliced(trace, input, place, cut, size)
+            input = cat(trace, [tail, head], place)
+    return input

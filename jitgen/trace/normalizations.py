@@ -1,0 +1,179 @@
+"""Rows of softmax and of the normalisations: reductions whose results are spread over what they reduced.
+
+Formulas are the careful ones: exponentials after subtracting the maximum, variance from deviations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node
+from jitgen.spec import DTYPES
+from jitgen.trace.movement import to_shape
+from jitgen.trace.numbers import unwrap
+from jitgen.trace.reductions import Dims, as_float, average, dims_of, kept, like, p_norm, reduce
+from jitgen.trace.selection import where
+from jitgen.trace.table import row
+from jitgen.trace.typing import broadcast_shapes, expand, float_dtype, pointwise, result_dtype
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+
+# --------------------------------------------------------------------------------------------------------- softmax
+
+
+def shifted(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
+    """``input`` less its maximum over ``dims``."""
+    return pointwise(trace, "sub", input, like(trace, reduce(trace, "max", input, dims), input))
+
+
+@row("softmax")
+def softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Node:
+    input = as_float(trace, input, dtype)
+    dims = dims_of(input, _softmax_dim(input, dim))
+    if not dims:
+        return pointwise(trace, "exp", pointwise(trace, "sub", input, input))
+    powers = pointwise(trace, "exp", shifted(trace, input, dims))
+    total = pointwise(trace, "reciprocal", reduce(trace, "sum", powers, dims))
+    return pointwise(trace, "mul", powers, like(trace, total, input))
+
+
+@row("log_softmax")
+def log_softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Node:
+    input = as_float(trace, input, dtype)
+    dims = dims_of(input, _softmax_dim(input, dim))
+    if not dims:
+        return pointwise(trace, "sub", input, input)
+    apart = shifted(trace, input, dims)
+    total = pointwise(trace, "log", reduce(trace, "sum", pointwise(trace, "exp", apart), dims))
+    return pointwise(trace, "sub", apart, like(trace, total, input))
+
+
+def _softmax_dim(input: Node, dim: Any) -> int:
+    if dim is None:
+        raise TypeError("softmax without dim is ambiguous; give dim=-1")
+    return int(dim)
+
+
+@row("logsumexp")
+def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> Node:
+    """max + log(sum(exp(x - max))); a maximum that is infinite is the result."""
+    input = trace.cast(input, float_dtype(input.dtype))
+    dims = dims_of(input, dim)
+    top = reduce(trace, "max", input, dims)
+    finite = pointwise(trace, "lt", pointwise(trace, "abs", top), math.inf, result="bool")
+    base = where(trace, finite, top, 0.0)
+    powers = pointwise(trace, "exp", pointwise(trace, "sub", input, like(trace, base, input)))
+    total = pointwise(trace, "log", reduce(trace, "sum", powers, dims))
+    return kept(trace, pointwise(trace, "add", total, base), dims, keepdim)
+
+
+# --------------------------------------------------------------------------------------------------- normalisations
+
+
+def _normalized_dims(input: Node, normalized_shape: Any) -> tuple[int, ...]:
+    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    rank = len(input.shape)
+    if len(sizes) > rank or not sizes:
+        raise ValueError(f"normalized_shape {tuple(sizes)} does not fit a tensor of {rank} dimensions")
+    return tuple(range(rank - len(sizes), rank))
+
+
+def _check_normalized(trace: Trace, input: Node, normalized_shape: Any) -> tuple[int, ...]:
+    dims = _normalized_dims(input, normalized_shape)
+    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    for dim, size in zip(dims, sizes, strict=True):
+        if not trace.guards.decide(symbols.compare("eq", input.shape[dim], unwrap(size))):
+            here = tuple(map(trace.guards.hint, input.shape))
+            raise ValueError(f"normalized_shape {tuple(sizes)} does not fit the last dimensions of {here}")
+    return dims
+
+
+@row("rms_norm")
+def rms_norm(
+    trace: Trace, input: Node, normalized_shape: Any, weight: Node | None = None, eps: float | None = None
+) -> Node:
+    dims = _check_normalized(trace, input, normalized_shape)
+    small = torch.finfo(DTYPES[input.dtype]).eps if eps is None else eps
+    square = average(trace, pointwise(trace, "mul", input, input), dims)
+    scale = pointwise(trace, "rsqrt", pointwise(trace, "add", square, small))
+    normal = pointwise(trace, "mul", input, like(trace, scale, input))
+    return normal if weight is None else pointwise(trace, "mul", normal, weight)
+
+
+@row("layer_norm")
+def layer_norm(
+    trace: Trace,
+    input: Node,
+    normalized_shape: Any,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Node:
+    return _affine(
+        trace, standardized(trace, input, _check_normalized(trace, input, normalized_shape), eps), weight, bias
+    )
+
+
+def standardized(trace: Trace, input: Node, dims: Sequence[int], eps: float) -> Node:
+    """``input`` with mean 0 and variance 1 over ``dims``."""
+    apart = pointwise(trace, "sub", input, like(trace, average(trace, input, dims), input))
+    variance = average(trace, pointwise(trace, "mul", apart, apart), dims)
+    scale = pointwise(trace, "rsqrt", pointwise(trace, "add", variance, eps))
+    return pointwise(trace, "mul", apart, like(trace, scale, input))
+
+
+def _affine(trace: Trace, normal: Node, weight: Node | None, bias: Node | None) -> Node:
+    if weight is not None:
+        normal = pointwise(trace, "mul", normal, weight)
+    return normal if bias is None else pointwise(trace, "add", normal, bias)
+
+
+@row("group_norm")
+def group_norm(
+    trace: Trace,
+    input: Node,
+    num_groups: Any,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Node:
+    """Over (N, C, ...), normalised in groups of neighbouring channels; weight and bias are (C,)."""
+    groups = unwrap(num_groups)
+    if len(input.shape) < 2:
+        raise ValueError(f"group_norm takes (N, C, ...), got {len(input.shape)} dimensions")
+    rows, channels, *places = input.shape
+    if not trace.guards.decide(symbols.compare("eq", symbols.mod(channels, groups), 0)):
+        raise ValueError(f"{trace.guards.hint(channels)} channels cannot be divided into {num_groups} groups")
+    length = symbols.mul(symbols.floordiv(channels, groups), symbols.product(places))
+    normal = standardized(trace, to_shape(trace, input, (rows, groups, length)), (2,), eps)
+    column = (channels, *(1 for _ in places))
+    scale, shift = (None if part is None else to_shape(trace, part, column) for part in (weight, bias))
+    return _affine(trace, to_shape(trace, normal, input.shape), scale, shift)
+
+
+@row("normalize")
+def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Node:
+    dims = dims_of(input, dim)
+    size = pointwise(trace, "maximum", p_norm(trace, input, p, dims), eps)
+    return pointwise(trace, "div", input, like(trace, size, input))
+
+
+@row("cosine_similarity")
+def cosine_similarity(trace: Trace, x1: Node, x2: Node, dim: Any = 1, eps: float = 1e-8) -> Node:
+    """``sum(a * b)`` of the two normalised vectors; a norm counts as at least ``eps``."""
+    shape = broadcast_shapes(trace, x1.shape, x2.shape)
+    dtype = float_dtype(result_dtype(x1, x2))
+    sides = [expand(trace, trace.cast(side, dtype), shape) for side in (x1, x2)]
+    dims = dims_of(sides[0], dim)
+    norms = [pointwise(trace, "maximum", p_norm(trace, side, 2.0, dims), eps) for side in sides]
+    scaled = [pointwise(trace, "div", side, like(trace, size, side)) for side, size in zip(sides, norms, strict=True)]
+    return kept(trace, reduce(trace, "sum", pointwise(trace, "mul", *scaled), dims), dims, False)
