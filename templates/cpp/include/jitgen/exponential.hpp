@@ -70,15 +70,6 @@ JITGEN_INLINE float remainder_of_ln2(float n, float x) {
   return mul_add(n, 2.12194440e-4f, mul_add(n, -0.693359375f, x));
 }
 
-// The same in one operation where it is fused: the float next to ln 2 is off by 1.9e-9 n.
-JITGEN_INLINE float near_remainder_of_ln2(float n, float x) {
-#if defined(__FMA__) || defined(__aarch64__)
-  return __builtin_fmaf(n, -0.693147182f, x);
-#else
-  return remainder_of_ln2(n, x);
-#endif
-}
-
 // x = k ln 2 + r with |r| <= ln 2 / 2.
 struct Reduced {
   float r;

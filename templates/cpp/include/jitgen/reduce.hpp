@@ -105,14 +105,14 @@ JITGEN_INLINE int64_t settled(Found<T> partial) {
   return partial.index == nowhere ? 0 : partial.index;
 }
 
-// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: half of the operations of exp, within 2e-7,
-// towards the smallest normal results 4e-7. The rounder leaves k + 64 + 127 in the low bits, which shifted up are
-// 2^(k + 64), normal for every k down to -150; the polynomial, the minimax one of degree 5, has 2^-64 in its
-// coefficients, and so their product is rounded once where it is denormal.
+// e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: half of the operations of exp, within 1.7e-7.
+// The rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to -150; the
+// polynomial, the minimax one of degree 5, has 2^-64 in its coefficients, and so their product is rounded once where it
+// is denormal.
 JITGEN_INLINE float exp_below(float x) {
   constexpr float shift = detail::rounder + 64.0f + 127.0f, unit = 0x1p-64f;
   const float shifted = detail::mul_add(x, 1.44269504f, shift);
-  const float r = detail::near_remainder_of_ln2(shifted - shift, x);
+  const float r = detail::remainder_of_ln2(shifted - shift, x);
   const float p = detail::horner(r, 0.008289267f * unit, 0.04189816f * unit, 0.16667654f * unit, 0.49999148f * unit,
                                  0.9999997f * unit, unit);
   return x < -104.0f ? 0.0f : p * float_of(bits_of(shifted) << 23);
