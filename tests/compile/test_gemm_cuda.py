@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,21 @@ def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
     assert built.report[0]["spill_bytes"] == 0
     assert "FFMA" in built.asm["sass"]
     assert "HMMA" not in built.asm["sass"]
+
+
+def test_a_recorded_prefill_prewarms_every_number_of_rows_with_its_prologue_or_without(tmp_path: Path) -> None:
+    def function(gate: torch.Tensor, up: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.silu(gate) * up, w)
+
+    gate, up, w = (torch.randn(rows, 256).to(BF16) for rows in (100, 100, 64))
+    with torch.no_grad(), jitgen.record(tmp_path / "specs.json"):
+        jitgen.jit(function)(gate, up, w)
+    jitgen.prewarm(tmp_path / "specs.json", targets=["sm_90a"])
+    with jitgen.strict():
+        for rows, kernels in [(1, 1), (3, 1), (16, 1), (50, 2), (300, 2), (2000, 2)]:
+            low = lowered(function, *2 * [TensorSpec((rows, 256), BF16)], TensorSpec((64, 256), BF16))
+            low.compile()
+            assert len(low.kernels) == kernels
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90a"])
