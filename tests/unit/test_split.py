@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen import pipeline
+from jitgen import manifest, pipeline, row_buckets
 from jitgen.families.gemm.schedule import ROW_BUCKETS, GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
+from jitgen.spec import Target
 
 PARTS = 3
 
@@ -120,3 +123,16 @@ def test_all_numbers_of_rows_are_at_most_eight_plans(columns: int) -> None:
         low, _ = lowered(residual, spec(rows, 512), spec(columns, 512, format="int4"), spec(rows, columns))
         keys.add(low.key)
     assert len(keys) <= len(ROW_BUCKETS) + 1
+
+
+def test_every_bucket_of_a_recorded_product_is_prepared(tmp_path: Path) -> None:
+    """Split where its rows are few, and whole where they are many, from one recording."""
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(residual)(torch.randn(5, 96), torch.randn(33, 96), torch.randn(5, 33))
+    (entry,) = json.loads(path.read_text())["entries"]
+    route = pipeline.Route("triton", "triton", Target.parse("sm_90a"))
+    found = [manifest.relower(variant, route) for variant in row_buckets.variants(entry)]
+    rows = {low.geometries[0][0].rows: len(low.program.kernels) for low in found}
+    assert len(found) == len(ROW_BUCKETS) + 1
+    assert all(kernels == (2 if count <= 64 else 1) for count, kernels in rows.items())

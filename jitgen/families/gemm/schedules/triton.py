@@ -75,7 +75,9 @@ def _quantized(problem: Problem) -> GemmSchedule:
         return GemmSchedule("weights", 128 if products == 2 else 64, 128, 64, 8, 3, raster=8)
     if rows <= 256:
         return _shared_out(problem, GemmSchedule("weights", 128, 128, 64, 8, 3, raster=8), 2)
-    return GemmSchedule("weights", 128, 128, 64, 8, 4, raster=8)
+    if format.bits == 8:
+        return GemmSchedule("weights", 256 if _has_warpgroups(problem.target) else 128, 128, 64, 8, 4, raster=8)
+    return GemmSchedule("weights", 128, 128, 64, 8, 3, raster=8)
 
 
 def _few_rows(problem: Problem, heavy: bool) -> GemmSchedule:
