@@ -5,6 +5,7 @@ weight, rounded once to x's dtype; with one scale for a row, to the row's sum be
 are narrower than an asynchronous copy. Either those of the next step are loaded into registers while this one is
 multiplied, which costs a change of layout in every step, or they are loaded where they are used, for other warps to
 hide the wait; what is loaded where it is used is laid out by its use, and weights scaled so stay in their registers.
+(Scales widened to float32, which can be copied asynchronously, were 8 % slower on an H200 at 1024 rows.)
 """
 
 from __future__ import annotations

@@ -75,9 +75,7 @@ def _quantized(problem: Problem) -> GemmSchedule:
         return GemmSchedule("weights", 128 if products == 2 else 64, 128, 64, 8, 3, raster=8)
     if rows <= 256:
         return _shared_out(problem, GemmSchedule("weights", 128, 128, 64, 8, 3, raster=8), 2)
-    if format.bits == 8:
-        return GemmSchedule("weights", 256 if _has_warpgroups(problem.target) else 128, 128, 64, 8, 4, raster=8)
-    return GemmSchedule("weights", 128, 128, 64, 8, 3, raster=8)
+    return GemmSchedule("weights", 128, 128, 64, 8, 3 if format.bits == 8 else 4, raster=8)
 
 
 def _few_rows(problem: Problem, heavy: bool) -> GemmSchedule:
@@ -143,11 +141,6 @@ def _fitted(tile: GemmSchedule, problem: Problem) -> GemmSchedule:
     stages = 2 if target.kind == "hip" else stages
     path = f"{tile.path}_packed" if packed else tile.path
     return replace(tile, path=path, block_k=block_k, stages=stages)
-
-
-def _has_warpgroups(target: Target) -> bool:
-    """Whether a warpgroup multiplies together, with less of a tile in each thread's registers."""
-    return target.kind != "cuda" or 90 <= target.capability < 120
 
 
 def _shared_bytes(target: Target) -> int:
