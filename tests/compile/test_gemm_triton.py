@@ -37,12 +37,13 @@ def spec(shape: tuple[Any, ...], dtype: torch.dtype, format: tuple[str, int | No
 def lowered(
     function: Any, target: str, rows: int, columns: tuple[int, ...], format: Any = None, dtype: Any = torch.bfloat16
 ) -> tuple[KernelSource, GemmSchedule]:
-    """The source of ``function`` of an activation of 4096 columns and weights of ``columns`` rows, and its schedule."""
+    """The source of ``function`` of an activation of 4096 columns and weights of ``columns`` rows, and its schedule: of
+    one kernel, or of its products where they are split along K."""
     weights = [spec((n, 4096), dtype, format) for n in columns]
     low = jitgen.jit(function, backend="triton").lower(
         spec((rows, 4096), dtype), *weights, target=target, backend="triton"
     )
-    assert len(low.kernels) == 1
+    assert len(low._lowered.cut.kernels) == 1
     source, _ = low._lowered.render(0)
     return source, low._lowered.schedules[0]
 

@@ -13,6 +13,7 @@ from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.environment import Rendered, entry_name
 from jitgen.codegen.triton import TRITON
+from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import context
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
@@ -35,6 +36,10 @@ def render(
     the ``KernelSource``.
     """
     dialect, template = _DIALECTS[language]
+    if schedule.parts > 1 and language != "triton":
+        raise UnsupportedError(
+            f"{schedule} is no schedule of the {language} dialect: it splits no product over a temporary"
+        )
     products = context(kernel, layouts, dialect)
     entry = entry_name(kernel.name)
     dtypes = [operand.dtype for body in kernel.bodies for operand in body.operands]
