@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import user_mark
+from jitgen.codegen.printing import Line, printed
 from jitgen.families.elementwise.launch import integer_names
 from jitgen.families.elementwise.schedule import Schedule
 from jitgen.families.layout import ACCESS_BYTES, Layout, is_coarse, item_size
 from jitgen.ir.body import Body, Operand, compute_dtype
 from jitgen.ir.program import Kernel
-
-Built = tuple[dict[str, Any], dict[str, Any]]
-"""What a dialect's ``build`` returns: the template's context, and the options of the ``KernelSource``."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One printed instruction: ``value`` of ``type`` is ``expression``; ``text`` defines it in the dialect's way."""
-
-    text: str
-    mark: str
-    value: str
-    type: str
-    expression: str
 
 
 @dataclass(frozen=True)
@@ -138,29 +122,10 @@ def regions(
 def _region(
     number: int, body: Body, layout: Layout, kernel: Kernel, schedule: Schedule, dialect: Dialect
 ) -> RegionContext:
-    names: dict[int, str] = {}
-    dtypes: dict[int, str] = {}
-    values: dict[int, str] = {}
-    lines: list[Line] = []
-    used: dict[str, str] = {}
-    for position, instruction in enumerate(body.instructions):
-        dtypes[position] = instruction.dtype
-        type_name = dialect.types[instruction.dtype]
-        if instruction.op == "store":
-            values[instruction.attr] = names[instruction.args[0]]
-            continue
-        names[position] = f"v{position}"
-        if instruction.op in ("load", "iota"):
-            values[instruction.attr] = names[position]
-        elif instruction.op == "scalar":
-            names[position] = f"a{instruction.attr}"
-            used[names[position]] = type_name
-        else:
-            expression = dialect.expression(instruction, names, dtypes, is_coarse(body))
-            text = dialect.assign(type_name, names[position], expression)
-            lines.append(Line(text, user_mark(instruction.location), names[position], type_name, expression))
+    found = printed(body.instructions, dialect, coarse=is_coarse(body))
     operands = tuple(
-        _operand(number, index, operand, layout, values[index], dialect) for index, operand in enumerate(body.operands)
+        _operand(number, index, operand, layout, found.values[index], dialect)
+        for index, operand in enumerate(body.operands)
     )
     shape = ", ".join(map(str, body.shape))
     kinds = ", ".join(f"{o.role} {o.dtype} {o.kind}" for o in operands)
@@ -170,8 +135,8 @@ def _region(
         rank=layout.rank,
         sizes=tuple(integer_name(number, "size", -1, dim) for dim in range(layout.rank)),
         operands=operands,
-        lines=tuple(lines),
-        scalars=tuple(used.items()),
+        lines=tuple(found.lines.values()),
+        scalars=tuple(found.scalars.items()),
         vector=schedule.vectors[number],
         unroll=schedule.unrolls[number],
         end=integer_name(number, "end", -1, -1),
@@ -234,10 +199,3 @@ def condition(region: RegionContext, regions: int, test: str, otherwise: str, ch
     if region.index == regions - 1:
         return otherwise
     return (chain if region.index else "") + test.format(end=region.end)
-
-
-def fields(value: Any) -> dict[str, Any]:
-    """The attributes and properties of a context object as a dict a template context can extend."""
-    names = [field.name for field in dataclasses.fields(value)]
-    names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
-    return {name: getattr(value, name) for name in names}

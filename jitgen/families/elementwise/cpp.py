@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built
 from jitgen.families.elementwise.context import (
-    Built,
     OperandContext,
     RegionContext,
     const_prefix,

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, fields
 from jitgen.families.elementwise.context import (
-    Built,
     RegionContext,
     condition,
-    fields,
     pointer_parameters,
     region_parameters,
 )

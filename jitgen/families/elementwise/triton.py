@@ -7,12 +7,11 @@ from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, fields
 from jitgen.families.elementwise.context import (
-    Built,
     OperandContext,
     RegionContext,
     condition,
-    fields,
     region_parameters,
 )
 from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule

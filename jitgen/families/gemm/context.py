@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import user_mark
-from jitgen.families.elementwise.context import Line
+from jitgen.codegen.printing import Line, Printed, printed
 from jitgen.families.gemm.launch import integer_names
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
+from jitgen.ir.body import Body, Contraction, compute_dtype
 from jitgen.ir.program import Kernel
 
 
@@ -116,11 +115,9 @@ def context(kernel: Kernel, layouts: Sequence[GemmLayout], dialect: Dialect) -> 
 class _Region:
     def __init__(self, number: int, body: Body, layout: GemmLayout, dialect: Dialect):
         self.number, self.body, self.layout, self.dialect = number, body, layout, dialect
-        self.values: dict[int, str] = {}
-        self.used: dict[str, str] = {}
 
     def build(self) -> GemmRegion:
-        lines, _ = self._print(self.body.instructions, "v")
+        epilogue = printed(self.body.instructions, self.dialect)
         contractions = [self._contraction(index, part) for index, part in enumerate(self.body.contractions)]
         described = zip(self.body.operands, self.layout.operands, strict=True)
         parts = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in described)
@@ -129,45 +126,13 @@ class _Region:
             title=f"(rows, columns) over K: {parts}",
             columns=f"n{self.number}",
             contractions=tuple(contractions),
-            operands=tuple(self._operand(index) for index in range(len(self.body.operands))),
-            lines=lines,
-            scalars=tuple(self.used.items()),
+            operands=tuple(self._operand(index, epilogue) for index in range(len(self.body.operands))),
+            lines=tuple(epilogue.lines.values()),
+            scalars=tuple(epilogue.scalars.items()),
         )
 
-    def _print(self, instructions: Sequence[Instruction], prefix: str) -> tuple[tuple[Line, ...], dict[int, str]]:
-        names: dict[int, str] = {}
-        dtypes: dict[int, str] = {}
-        lines: list[Line] = []
-        for position, instruction in enumerate(instructions):
-            dtypes[position] = instruction.dtype
-            type_name = self.dialect.types[instruction.dtype]
-            if instruction.op == "store":
-                self.values[instruction.attr] = names[instruction.args[0]]
-                continue
-            names[position] = f"{prefix}{position}"
-            if instruction.op in ("load", "iota"):
-                self.values[instruction.attr] = names[position]
-            elif instruction.op == "matmul":
-                names[position] = f"acc{instruction.attr}"
-            elif instruction.op == "scalar":
-                names[position] = f"a{instruction.attr}"
-                self.used[names[position]] = type_name
-            else:
-                expression = self.dialect.expression(instruction, names, dtypes)
-                text = self.dialect.assign(type_name, names[position], expression)
-                lines.append(Line(text, user_mark(instruction.location), names[position], type_name, expression))
-        return tuple(lines), names
-
     def _contraction(self, index: int, part: Contraction) -> ContractionContext:
-        of_epilogue = self.values, self.used  # which may read the same operands and scalars
-        self.values, self.used = {}, {}
-        try:
-            return self._printed_contraction(index, part)
-        finally:
-            self.values, self.used = of_epilogue
-
-    def _printed_contraction(self, index: int, part: Contraction) -> ContractionContext:
-        lines, names = self._print(part.x, f"x{index}_")
+        prologue = printed(part.x, self.dialect, f"x{index}_")  # may read the same operands as the epilogue
         last = len(part.x) - 1
         loads = dict.fromkeys(i.attr for i in part.x if i.op in ("load", "iota"))
         accumulator = next(i.dtype for i in self.body.instructions if i.op == "matmul" and i.attr == index)
@@ -176,16 +141,17 @@ class _Region:
             accumulator=f"acc{index}",
             type=self.dialect.types[accumulator],
             described=part,
-            x=self._operand(part.activation) if part.activation is not None else None,
-            x_loads=tuple(self._operand(operand) for operand in loads),
-            x_lines=lines,
-            x_scalars=tuple(self.used.items()),
-            x_value=names[last],
+            x=self._operand(part.activation, prologue) if part.activation is not None else None,
+            x_loads=tuple(self._operand(operand, prologue) for operand in loads),
+            x_lines=tuple(prologue.lines.values()),
+            x_scalars=tuple(prologue.scalars.items()),
+            x_value=prologue.names[last],
             x_type=self.dialect.types[part.x[last].dtype],
-            weight=tuple(self._operand(operand) for operand in part.weight),
+            weight=tuple(self._operand(operand, prologue) for operand in part.weight),
         )
 
-    def _operand(self, index: int) -> GemmOperand:
+    def _operand(self, index: int, text: Printed) -> GemmOperand:
+        """Operand ``index``, its value as ``text`` names it."""
         operand, kind = self.body.operands[index], self.layout.operands[index]
         free = tuple(f"s{self.number}_{index}_{dim}" for dim in range(2))
         fixed = {
@@ -205,7 +171,7 @@ class _Region:
             dtype=operand.dtype,
             storage=self.dialect.storage_types[operand.dtype],
             type=self.dialect.types[compute_dtype(operand.dtype)],
-            value=self.values.get(index, ""),
+            value=text.values.get(index, ""),
             strides=fixed[kind],
             pointer=f"p{self.number}_{index}" if operand.buffer is not None else None,
             offset=f"o{self.number}_{index}" if operand.kind == "iota" else "",

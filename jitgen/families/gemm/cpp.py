@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built
+from jitgen.codegen.printing import Built
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule

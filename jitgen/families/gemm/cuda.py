@@ -12,7 +12,7 @@ from typing import Any
 
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built
+from jitgen.codegen.printing import Built
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector

@@ -23,8 +23,8 @@ from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built
 from jitgen.errors import UnsupportedError
-from jitgen.families.elementwise.context import Built
 from jitgen.families.gemm.context import GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule

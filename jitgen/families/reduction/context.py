@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import user_mark
+from jitgen.codegen.printing import Line, printed
 from jitgen.families.layout import is_coarse
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
@@ -18,19 +18,6 @@ from jitgen.families.reduction.schedule import passes
 from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
-
-
-@dataclass(frozen=True)
-class Value:
-    """A printed instruction: ``value`` of ``type`` (compute dtype ``dtype``) is ``expression``; ``text`` defines it."""
-
-    text: str
-    mark: str
-    value: str
-    type: str
-    dtype: str
-    expression: str
-    position: int
 
 
 @dataclass(frozen=True)
@@ -88,11 +75,11 @@ class Pass:
     """
 
     number: int
-    before: tuple[Value, ...]
+    before: tuple[Line, ...]
     loads: tuple[RowOperand, ...]
     again: tuple[RowOperand, ...]
-    lines: tuple[Value, ...]
-    repeated: tuple[Value, ...]
+    lines: tuple[Line, ...]
+    repeated: tuple[Line, ...]
     kept: tuple[str, ...]
     keeps: tuple[str, ...]
     reductions: tuple[Reduction, ...]
@@ -109,7 +96,7 @@ class RowContext:
     operands: tuple[RowOperand, ...]
     row_loads: tuple[RowOperand, ...]
     passes: tuple[Pass, ...]
-    after: tuple[Value, ...]
+    after: tuple[Line, ...]
     row_stores: tuple[RowOperand, ...]
     integers: tuple[str, ...]
     scalars: tuple[tuple[str, str], ...]
@@ -142,29 +129,10 @@ class _Builder:
         (self.body,) = kernel.bodies
         self.kernel, self.layout, self.dialect = kernel, layout, dialect
         self.instructions = self.body.instructions
-        self.names: dict[int, str] = {}
-        self.values: dict[int, Value] = {}
-        self.operand_values: dict[int, str] = {}
-        self._name()
+        self.printed = printed(self.instructions, dialect, coarse=is_coarse(self.body))
+        self.names, self.lines = self.printed.names, self.printed.lines
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
         self.when = first_needed(self.body, None if resident else passes(kernel) - 1)
-
-    def _name(self) -> None:
-        dtypes = {position: instruction.dtype for position, instruction in enumerate(self.instructions)}
-        for position, instruction in enumerate(self.instructions):
-            if instruction.op == "store":
-                self.operand_values[instruction.attr] = self.names[instruction.args[0]]
-                continue
-            self.names[position] = f"a{instruction.attr}" if instruction.op == "scalar" else f"v{position}"
-            if instruction.op in ("load", "iota"):
-                self.operand_values[instruction.attr] = self.names[position]
-            elif instruction.op not in ("scalar", "reduce"):
-                type_name = self.dialect.types[instruction.dtype]
-                expression = self.dialect.expression(instruction, self.names, dtypes, is_coarse(self.body))
-                text = self.dialect.assign(type_name, self.names[position], expression)
-                mark = user_mark(instruction.location)
-                value = Value(text, mark, self.names[position], type_name, instruction.dtype, expression, position)
-                self.values[position] = value
 
     def _operand(self, index: int) -> RowOperand:
         operand, kind = self.body.operands[index], self.layout.operands[index]
@@ -176,7 +144,7 @@ class _Builder:
             dtype=operand.dtype,
             storage=self.dialect.storage_types[operand.dtype],
             type=self.dialect.types[compute_dtype(operand.dtype)],
-            value=self.operand_values[index],
+            value=self.printed.values[index],
             strides=tuple(f"s{index}_{dim}" for dim in range(self.layout.outer)),
             inner=inner,
             pointer=f"p{index}" if operand.buffer is not None else None,
@@ -202,11 +170,11 @@ class _Builder:
             scalars=tuple((f"a{i}", self.dialect.types[dtype]) for i, (_, dtype) in enumerate(self.kernel.scalars)),
         )
 
-    def _row_values(self, first: int, last: int) -> tuple[Value, ...]:
+    def _row_values(self, first: int, last: int) -> tuple[Line, ...]:
         """Lines of row values (constants included) whose stage lies in [first, last]."""
         return tuple(
-            value
-            for position, value in self.values.items()
+            line
+            for position, line in self.lines.items()
             if self.instructions[position].row and first <= self.instructions[position].stage <= last
         )
 
@@ -217,15 +185,15 @@ class _Builder:
         used_directly = {a for p in here for a in self.instructions[p].args if not self.instructions[a].row}
         loads: list[RowOperand] = []
         again: list[RowOperand] = []
-        lines: list[Value] = []
-        repeated: list[Value] = []
+        lines: list[Line] = []
+        repeated: list[Line] = []
         for position in sorted(needed):
             instruction = self.instructions[position]
             first = self.when[position] == number
             if instruction.op in ("load", "iota"):
                 (loads if first else again).append(self.operands[instruction.attr])
-            elif position in self.values:
-                (lines if first else repeated).append(self.values[position])
+            elif position in self.lines:
+                (lines if first else repeated).append(self.lines[position])
         kept = [self.names[p] for p in sorted(used_directly) if self.when[p] < number]
         keeps = [self.names[p] for p in sorted(here) if p in self.names and self._is_used_after(p, number)]
         return Pass(

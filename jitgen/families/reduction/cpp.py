@@ -15,9 +15,9 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built
+from jitgen.codegen.printing import Built, Line
 from jitgen.families.layout import item_size
-from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.body import compute_dtype
@@ -156,7 +156,7 @@ class _Builder:
             "streamed": [self._store(operand) for operand in walk.stores if self._is_streamed(operand)],
         }
 
-    def _row_lines(self, values: Sequence[Value]) -> dict[str, Any]:
+    def _row_lines(self, values: Sequence[Line]) -> dict[str, Any]:
         """Lines of row values, and the row values they read."""
         lines = [line for line in values if not self._is_constant(line)]
         own = {line.value for line in lines}
@@ -184,7 +184,7 @@ class _Builder:
             "expression": self._or_kept(operand.value, expression, again),
         }
 
-    def _line(self, line: Value, again: bool) -> dict[str, str]:
+    def _line(self, line: Line, again: bool) -> dict[str, str]:
         expression = line.expression
         if self._is_below(line.position):
             expression = expression.replace("jitgen::exp(", "jitgen::exp_below(")
@@ -260,7 +260,7 @@ class _Builder:
         top_instruction = self.instructions[top]
         return (top_instruction.op, top_instruction.attr, top_instruction.args) == ("reduce", "max", (element,))
 
-    def _is_constant(self, line: Value) -> bool:
+    def _is_constant(self, line: Line) -> bool:
         return self.instructions[line.position].op == "const"
 
     # ------------------------------------------------------------------------------------------------------ keeping

@@ -7,9 +7,9 @@ from typing import Any
 
 from jitgen.codegen.cuda import constant
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import fields
+from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.layout import ACCESS_BYTES
-from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
 from jitgen.families.reduction.schedule import RowSchedule
@@ -21,9 +21,6 @@ REGISTERS_BESIDE = 16
 """What a kernel takes beside the vectors it holds."""
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
-
-
-Built = tuple[dict[str, Any], dict[str, Any]]
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
@@ -146,7 +143,7 @@ class _Plan:
     """What a pass over a resident row takes from earlier passes: values kept for it, and cheap ones computed anew."""
 
     kept: frozenset[str]
-    rebuilt: tuple[Value, ...]
+    rebuilt: tuple[Line, ...]
 
 
 def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Plan]:

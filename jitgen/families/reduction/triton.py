@@ -14,9 +14,9 @@ from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
-from jitgen.families.elementwise.context import Built, fields
+from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.layout import ACCESS_BYTES, MAX_UNIT, item_size
-from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, Value, identity
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
@@ -198,7 +198,7 @@ def _policy(operand: RowOperand, number: int, rows: RowContext) -> str:
 def _pass(
     p: Pass, rows: RowContext, layout: RowLayout, schedule: RowSchedule, block: Block, dialect: Dialect
 ) -> dict[str, Any]:
-    lines: Sequence[Value] = p.lines
+    lines: Sequence[Line] = p.lines
     loads = [_operand(o, layout, block) for o in p.loads if not _once(o)]
     if not schedule.kept:
         every = (*p.loads, *p.again)
@@ -249,7 +249,7 @@ def _index(r: Reduction) -> list[str]:
     return [f"{r.result} = {r.result}.to(tl.int64)"] if r.kind.startswith("arg") else []
 
 
-def _used(context: dict[str, Any], after: Sequence[Value]) -> str:
+def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
     """The static header's functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
     lines = [operand["expression"] for operand in context["row_loads"]]
     lines += [operand["stored"] for operand in context["row_stores"]]

@@ -1,0 +1,89 @@
+"""Printing the instructions of a body: a line for each that computes, and a name for every value.
+
+The same for every family and dialect; what a family loads, combines and stores around these lines is its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.environment import user_mark
+from jitgen.ir.body import Instruction
+
+Built = tuple[dict[str, Any], dict[str, Any]]
+"""What a family's ``build`` for a dialect returns: the template's context, and the options of the ``KernelSource``."""
+
+_NAMES = {"scalar": "a", "matmul": "acc"}
+"""Values that are there before the lines: numeric arguments, and accumulators of products."""
+_FOUND = ("load", "iota", "reduce", *_NAMES)
+"""Operations that no line computes."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A printed instruction.
+
+    ``value`` of ``type`` (compute dtype ``dtype``) is ``expression``; ``text`` defines it in the dialect's way, and
+    ``mark`` ties that line to the user's; ``position`` is the instruction's in its body.
+    """
+
+    text: str
+    mark: str
+    value: str
+    type: str
+    dtype: str
+    expression: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Attributes:
+    lines: by the positions of their instructions, in order.
+    names: of every value, by position.
+    values: for each operand that is loaded or stored: the name of its value.
+    scalars: numeric arguments that are used, name to type.
+    """
+
+    lines: dict[int, Line]
+    names: dict[int, str]
+    values: dict[int, str]
+    scalars: dict[str, str]
+
+
+def printed(instructions: Sequence[Instruction], dialect: Dialect, prefix: str = "v", coarse: bool = False) -> Printed:
+    """``instructions`` in ``dialect``.
+
+    Args:
+        prefix: of the names of values.
+        coarse: every result is a float of 16 bits or fewer; see ``Dialect``.
+    """
+    found = Printed({}, {}, {}, {})
+    dtypes = {position: instruction.dtype for position, instruction in enumerate(instructions)}
+    for position, instruction in enumerate(instructions):
+        op, type_name = instruction.op, dialect.types[instruction.dtype]
+        if op == "store":
+            found.values[instruction.attr] = found.names[instruction.args[0]]
+            continue
+        name = f"{_NAMES[op]}{instruction.attr}" if op in _NAMES else f"{prefix}{position}"
+        found.names[position] = name
+        if op in ("load", "iota"):
+            found.values[instruction.attr] = name
+        elif op == "scalar":
+            found.scalars[name] = type_name
+        if op not in _FOUND:
+            expression = dialect.expression(instruction, found.names, dtypes, coarse)
+            text, mark = dialect.assign(type_name, name, expression), user_mark(instruction.location)
+            found.lines[position] = Line(text, mark, name, type_name, instruction.dtype, expression, position)
+    return found
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """The attributes and properties of a context object as a dict a template context can extend."""
+    names = [field.name for field in dataclasses.fields(value)]
+    names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
+    return {name: getattr(value, name) for name in names}
