@@ -20,6 +20,7 @@ import torch
 
 from jitgen.quant.formats import Format, geometry
 from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts.portable import grown
 
 BLOCK_ROWS = 16
 
@@ -27,10 +28,7 @@ BLOCK_ROWS = 16
 def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
     """The parts of this layout, from those of the portable one."""
     sizes = geometry(group_size, shape)
-    codes, *rest = parts
-    missing = sizes.padded_rows - sizes.rows
-    if missing:
-        codes, *rest = (torch.cat([part, part.new_zeros(missing, part.shape[1])]) for part in parts)
+    codes, *rest = (grown(part, sizes.padded_rows, part.shape[1]) for part in parts)
     blocks = sizes.padded_rows // BLOCK_ROWS
     if format.bits == 8:
         biased = codes.view(torch.uint8) ^ (0x80 if format.signed else 0)

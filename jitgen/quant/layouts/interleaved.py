@@ -24,6 +24,7 @@ import torch
 
 from jitgen.quant.formats import Format, geometry
 from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts.portable import grown
 
 BLOCK_ROWS = 16
 CHUNK = 32
@@ -33,10 +34,7 @@ CHUNK = 32
 def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
     """The parts of this layout, from those of the portable one."""
     sizes = geometry(group_size, shape)
-    codes, *rest = parts
-    missing = sizes.padded_rows - sizes.rows
-    if missing:
-        codes, *rest = (torch.cat([part, part.new_zeros(missing, part.shape[1])]) for part in parts)
+    codes, *rest = (grown(part, sizes.padded_rows, part.shape[1]) for part in parts)
     rows, chunks, blocks = sizes.padded_rows, sizes.padded_columns // CHUNK, sizes.padded_rows // BLOCK_ROWS
     if format.bits == 8:
         packed = codes.view(torch.uint8).view(rows, chunks, 2, 2, 4, 2).permute(0, 1, 4, 2, 5, 3)

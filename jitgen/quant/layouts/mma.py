@@ -28,6 +28,7 @@ import torch
 
 from jitgen.quant.formats import Format, Geometry, geometry, round_up
 from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts.portable import grown
 
 BLOCK_ROWS = 16
 CHUNK = 64
@@ -42,11 +43,11 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: 
     blocks = sizes.padded_rows // BLOCK_ROWS
     if format.bits == 8:
         # Rows (h, g), columns (32 columns, k16 step, q, t, pair) to (.., g, t, step, q, pair, h).
-        plain = _grown(codes.view(torch.uint8), sizes.padded_rows, columns)
+        plain = grown(codes.view(torch.uint8), sizes.padded_rows, columns)
         places = plain.view(blocks, 2, 8, columns // 32, 2, 2, 4, 2).permute(0, 3, 2, 6, 4, 5, 7, 1)
         packed = places.reshape(blocks, columns // 32, 32, 16)
     else:
-        plain = _grown(codes, sizes.padded_rows, columns // 2)
+        plain = grown(codes, sizes.padded_rows, columns // 2)
         if format.signed:
             plain = plain ^ 0x88
         # A byte is a pair (2t, 2t + 1). Rows (h, g), bytes (chunk, step, q, t) to (chunk, g, t, step, q, h): registers.
@@ -55,7 +56,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: 
         low = first & 0x0F | second << 4
         high = first >> 4 | second & 0xF0
         packed = torch.stack([low, high], -2).reshape(blocks, columns // CHUNK, 32, 16)
-    return (packed.contiguous(), *(_sixteens(_grown(part, sizes.padded_rows, groups), blocks) for part in rest))
+    return (packed.contiguous(), *(_sixteens(grown(part, sizes.padded_rows, groups), blocks) for part in rest))
 
 
 def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
@@ -84,15 +85,6 @@ def _padded(sizes: Geometry, group_size: int | None) -> tuple[int, int]:
     """Columns rounded up to whole chunks, and groups that cover them."""
     columns = round_up(sizes.padded_columns, CHUNK)
     return columns, -(-columns // group_size) if group_size else 1
-
-
-def _grown(part: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """``part`` with zeros added below and to the right."""
-    if part.shape == (rows, columns):
-        return part
-    grown = part.new_zeros(rows, columns)
-    grown[: part.shape[0], : part.shape[1]] = part
-    return grown
 
 
 def _sixteens(part: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -88,3 +88,12 @@ def _named(format: Format, described: list[tuple[tuple[int, ...], torch.dtype]])
         f"{name} {str(dtype).removeprefix('torch.')}{list(size)}"
         for name, (size, dtype) in zip(names, described, strict=False)
     )
+
+
+def grown(part: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """``part`` with zeros added below and to the right, for layouts that keep rows and columns in blocks."""
+    if part.shape == (rows, columns):
+        return part
+    larger = part.new_zeros(rows, columns)
+    larger[: part.shape[0], : part.shape[1]] = part
+    return larger
