@@ -151,13 +151,26 @@ def test_inputs_that_are_not_contiguous() -> None:
 
 @pytest.mark.parametrize("length", [1, 1000, 4096, 100_000, 1_000_003])
 def test_whole_tensors(length: int) -> None:
-    check(lambda x: (x.sum(), x.amax(), x.argmin(), x.mean()), torch.randn(length))
+    # Around 3: a sum that cancels has errors relative to the magnitudes, not to itself.
+    check(lambda x: (x.sum(), x.amax(), x.argmin(), x.mean()), torch.randn(length) + 3)
 
 
 def test_softmax_of_one_long_row() -> None:
     """Longer than what keeps its exponentials, and shared by the threads."""
     check(lambda x: F.softmax(x, -1), torch.randn(1, 300_001))
     check(lambda x: F.log_softmax(x, -1), torch.randn(3, 300_001))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 70), (2, 4097), (9, 130), (33, 9001), (4, 262_144), (3, 262_145)])
+def test_a_row_is_stored_beside_the_next(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """What a row keeps must outlast the next one's passes: several results, results of rows, and in place."""
+    x = torch.randn(shape).to(dtype)
+    check(lambda x: (F.softmax(x, -1), F.log_softmax(x, -1) * 2), x)
+    check(lambda x: (F.softmax(x, -1) * torch.sigmoid(x), torch.logsumexp(x, -1), x.argmax(-1)), x)
+    wanted = F.softmax(x.double(), -1).to(dtype)
+    jitgen.jit(lambda x: F.softmax(x, -1)).bind(x)(x, out=x)
+    torch.testing.assert_close(x, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("shape", [(1, 300_001), (2, 300_000), (3, 500_000)])

@@ -5,7 +5,9 @@ Rows are walked one by one, or, where neighbouring elements belong to neighbouri
 
 A value that costs much and that a later pass needs again is kept in a scratch row where the row is short enough for the
 second-level cache, and computed again where it is not; a cheap one is always computed again. The second pass reads what
-the first has brought into the cache, so it is then that the next row is fetched.
+the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
+of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
+then work at the same time.
 """
 
 from __future__ import annotations
@@ -74,13 +76,15 @@ class _Builder:
 
     def context(self) -> dict[str, Any]:
         rows = self.rows
+        passes = [self._pass(walk, of) for walk, of in zip(rows.passes, self.reductions, strict=True)]
         return {
             "tiled": self.tiled,
             "width": self.width,
             "block": BLOCK,
             "parameters": self._parameters(),
             "outer": list(rows.sizes),
-            "walk_parameters": list(self._walk_parameters()),
+            "walk_parameters": [" ".join(pair) for pair in self._walk_parameters()],
+            "walk_names": [name for _, name in self._walk_parameters()],
             "walk_arguments": list(self._walk_arguments()),
             "next_parameters": "".join(f", int64_t next{o.index}" for o in self.fetched),
             "next_arguments": "".join(f", fetches ? {o.strides[-1]} : 0" for o in self.fetched),
@@ -91,7 +95,9 @@ class _Builder:
             "constants": [line for walk in rows.passes for line in walk.before if self._is_constant(line)],
             "row_values": self.row_values,
             "row_loads": [self._load(operand, False) for operand in self.row_loads],
-            "passes": [self._pass(walk, of) for walk, of in zip(rows.passes, self.reductions, strict=True)],
+            "passes": passes,
+            "late": self._is_late(),
+            "last_names": [name for _, name in passes[-1]["inputs"]],
             "reductions": [reduction for of_pass in self.reductions for reduction in of_pass],
             "after": self._row_lines(rows.after),
             "row_stores": [self._store(operand) for operand in rows.row_stores],
@@ -111,15 +117,16 @@ class _Builder:
         integers = [f"int64_t {name}" for name in self.rows.integers]
         return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
 
-    def _walk_parameters(self) -> Iterator[str]:
+    def _walk_parameters(self) -> Iterator[tuple[str, str]]:
+        """(type, name) of what a row, or a tile, is told."""
         for operand in self.rows.operands:
-            yield f"{_pointer(operand) if operand.pointer else 'int64_t'} {_local(operand)}"
+            yield _pointer(operand) if operand.pointer else "int64_t", _local(operand)
             if operand.kind == "strided":
-                yield f"int64_t {operand.inner}"
+                yield "int64_t", operand.inner
             if self.tiled:
-                yield f"int64_t step{operand.index}"
+                yield "int64_t", f"step{operand.index}"
         for name, kind in self.rows.scalars:
-            yield f"{kind} {name}"
+            yield kind, name
 
     def _walk_arguments(self) -> Iterator[str]:
         indices = [f"at.index[{dim}]" for dim in range(self.rows.outer)]
@@ -238,6 +245,13 @@ class _Builder:
         if self.tiled or not self.rows.outer or len(self.rows.passes) == 1:
             return []
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
+
+    def _is_late(self) -> bool:
+        """Whether the last pass, which stores from what is kept, is left for the next row to do beside its exponentials:
+        the one waits for memory, the others for the processor."""
+        last = self.rows.passes[-1]
+        stores = bool(last.stores) and all(map(self._is_streamed, last.stores))
+        return bool(self.kept) and stores and not last.reductions and len(self.rows.passes) > 1
 
     def _is_streamed(self, operand: RowOperand) -> bool:
         return self.tiled or operand.kind == "contiguous"

@@ -1,0 +1,173 @@
+
+// jitgen 0.1.0: softmax, template cpp/reduction.cpp.j2
+// target x86-64-v4, RowSchedule(threads=1, rows=1, cluster=1, vector=1, unroll=1, kept=False, whole=0, wide=True, blocks=1)
+// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/storage.hpp>
+#include <jitgen/math.hpp>
+#include <jitgen/parallel.hpp>
+#include <jitgen/entry.hpp>
+#include <jitgen/reduce.hpp>
+#include <jitgen/walk.hpp>
+
+namespace {
+constexpr int64_t block = 4096;  // elements walked at once: they fit the first-level cache
+constexpr int64_t kept_elements = 262144;  // rows up to here keep what is costly to compute again
+// The last pass of a row, which stores: what it needs to be done later.
+template <bool held>
+struct Last {
+  const jitgen::bfloat16* x0;
+  jitgen::bfloat16* x1;
+  float v1;
+  float v5;
+  int64_t length;
+  bool streaming;
+  char* scratch;
+};
+
+// A row on its way out, block by block.
+template <bool held>
+struct Way {
+  const Last<held>& of;
+  alignas(jitgen::cache_line) jitgen::bfloat16 buffer1[block];
+  const jitgen::Output<jitgen::bfloat16> output1{of.x1, buffer1, of.streaming};
+  jitgen::bfloat16* target1;
+  explicit Way(const Last<held>& of) : of(of) {}
+  JITGEN_MEMBER void begin(int64_t start) {
+    target1 = output1.begin(start);
+  }
+  template <class Size>
+  JITGEN_MEMBER void group(int64_t start, int64_t first, Size size) const {
+    const auto x0 = of.x0;
+    const auto x1 = of.x1;
+    const float v1 = of.v1;
+    const float v5 = of.v5;
+    const int64_t length = of.length;
+    char* const scratch = of.scratch;
+    float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
+      const jitgen::Halves halves_v0(x0 + start + first, size);
+      jitgen::GroupOfHalves group1;
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = halves_v0.lane[lane];
+        const float v2 = v0 - v1;
+        const float v3 = held ? kept_v3[start + i] : jitgen::exp_below(v2);
+        const float v6 = v3 * v5;
+        group1.set(lane, v6);
+      }
+      group1.write(target1 + first, size, output1.past);
+  }
+  JITGEN_MEMBER void end(int64_t start, int64_t count) const {
+    output1.end(start, count);
+  }
+  void finish(const jitgen::Range& mine) {
+    for (int64_t number = mine.begin; number < mine.end; ++number) {
+      const int64_t start = number * block;
+      const int64_t count = of.length - start < block ? of.length - start : block;
+      begin(start);
+      jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) { group(start, first, size); });
+      end(start, count);
+    }
+  }
+};
+template <bool held, bool beside>  // beside: the last pass of the row before is done too
+void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, const Last<held>& before, Last<held>& last) {
+  const int64_t blocks = (length + block - 1) / block;
+  const jitgen::Range mine = team.share(blocks);
+  Way<held> way(before);
+  float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
+  // Pass 0
+  jitgen::Blocks<jitgen::Max<float>> blocks_v1(team, 0, blocks);
+  for (int64_t number = mine.begin; number < mine.end; ++number) {
+    const int64_t start = number * block;
+    const int64_t count = length - start < block ? length - start : block;
+    jitgen::Lanes<jitgen::Max<float>> lanes_v1;
+    lanes_v1.clear();
+    jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
+      const jitgen::Halves halves_v0(x0 + start + first, size);
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = halves_v0.lane[lane];
+        lanes_v1.take(lane, i, v0);
+      }
+    });
+    blocks_v1.put(number, lanes_v1.fold(start));
+  }
+  team.meet();
+  const float v1 = blocks_v1.result();
+  // Pass 1
+  jitgen::Blocks<jitgen::Sum<float>> blocks_v4(team, 1, blocks);
+  for (int64_t number = mine.begin; number < mine.end; ++number) {
+    const int64_t start = number * block;
+    const int64_t count = length - start < block ? length - start : block;
+    jitgen::Lanes<jitgen::Sum<float>> lanes_v4;
+    lanes_v4.clear();
+    if (beside) way.begin(start);
+    jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
+      if (next0 != 0) jitgen::fetch(x0 + next0 + start + first);
+      const jitgen::Halves halves_v0(x0 + start + first, size);
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = halves_v0.lane[lane];
+        const float v2 = v0 - v1;
+        const float v3 = jitgen::exp_below(v2);
+        if (held) kept_v3[start + i] = v3;
+        lanes_v4.take(lane, i, v3);
+      }
+      if (beside) way.group(start, first, size);
+    });
+    blocks_v4.put(number, lanes_v4.fold(start));
+    if (beside) way.end(start, count);
+  }
+  team.meet();
+  const float v4 = blocks_v4.result();
+  // Pass 2
+  const float v5 = jitgen::reciprocal(v4);
+  last = {x0, x1, v1, v5, length, streaming, scratch};
+  team.meet();
+}
+
+void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int32_t streaming) {
+  const int64_t sizes[] = {n0};
+  const int64_t rows = n0;
+  const bool fetches = length <= 524288;  // the next row, while this one is computed
+  const int64_t blocks = (length + block - 1) / block;
+  // Fewer rows than threads: all threads share each row, and leave their blocks' results here.
+  const bool shared = threads > 1 && rows < threads && blocks >= threads;
+  char* const memory = shared ? jitgen::room(2 * blocks * jitgen::partial_bytes) : nullptr;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = omp_get_thread_num(), present = omp_get_num_threads();
+    const jitgen::Team team = memory ? jitgen::Team{thread, present, memory} : jitgen::Team::alone();
+    const jitgen::Range mine = memory ? jitgen::Range{0, rows} : jitgen::share(rows, 1, thread, present);
+    auto at = jitgen::Walk<1>::from(sizes, mine.begin);
+    const bool keeps = length <= kept_elements && !memory;
+    const int64_t kept_bytes = length * 4;
+    char* const scratch = keeps ? jitgen::room(2 * kept_bytes) : nullptr;
+    if (keeps) {
+      // The last pass of a row is done beside the next one, so two rows are kept by turns.
+      Last<true> lasts[2] = {};
+      for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
+        const bool odd = number & 1;
+        const auto walk = number == mine.begin ? row<true, false> : row<true, true>;
+        walk(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 : 0, lasts[!odd], lasts[odd]);
+      }
+      if (mine.begin < mine.end) Way<true>(lasts[(mine.end - 1) & 1]).finish({0, blocks});
+    } else {
+      Last<false> last = {};
+      for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
+        row<false, false>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 : 0, last, last);
+        Way<false>(last).finish(team.share(blocks));
+        team.meet();
+      }
+    }
+    __builtin_free(scratch);
+    if (streaming) jitgen::stream_fence();
+  }
+  __builtin_free(memory);
+}
+}  // namespace
+
+JITGEN_PACKED_ENTRY(jitgen_softmax)
