@@ -173,6 +173,16 @@ def test_a_row_is_stored_beside_the_next(shape: tuple[int, int], dtype: torch.dt
     torch.testing.assert_close(x, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_functions_behind_a_reduction(dtype: torch.dtype) -> None:
+    """Whether the compiler has vectors for a function or calls it element by element, whole groups and the rest."""
+    x = torch.randn(3, 4097 + 70).to(dtype)
+    functions = (torch.sigmoid, torch.tanh, torch.exp, torch.erf, torch.sin, torch.atan, torch.expm1, F.gelu)
+    check(lambda x: tuple(function(x) / x.abs().amax(-1, keepdim=True) for function in functions), x)
+    for function in functions:
+        check(lambda x, function=function: function(x) * x.abs().mean(-1, keepdim=True), x)
+
+
 @pytest.mark.parametrize("shape", [(1, 300_001), (2, 300_000), (3, 500_000)])
 def test_few_long_rows_are_one_kernel(shape: tuple[int, ...]) -> None:
     def long(x: torch.Tensor) -> Any:

@@ -247,8 +247,8 @@ class _Builder:
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
 
     def _is_late(self) -> bool:
-        """Whether the last pass, which stores from what is kept, is left for the next row to do beside its exponentials:
-        the one waits for memory, the others for the processor."""
+        """Whether the last pass, which stores from what is kept, is left for the next row to do beside its computing:
+        one waits for memory, the other for the processor."""
         last = self.rows.passes[-1]
         stores = bool(last.stores) and all(map(self._is_streamed, last.stores))
         return bool(self.kept) and stores and not last.reductions and len(self.rows.passes) > 1

@@ -65,7 +65,7 @@ namespace detail {
 // Whole cache lines to where they belong, past the cache or not: by vectors, for a memcpy would need them in memory.
 template <int64_t bytes>
 JITGEN_INLINE void put(void* to, const void* lines, bool past) {
-  const auto source = static_cast<const stream_vector*>(lines);
+  const stream_vector* const source = static_cast<const stream_vector*>(lines);  // auto would lose that it may alias
   if (past) {
 #pragma GCC unroll 32
     for (int64_t i = 0; i < bytes / stream_width; ++i) stream_one(static_cast<stream_vector*>(to) + i, source[i]);
