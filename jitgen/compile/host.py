@@ -51,9 +51,6 @@ _CODE_FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fwrapv",
-    # Headers read arrays as vectors of other types. The attribute that permits it does not go along with a type that is
-    # deduced (auto, a template's argument), and then GCC reads before it writes.
-    "-fno-strict-aliasing",
 )
 _LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,-z,now", "-Wl,-O1")
 _LIBRARIES = ("-lm", "-lc")
