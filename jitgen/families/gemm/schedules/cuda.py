@@ -38,8 +38,6 @@ MULTIPROCESSORS = 132
 """Of an H200."""
 SIMT_TALL_BYTES = 256 * 132 * 4
 """Of shared memory, for the sums of the tallest tile."""
-SIMT_LONG = 8192
-"""A K from which on tiles of few rows and columns, for which it is shared out, are better square."""
 SIMT_DEPTH, SIMT_DEEP = 16, 64
 """Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
 
@@ -181,14 +179,10 @@ def _simt(problem: Problem) -> GemmSchedule:
         return GemmSchedule("simt", 256, 128, SIMT_DEPTH, 8, 2)
     if problem.rows > 256:
         return GemmSchedule("simt", 128, 128, SIMT_DEPTH if problem.quantized else SIMT_DEPTH // 2, 8, 2)
-    tokens, width, depth, most = 64, 128, 2 * SIMT_DEPTH, 2 * MULTIPROCESSORS
-    if problem.rows <= 64 and sum(problem.columns) <= 64 * MULTIPROCESSORS:
-        if problem.length < SIMT_LONG:
-            tokens, depth = 32, SIMT_DEPTH
-        else:
-            width, most = 64, MULTIPROCESSORS
-    tiles = -(-problem.rows // tokens) * sum(-(-columns // width) for columns in problem.columns)
+    narrow = problem.rows <= 64 and sum(problem.columns) <= 64 * MULTIPROCESSORS
+    width, most = (64, MULTIPROCESSORS) if narrow else (128, 2 * MULTIPROCESSORS)
+    tiles = -(-problem.rows // 64) * sum(-(-columns // width) for columns in problem.columns)
     split = 1
     while split < 8 and 2 * split * tiles <= most and problem.length >= 1024 * split:
         split *= 2
-    return GemmSchedule("simt", tokens, width, depth, 4, 2, split)
+    return GemmSchedule("simt", 64, width, 2 * SIMT_DEPTH, 4, 2, split)

@@ -83,9 +83,9 @@ def _plain(problem: Problem) -> bool:
 # As ``_MMA``, of dense weights that lie along k.
 _ROWS: dict[int, list[tuple[float, tuple[int, int, int, int, int]]]] = {
     1: [(math.inf, (1, 1, 16, 1, 2))],
-    4: [(264, (1, 2, 8, 1, 2)), (400, (1, 2, 4, 1, 2)), (math.inf, (2, 1, 8, 1, 2))],
+    4: [(264, (1, 2, 8, 1, 2)), (400, (1, 1, 8, 1, 2)), (math.inf, (2, 1, 8, 1, 2))],
     8: [(264, (1, 2, 8, 1, 2)), (math.inf, (1, 2, 4, 1, 2))],
-    16: [(264, (1, 2, 8, 1, 2)), (600, (2, 2, 4, 1, 2)), (math.inf, (1, 2, 8, 1, 2))],
+    16: [(264, (1, 2, 8, 1, 2)), (math.inf, (2, 2, 4, 1, 2))],
 }
 # Of dense weights that lie along their rows, of which a warp has 64: for up to so many row tiles of 64, (warps along N,
 # warps along K, blocks along K, steps in flight).
