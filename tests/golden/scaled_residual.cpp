@@ -5,6 +5,7 @@
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
 #include <jitgen/entry.hpp>
+#include <jitgen/group.hpp>
 #include <jitgen/walk.hpp>
 
 extern "C" int omp_get_thread_num(void);
@@ -12,36 +13,38 @@ extern "C" int omp_get_num_threads(void);
 
 namespace {
 
-constexpr int64_t block = 1024;  // elements of a run: its results fit the first-level cache
+constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
 // (s0_1, s0_0) as 2 dimensions: load float32 contiguous, load float32 strided, store float32 contiguous
-inline void run_0(const float* x0, const float* x1, int64_t step1, float* x2, float a0, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const float v0 = jitgen::load(x0[i]);
-    const float v1 = jitgen::load(x1[i * step1]);
-    const float v3 = v1 * a0;
-    const float v4 = v0 + v3;
-    x2[i] = jitgen::store<float>(v4);
-  }
-}
-
-// A thread's share of the region's runs.
 void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1, float* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, float a0, bool streaming) {
   alignas(jitgen::cache_line) float buffer2[block];
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+  auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next(), later.next()) {
     const int64_t start = at.index[1] * block;
     const int64_t count = n0_1 - start < block ? n0_1 - start : block;
     const float* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
     const float* const x1 = p0_1 + at.index[0] * s0_1_0 + start * s0_1_1;
     float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-    float* const target2 = streaming ? buffer2 : x2;
-    run_0(x0, x1, s0_1_1, target2, a0, count);
-    if (streaming) {
-      jitgen::stream(x2, buffer2, count * sizeof(float));
-    }
+    const float* const later0 = p0_0 + later.index[0] * s0_0_0 + later.index[1] * block;
+    const jitgen::Output<float> output2(x2, buffer2, streaming);
+    float* const target2 = output2.begin(0);
+    jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
+      jitgen::fetch(later0 + first);
+      jitgen::Group<float> group2;
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = jitgen::load(x0[i]);
+        const float v1 = jitgen::load(x1[i * s0_1_1]);
+        const float v3 = v1 * a0;
+        const float v4 = v0 + v3;
+        group2.set(lane, v4);
+      }
+      group2.write(target2 + first, size, output2.past);
+    });
+    output2.end(0, count);
   }
 }
 void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, float a0, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int32_t streaming) {
@@ -65,6 +68,7 @@ JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
 #include <jitgen/entry.hpp>
+#include <jitgen/group.hpp>
 #include <jitgen/walk.hpp>
 
 extern "C" int omp_get_thread_num(void);
@@ -72,32 +76,34 @@ extern "C" int omp_get_num_threads(void);
 
 namespace {
 
-constexpr int64_t block = 1024;  // elements of a run: its results fit the first-level cache
+constexpr int64_t block = 1024;  // elements of a run: its operands and results fit the first-level cache
 // (s0_1, s0_0) as 1 dimension: load float32 contiguous, store float32 contiguous
-inline void run_0(const float* x0, float* x1, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const float v0 = jitgen::load(x0[i]);
-    x1[i] = jitgen::store<float>(v0);
-  }
-}
-
-// A thread's share of the region's runs.
 void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int64_t n0_0, bool streaming) {
   alignas(jitgen::cache_line) float buffer1[block];
   const int64_t sizes[] = {(n0_0 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<1>::from(sizes, mine.begin);
-  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
+  auto later = jitgen::Walk<1>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_0));
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next(), later.next()) {
     const int64_t start = at.index[0] * block;
     const int64_t count = n0_0 - start < block ? n0_0 - start : block;
     const float* const x0 = p0_0 + start;
     float* const x1 = p0_1 + start;
-    float* const target1 = streaming ? buffer1 : x1;
-    run_0(x0, target1, count);
-    if (streaming) {
-      jitgen::stream(x1, buffer1, count * sizeof(float));
-    }
+    const float* const later0 = p0_0 + later.index[0] * block;
+    const jitgen::Output<float> output1(x1, buffer1, streaming);
+    float* const target1 = output1.begin(0);
+    jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
+      jitgen::fetch(later0 + first);
+      jitgen::Group<float> group1;
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = jitgen::load(x0[i]);
+        group1.set(lane, v0);
+      }
+      group1.write(target1 + first, size, output1.past);
+    });
+    output1.end(0, count);
   }
 }
 void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, int64_t n0_0, int32_t streaming) {

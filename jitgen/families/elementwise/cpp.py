@@ -42,99 +42,91 @@ def _anonymous(region: dict[str, Any]) -> str:
 
 
 def _region(region: RegionContext) -> dict[str, Any]:
-    run, arguments, streamed, operands = [], [], [], []
-    for operand in region.operands:
-        step = f"step{operand.index}"
-        strided = operand.kind == "strided"
-        if operand.memory:
-            run.append(f"{const_prefix(operand)}{operand.storage}* {operand.local}")
-        else:
-            run.append(f"int64_t {operand.local}")
-        local = operand.local
-        if operand.role == "store" and operand.kind == "contiguous":
-            local = f"target{operand.index}"
-            streamed.append({"storage": operand.storage, "local": operand.local, "target": local})
-            streamed[-1]["buffer"] = f"buffer{operand.index}"
-        arguments.append(local)
-        if strided:
-            run.append(f"int64_t {step}")
-            arguments.append(operand.inner)
-        operands.append(
-            {
-                "declaration": f"{const_prefix(operand)}{operand.storage}* const {operand.local}"
-                if operand.memory
-                else f"const int64_t {operand.local}",
-                "start": _start(operand, region.rank),
-            }
-        )
-    run += [*(f"{kind} {name}" for name, kind in region.scalars), "int64_t count"]
-    arguments += [*(name for name, _ in region.scalars), "count"]
     inner, parameters = region.inner_size, region_parameters(region, "int64_t")
     work = " * ".join([*region.outer_sizes, f"(({inner} + block - 1) / block)"])
+    halved = _is_halved(region)
+    stores = [_store(operand, halved) for operand in region.stores]
     return {
-        **_pairs(region),
         "index": region.index,
         "title": region.title,
         "rank": region.rank,
         "inner": inner,
         "outer": list(region.outer_sizes),
         "work": work,
-        "lines": [(line.text, line.mark) for line in region.lines],
         "parameters": [f"{kind} {name}" for kind, name in parameters],
         "given": [name for _, name in parameters],
-        "run_parameters": run,
-        "arguments": arguments,
-        "streamed": streamed,
-        "operands": operands,
-        "loads": [_load(operand) for operand in region.loads],
-        "stores": [
-            {
-                "local": operand.local,
-                "storage": operand.storage,
-                "value": operand.value,
-                "result": f"y{operand.index}",
-                "index": f"i * step{operand.index}" if operand.kind == "strided" else "i",
-            }
-            for operand in region.stores
-        ],
+        "operands": [_operand(operand, region.rank) for operand in region.operands],
+        "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
+        "fetched": [_fetched(o, region.rank) for o in region.loads if o.memory and o.kind == "contiguous"],
+        "loads": [_load(operand, halved) for operand in region.loads if not _is_constant(operand)],
+        "lines": region.lines,
+        "keeps": [],
+        "reductions": [],
+        "stores": stores,
+        "streamed": [store for store in stores if store["group"]],
     }
 
 
-def _pairs(region: RegionContext) -> dict[str, Any]:
-    """How a run of bfloat16 neighbours is computed two at a time: an element's function, and its calls for both."""
+def _is_constant(operand: OperandContext) -> bool:
+    """Whether one element is loaded for a whole run."""
+    return operand.memory and operand.constant_in_row
+
+
+def _is_halved(region: RegionContext) -> bool:
+    """Whether a group's elements may come in another order than they lie in (``Halves`` in group.hpp)."""
     moving = [operand for operand in region.operands if not operand.constant_in_row]
-    if not all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving):
-        return {"pairs": False}
-    parameters = [f"{operand.type} {operand.value}" for operand in region.loads]
-    parameters += [f"{kind} {name}" for name, kind in region.scalars]
-    scalars = [name for name, _ in region.scalars]
-    calls = {
-        half: [o.value if o.constant_in_row else f"{o.value}.{half}" for o in region.loads] + scalars
-        for half in ("low", "high")
-    }
-    return {"pairs": True, "element_parameters": parameters, **calls}
+    return all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving)
 
 
-def _start(operand: OperandContext, rank: int) -> str:
-    indices = [f"at.index[{dim}]" for dim in range(rank - 1)]
+def _operand(operand: OperandContext, rank: int) -> dict[str, str]:
+    kind = f"{const_prefix(operand)}{operand.storage}* const" if operand.memory else "const int64_t"
+    return {"declaration": f"{kind} {operand.local}", "start": _start(operand, "at", rank)}
+
+
+def _fetched(operand: OperandContext, rank: int) -> dict[str, Any]:
+    return {"index": operand.index, "storage": operand.storage, "later": _start(operand, "later", rank)}
+
+
+def _start(operand: OperandContext, walk: str, rank: int) -> str:
+    """Where a run begins, for an operand at a place of its own in the walk."""
+    indices = [f"{walk}.index[{dim}]" for dim in range(rank - 1)]
     terms = [operand.pointer or operand.offset, operand.base(indices)]
+    start = "start" if walk == "at" else f"{walk}.index[{rank - 1}] * block"
     if operand.inner != "0":
-        terms.append("start" if operand.inner == "1" else f"start * {operand.inner}")
+        terms.append(start if operand.inner == "1" else f"{start} * {operand.inner}")
     return " + ".join(term for term in terms if term)
 
 
-def _load(operand: OperandContext) -> dict[str, Any]:
-    if operand.role == "iota":
-        expression = f"{operand.local} + i * step{operand.index}"
-    elif operand.kind == "strided":
-        expression = f"jitgen::load({operand.local}[i * step{operand.index}])"
+def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
+    place = _place(operand)
+    halves = operand.local if halved and operand.memory else ""
+    if not operand.memory:
+        expression = f"{operand.local} + {place}"
+    elif halves:
+        expression = f"halves_{operand.value}.lane[lane]"
     else:
-        expression = f"jitgen::load({operand.local}[i])"
-    kind = "scalar" if operand.constant_in_row else operand.kind
+        expression = f"jitgen::load({operand.local}[{place}])"
     return {
-        "kind": kind,
         "type": operand.type,
         "value": operand.value,
         "local": operand.local,
+        "halves": halves,
         "expression": expression,
     }
+
+
+def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
+    group = "GroupOfHalves" if halved else f"Group<{operand.storage}>"
+    return {
+        "index": operand.index,
+        "local": operand.local,
+        "storage": operand.storage,
+        "value": operand.value,
+        "place": _place(operand),
+        "group": group if operand.kind == "contiguous" else "",
+    }
+
+
+def _place(operand: OperandContext) -> str:
+    """Offset of an element from where its run begins."""
+    return {"0": "0", "1": "i"}.get(operand.inner, f"i * {operand.inner}")

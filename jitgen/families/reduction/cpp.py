@@ -178,7 +178,7 @@ class _Builder:
     def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
         place = self._place(operand)
         expression = f"{_local(operand)} + {place}"
-        halves = _local(operand) if self.halved and operand.kind == "contiguous" else ""
+        halves = f"{_local(operand)} + start" if self.halved and operand.kind == "contiguous" else ""
         if halves:
             expression = f"halves_{operand.value}.lane[lane]"
         elif operand.pointer:

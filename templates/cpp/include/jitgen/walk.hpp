@@ -29,4 +29,7 @@ struct Walk {
   }
 };
 
+// By how many runs of at most `block` elements the memory is asked ahead: about a block.
+JITGEN_INLINE int64_t runs_ahead(int64_t block, int64_t inner) { return inner < block ? block / (inner + 1) + 1 : 1; }
+
 }  // namespace jitgen
