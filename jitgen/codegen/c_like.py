@@ -60,6 +60,7 @@ def _rows() -> dict[str, Row]:
 
 
 ROWS = _rows()
+COARSE = {op: f"jitgen::coarse_{op}({{0}})" for op in ("exp", "sigmoid")}
 """Operators on floats; functions of the headers for the rest (integer arithmetic wraps there, without overflow)."""
 
 

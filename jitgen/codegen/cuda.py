@@ -34,5 +34,5 @@ CUDA = Dialect(
     assign=c_like.assign,
     suffix=".cu",
     headers=("jitgen/storage.cuh", "jitgen/math.cuh", "jitgen/vector.cuh"),
-    coarse={op: f"jitgen::coarse_{op}({{0}})" for op in ("exp", "sigmoid")},
+    coarse=c_like.COARSE,
 )

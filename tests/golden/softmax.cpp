@@ -51,7 +51,7 @@ struct Way {
         const int64_t i = first + lane;
         const float v0 = halves_v0.lane[lane];
         const float v2 = v0 - v1;
-        const float v3 = held ? kept_v3[start + i] : jitgen::exp_below(v2);
+        const float v3 = held ? kept_v3[start + i] : jitgen::coarse_exp_below(v2);
         const float v6 = v3 * v5;
         group1.set(lane, v6);
       }
@@ -112,7 +112,7 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
         const int64_t i = first + lane;
         const float v0 = halves_v0.lane[lane];
         const float v2 = v0 - v1;
-        const float v3 = jitgen::exp_below(v2);
+        const float v3 = jitgen::coarse_exp_below(v2);
         if (held) kept_v3[start + i] = v3;
         lanes_v4.take(lane, i, v3);
       }

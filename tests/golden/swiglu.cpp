@@ -42,7 +42,7 @@ void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const 
         const int64_t i = first + lane;
         const float v0 = halves_v0.lane[lane];
         const float v3 = halves_v3.lane[lane];
-        const float v1 = jitgen::sigmoid(v0);
+        const float v1 = jitgen::coarse_sigmoid(v0);
         const float v2 = v0 * v1;
         const float v4 = v2 * v3;
         group2.set(lane, v4);

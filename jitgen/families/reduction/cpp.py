@@ -18,7 +18,7 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
-from jitgen.families.layout import item_size
+from jitgen.families.layout import is_coarse, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
@@ -67,6 +67,7 @@ class _Builder:
         slots = itertools.count()
         self.reductions = [[_reduction(r, next(slots)) for r in walk.reductions] for walk in rows.passes]
         self.halved = not self.tiled and self._is_halved()
+        self.coarse = is_coarse(body)
         self.fetched = self._fetched()
         self.row_values = [(o.type, o.value) for o in self.row_loads]
         for walk, reductions in zip(rows.passes, self.reductions, strict=True):
@@ -194,7 +195,9 @@ class _Builder:
     def _line(self, line: Line, again: bool) -> dict[str, str]:
         expression = line.expression
         if self._is_below(line.position):
-            expression = expression.replace("jitgen::exp(", "jitgen::exp_below(")
+            expression = expression.replace("exp(", "exp_below(")
+        elif self.coarse and self._is_normalized(line.position):
+            expression = expression.replace(" / ", " * (1.0f / ") + ")"
         expression = self._or_kept(line.value, expression, again)
         return {"type": line.type, "value": line.value, "expression": expression, "mark": line.mark}
 
@@ -273,6 +276,14 @@ class _Builder:
         element, top = argument.args
         top_instruction = self.instructions[top]
         return (top_instruction.op, top_instruction.attr, top_instruction.args) == ("reduce", "max", (element,))
+
+    def _is_normalized(self, position: int) -> bool:
+        """Whether it is divided by a row's sum of such exponentials, whose reciprocal is as good: it is at least 1."""
+        instruction = self.instructions[position]
+        if instruction.op != "div":
+            return False
+        divisor = self.instructions[instruction.args[1]]
+        return (divisor.op, divisor.attr) == ("reduce", "sum") and self._is_below(divisor.args[0])
 
     def _is_constant(self, line: Line) -> bool:
         return self.instructions[line.position].op == "const"

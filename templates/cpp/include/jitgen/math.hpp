@@ -3,6 +3,7 @@
 //
 //   arithmetic.hpp    arithmetic, comparison, rounding, bits and selection, for all of them
 //   exponential.hpp   exponentials, logarithms, powers, hyperbolic functions, sigmoid and the error function, in float
+//   coarse.hpp        the few of them that 16-bit results need less exactly
 //   trigonometry.hpp  circular functions and their inverses, in float
 //   libm.hpp          the same two lists in double, where the C library does the work
 //
@@ -13,6 +14,7 @@
 #pragma once
 
 #include "jitgen/arithmetic.hpp"
+#include "jitgen/coarse.hpp"
 #include "jitgen/exponential.hpp"
 #include "jitgen/libm.hpp"
 #include "jitgen/trigonometry.hpp"
