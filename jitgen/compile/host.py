@@ -56,23 +56,28 @@ _LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,-z,now", "-Wl
 _LIBRARIES = ("-lm", "-lc")
 
 
-def code_flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
-    """Optimisation, floating-point rules, OpenMP and instruction sets, for any C++ that contains a kernel."""
+def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
+    """Optimisation, floating-point rules, OpenMP and instruction sets, for the C++ of a kernel.
+
+    Its option ``interleaved`` asks for instructions to be scheduled before registers are given out: straight code of
+    several vectors otherwise comes one vector after the other, each a chain of dependent operations longer than
+    processors look ahead. Code that keeps its accumulators in just as many registers as there are loses by it.
+    """
+    target = source.target
     openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)
     # A selection is no branch in vector code; threading one into the next multiplies what is computed under masks.
     selections = ("-fno-thread-jumps",) if compiler == "gcc" else ()
     arch = () if target.arch == "generic" else (f"-march={target.arch}",)
-    # Straight code of several vectors comes one vector after the other, each a chain of dependent operations that no
-    # processor looks far enough ahead of; scheduled before registers are given out, they run side by side.
-    schedule = ("-fschedule-insns", "-fsched-pressure") if compiler == "gcc" else ()
+    interleaved = compiler == "gcc" and source.option("interleaved", False)
+    schedule = ("-fschedule-insns", "-fsched-pressure") if interleaved else ()
     # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
     width = ("-mprefer-vector-width=512",) if target.arch == "x86-64-v4" else ()
     return (*_CODE_FLAGS, *openmp, *selections, *schedule, *arch, *width)
 
 
-def flags(target: Target, compiler: str = "gcc") -> tuple[str, ...]:
-    """What decides the code a source compiles to, beside the source: the caller makes it part of the artifact key."""
-    return (*_PLAIN_FLAGS, *code_flags(target, compiler))
+def flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
+    """What decides the code a source compiles to, beside its text: the caller makes it part of the artifact key."""
+    return (*_PLAIN_FLAGS, *code_flags(source, compiler))
 
 
 # ------------------------------------------------------------------------------------------------------- toolchain
@@ -147,7 +152,7 @@ def prepare(source: KernelSource) -> KernelSource:
     if source.option("fixed_flags") is not None:
         return source
     tools = toolchain()
-    fixed = list(flags(source.target, tools.compiler if tools else "gcc"))
+    fixed = list(flags(source, tools.compiler if tools else "gcc"))
     return replace(source, options=(*source.options, ("fixed_flags", fixed)))
 
 
@@ -209,7 +214,7 @@ def _arguments(source: KernelSource, tools: Toolchain) -> tuple[str, ...]:
     extra = tuple(source.option("flags", ()))
     # The seed names what GCC would name at random; the include directory is relative to the working directory.
     seed = (f"-frandom-seed={source.name}",) if tools.compiler == "gcc" else ()
-    return (*flags(source.target, tools.compiler), *seed, *extra, "-I", "include")
+    return (*flags(source, tools.compiler), *seed, *extra, "-I", "include")
 
 
 def _environment() -> dict[str, str]:

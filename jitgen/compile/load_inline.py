@@ -168,7 +168,7 @@ def _language_arguments(source: KernelSource) -> dict[str, Any]:
     linking = ["-Wl,--build-id=none", "-ldl"]
     if source.language == "cpp":
         tools = host.toolchain()
-        flags = host.code_flags(source.target, tools.compiler if tools else "gcc")
+        flags = host.code_flags(source, tools.compiler if tools else "gcc")
         seed = f"-frandom-seed={source.name}"
         return {"cpp_sources": source.text, "extra_cflags": [*flags, seed, *extra], "extra_ldflags": linking}
     return {

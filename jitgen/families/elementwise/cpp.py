@@ -32,7 +32,7 @@ def build(
     for region in contexts:
         # Regions that differ only in their parameters, as the parts of a concatenation do, are calls of one function.
         region["function"] = alike.setdefault(_anonymous(region), region["index"])
-    return {"block": schedule.vectors[0], "parameters": parameters, "regions": contexts}, {}
+    return {"block": schedule.vectors[0], "parameters": parameters, "regions": contexts}, {"interleaved": True}
 
 
 def _anonymous(region: dict[str, Any]) -> str:

@@ -54,7 +54,7 @@ _KINDS = {
 
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
-    return _Builder(kernel, schedule, rows).context(), {}
+    return _Builder(kernel, schedule, rows).context(), {"interleaved": True}
 
 
 class _Builder:
