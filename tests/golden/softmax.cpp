@@ -1,7 +1,8 @@
 
 // jitgen 0.1.0: softmax, template cpp/reduction.cpp.j2
-// target x86-64-v4, RowSchedule(threads=1, rows=1, cluster=1, vector=1, unroll=1, kept=False, whole=0, wide=True, blocks=1)
+// target x86-64-v4, RowSchedule(threads=1, rows=1, cluster=1, vector=64, unroll=1, kept=False, whole=0, wide=True, blocks=1)
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
+#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -132,7 +133,8 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
 void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int32_t streaming) {
   const int64_t sizes[] = {n0};
   const int64_t rows = n0;
-  const bool fetches = length <= 524288;  // the next row, while this one is computed
+  const bool fetches = length <= 524288;  // a later row, while this one is computed
+  const int64_t ahead = jitgen::runs_ahead(1024, length);
   const int64_t blocks = (length + block - 1) / block;
   // Fewer rows than threads: all threads share each row, and leave their blocks' results here.
   const bool shared = threads > 1 && rows < threads && blocks >= threads;
@@ -152,13 +154,13 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
         const bool odd = number & 1;
         const auto walk = number == mine.begin ? row<true, false> : row<true, true>;
-        walk(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 : 0, lasts[!odd], lasts[odd]);
+        walk(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, lasts[!odd], lasts[odd]);
       }
       if (mine.begin < mine.end) Way<true>(lasts[(mine.end - 1) & 1]).finish({0, blocks});
     } else {
       Last<false> last = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
-        row<false, false>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 : 0, last, last);
+        row<false, false>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, last, last);
         Way<false>(last).finish(team.share(blocks));
         team.meet();
       }

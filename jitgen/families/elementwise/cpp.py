@@ -124,6 +124,7 @@ def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
         "value": operand.value,
         "place": _place(operand),
         "group": group if operand.kind == "contiguous" else "",
+        "past": f"output{operand.index}.past",
     }
 
 

@@ -7,7 +7,8 @@ A value that costs much and that a later pass needs again is kept in a scratch r
 second-level cache, and computed again where it is not; a cheap one is always computed again. The second pass reads what
 the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
 of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
-then work at the same time.
+then work at the same time. Short rows are one block of fewer lanes each; their results go past the cache several rows
+at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jitgen.codegen.printing import Built, Line
 from jitgen.families.layout import is_coarse, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import RowSchedule
+from jitgen.families.reduction.schedule import CPU_LANES, CPU_LONG, RowSchedule
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -34,6 +35,11 @@ computing it; rows much longer would drive others out of the last-level cache.""
 FETCHED_BYTES = 2**20
 """Of a row's operands, up to which the next row is fetched while this one is computed. What the second-level cache
 cannot hold of it then waits in the next one, still far nearer than memory."""
+FETCHED_BYTES_OF_ONE_PASS = 2**14
+"""The same where there is one pass. In longer rows it is what comes ``AHEAD`` elements later that is fetched."""
+AHEAD = 1024
+"""Elements: about what a processor takes in while it waits for one line of memory. Of short rows it is the row that
+far ahead that is fetched."""
 COSTLY = 8
 """Operations from which on a value is kept rather than computed again: a function, not a few additions."""
 LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
@@ -61,8 +67,9 @@ class _Builder:
     def __init__(self, kernel: Kernel, schedule: RowSchedule, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions, self.rows = body.instructions, rows
-        self.width, self.tiled = schedule.rows, schedule.rows > 1
+        self.width, self.tiled, self.lanes = schedule.rows, schedule.rows > 1, schedule.vector
         self.row_loads = [o for o in rows.operands if o.role != "store" and o.kind in ("row", "broadcast")]
+        self.short = self.lanes < CPU_LANES
         self.kept: dict[str, tuple[str, str]] = {} if self.tiled else self._kept()
         slots = itertools.count()
         self.reductions = [[_reduction(r, next(slots)) for r in walk.reductions] for walk in rows.passes]
@@ -78,18 +85,23 @@ class _Builder:
     def context(self) -> dict[str, Any]:
         rows = self.rows
         passes = [self._pass(walk, of) for walk, of in zip(rows.passes, self.reductions, strict=True)]
+        streamed = [self._store(o) for walk in rows.passes for o in walk.stores if self._is_streamed(o)]
+        stages = [(f"jitgen::Stage<{store['storage']}, block>&", f"stage{store['index']}") for store in streamed]
+        fetched, beyond = (FETCHED_BYTES, 0) if len(passes) > 1 else (FETCHED_BYTES_OF_ONE_PASS, AHEAD)
         return {
             "tiled": self.tiled,
             "width": self.width,
-            "block": BLOCK,
+            "lanes": self.lanes,
+            "block": CPU_LONG if self.short else BLOCK,
+            "short": self.short,
             "parameters": self._parameters(),
             "outer": list(rows.sizes),
             "walk_parameters": [" ".join(pair) for pair in self._walk_parameters()],
             "walk_names": [name for _, name in self._walk_parameters()],
             "walk_arguments": list(self._walk_arguments()),
             "next_parameters": "".join(f", int64_t next{o.index}" for o in self.fetched),
-            "next_arguments": "".join(f", fetches ? {o.strides[-1]} : 0" for o in self.fetched),
-            "fetched_elements": FETCHED_BYTES // (sum(item_size(o.dtype) for o in self.fetched) or 1),
+            "next_arguments": "".join(f", fetches ? {o.strides[-1]} * ahead : {beyond}" for o in self.fetched),
+            "fetched_elements": fetched // (sum(item_size(o.dtype) for o in self.fetched) or 1),
             "steps": [(f"t{o.index}", f"step{o.index}", _dense_step(o)) for o in rows.operands],
             "foldable": " && ".join(self._one_piece()),
             "dense": " && ".join(f"{o.strides[-1]} == {_dense_step(o)}" for o in rows.operands),
@@ -103,7 +115,10 @@ class _Builder:
             "after": self._row_lines(rows.after),
             "row_stores": [self._store(operand) for operand in rows.row_stores],
             "row_results": self._row_inputs((), {operand.value for operand in rows.row_stores}),
-            "streamed": [self._store(o) for walk in rows.passes for o in walk.stores if self._is_streamed(o)],
+            "streamed": streamed,
+            "stage_parameters": "".join(f", {kind} {name}" for kind, name in stages if self.short),
+            "stage_arguments": "".join(f", {name}" for _, name in stages if self.short),
+            "ahead": AHEAD,
             "kept": self._scratches(),
             "kept_bytes": self._kept_bytes(),
             "kept_elements": KEPT_BYTES // (self._kept_bytes() or 1),
@@ -153,7 +168,7 @@ class _Builder:
         return {
             "number": walk.number,
             "cheap": self._is_cheap(walk),
-            "fetched": self.fetched if walk.number == 1 else [],
+            "fetched": self.fetched if walk.number == min(1, len(self.rows.passes) - 1) else [],
             "before": self._row_lines(walk.before),
             "inputs": self._row_inputs(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
@@ -188,7 +203,8 @@ class _Builder:
             "type": operand.type,
             "value": operand.value,
             "halves": halves,
-            "beside": f"{_local(operand)} + ahead * {operand.inner}" if operand.pointer else "",
+            "beside": _local(operand) if operand.pointer else "",
+            "inner": operand.inner,
             "expression": self._or_kept(operand.value, expression, again),
         }
 
@@ -213,6 +229,7 @@ class _Builder:
             "place": self._place(operand),
             "inner": operand.inner,
             "group": "GroupOfHalves" if self.halved else f"Group<{operand.storage}>",
+            "past": "false" if self.short else f"output{operand.index}.past",
         }
 
     def _place(self, operand: RowOperand) -> str:
@@ -244,8 +261,8 @@ class _Builder:
         return any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
 
     def _fetched(self) -> list[RowOperand]:
-        """What the first pass reads of every row anew, where a second one leaves the memory idle."""
-        if self.tiled or not self.rows.outer or len(self.rows.passes) == 1:
+        """What is read of every row anew: by the only pass, or by the first where a second one leaves the memory idle."""
+        if self.tiled or not self.rows.outer:
             return []
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
 
@@ -254,7 +271,7 @@ class _Builder:
         one waits for memory, the other for the processor."""
         last = self.rows.passes[-1]
         stores = bool(last.stores) and all(map(self._is_streamed, last.stores))
-        return bool(self.kept) and stores and not last.reductions and len(self.rows.passes) > 1
+        return bool(self.kept) and stores and not self.short and not last.reductions and len(self.rows.passes) > 1
 
     def _is_streamed(self, operand: RowOperand) -> bool:
         return self.tiled or operand.kind == "contiguous"

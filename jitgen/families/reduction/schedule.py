@@ -43,6 +43,10 @@ CPU_BESIDE = 1024
 """Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
 CPU_SHORT = 16
 """Rows shorter than this are walked together too: one alone does not fill a vector."""
+CPU_LANES = 64
+"""Elements of a row that a CPU thread takes at once, each into an accumulator of its own."""
+CPU_LONG = 256
+"""Rows shorter than this are taken by as many as the shortest has: more accumulators cost more than they hide."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class RowSchedule:
         threads: of one row in one block (GPU), a power of two; 1 on the CPU.
         rows: rows of one block.
         cluster: blocks of one row.
-        vector: elements of one access.
+        vector: elements of one access; on the CPU, of a group.
         unroll: vectors of one thread (kept), or started before the first is used (looping).
         kept: whether the row stays on chip between passes.
         whole: vectors of a thread that lie in the row for every thread, so that they need no mask: all of ``unroll``,
@@ -105,7 +109,8 @@ def schedule(
     (layout,), (geometry,) = layouts, geometries
     if target.kind == "cpu":
         beside = layout.columns or geometry.length < CPU_SHORT
-        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, 1, 1, False, 0, True)
+        lanes = CPU_LANES if beside or geometry.length >= CPU_LONG else CPU_SHORT
+        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, lanes, 1, False, 0, True)
     if backend == "triton":
         return _blocked(kernel, layout, geometry, target)
     if layout.columns:

@@ -11,9 +11,15 @@
 
 #define JITGEN_MEMBER inline __attribute__((always_inline))
 
+// Elements of a group: as a rule four vectors of floats at once, which hide the latency of one addition. A source for
+// short rows, which have few whole groups of those, defines fewer.
+#ifndef JITGEN_LANES
+#define JITGEN_LANES 64
+#endif
+
 namespace jitgen {
 
-constexpr int64_t lanes = 64;  // four vectors of floats at once hide the latency of one addition
+constexpr int64_t lanes = JITGEN_LANES;
 
 // The count of a whole group, known to the compiler; what is left at a row's end has a plain int64_t.
 struct Whole {
@@ -88,7 +94,7 @@ struct Group {
   }
   template <class Count>
   JITGEN_MEMBER void write(Storage* to, Count count, bool past) const {
-    if constexpr (is_whole<Count>) {
+    if constexpr (is_whole<Count> && sizeof(lane) % stream_width == 0) {
       detail::put<sizeof(lane)>(to, lane, past);
     } else {
 #pragma omp simd
@@ -108,11 +114,39 @@ struct GroupOfHalves {
       alignas(cache_line) bfloat16 packed[lanes];
 #pragma omp simd
       for (int64_t j = 0; j < lanes / 2; ++j) store_pair(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
-      detail::put<sizeof(packed)>(to, packed, past);
+      if constexpr (sizeof(packed) % stream_width == 0) {
+        detail::put<sizeof(packed)>(to, packed, past);
+      } else {
+        __builtin_memcpy(to, packed, sizeof(packed));
+      }
     } else {
 #pragma omp simd
       for (int64_t j = 0; j < count; ++j) to[j] = store<bfloat16>(lane[j]);
     }
+  }
+};
+
+// Results of short rows on their way past the cache, several rows at a time where one lies behind the other: by
+// themselves, rows would share lines that then go to memory in pieces.
+template <class Storage, int64_t longest>
+struct Stage {
+  static constexpr int64_t capacity = 4096 / sizeof(Storage) + longest;
+  alignas(cache_line) Storage buffer[capacity];
+  Storage* begin = nullptr;
+  int64_t count = 0;
+
+  // Where the results of the row at `row` are to be written.
+  JITGEN_MEMBER Storage* place(Storage* row, int64_t length) {
+    if (row != begin + count || count + length > capacity) {
+      flush();
+      begin = row;
+    }
+    count += length;
+    return buffer + count - length;
+  }
+  inline void flush() {
+    if (count != 0) stream(begin, buffer, count * int64_t(sizeof(Storage)));
+    count = 0;
   }
 };
 
@@ -127,7 +161,7 @@ struct Output {
 
   JITGEN_MEMBER Output(Storage* row, Storage* buffer, bool streaming)
       : row(row), buffer(buffer), past(streaming && is_aligned(row)), buffered(streaming && !is_aligned(row)) {}
-  JITGEN_INLINE bool is_aligned(const Storage* row) { return reinterpret_cast<uintptr_t>(row) % stream_width == 0; }
+  JITGEN_INLINE bool is_aligned(const Storage* row) { return reinterpret_cast<uintptr_t>(row) % cache_line == 0; }
 
   JITGEN_MEMBER Storage* begin(int64_t start) const { return buffered ? buffer : row + start; }
   JITGEN_MEMBER void end(int64_t start, int64_t count) const {

@@ -63,17 +63,21 @@ JITGEN_INLINE void stream_one(stream_vector* to, stream_vector value) {
 }  // namespace detail
 
 // Copy `bytes` from `source` (a block buffer; any alignment works, a cache line's is fastest) to `target`, without
-// reading the target's lines into the cache. Unaligned ends are copied the ordinary way.
+// reading the target's lines into the cache. Lines that are not the target's as a whole are copied the ordinary way: in
+// halves past the cache, they would cost a read and a write of memory each.
 JITGEN_INLINE void stream(void* target, const void* source, int64_t bytes) {
   char* to = static_cast<char*>(target);
   const char* from = static_cast<const char*>(source);
-  const int64_t misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & (stream_width - 1));
+  const int64_t misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & (cache_line - 1));
   const int64_t head = misaligned < bytes ? misaligned : bytes;
   if (head != 0) __builtin_memcpy(to, from, head);
   int64_t done = head;
-  for (; done + stream_width <= bytes; done += stream_width) {
-    detail::stream_one(reinterpret_cast<detail::stream_vector*>(to + done),
-                       *reinterpret_cast<const detail::stream_source*>(from + done));
+  for (; done + cache_line <= bytes; done += cache_line) {
+#pragma GCC unroll 4
+    for (int64_t part = 0; part < cache_line; part += stream_width) {
+      detail::stream_one(reinterpret_cast<detail::stream_vector*>(to + done + part),
+                         *reinterpret_cast<const detail::stream_source*>(from + done + part));
+    }
   }
   if (done < bytes) __builtin_memcpy(to + done, from + done, bytes - done);
 }

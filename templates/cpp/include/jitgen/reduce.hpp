@@ -218,7 +218,9 @@ struct Team {
   char* memory;
 
   JITGEN_INLINE Team alone() { return {0, 1, nullptr}; }
-  inline Range share(int64_t blocks) const { return jitgen::share(blocks, 1, thread, threads); }
+  inline Range share(int64_t blocks) const {
+    return threads == 1 ? Range{0, blocks} : jitgen::share(blocks, 1, thread, threads);
+  }
   // Wait until every thread of the team is here.
   inline void meet() const {
     if (threads > 1) {
@@ -299,12 +301,17 @@ struct Tile {
   }
   inline int64_t own() const { return rows / folds; }
   inline int64_t rows_of(int64_t step) const { return step + 1 == length ? last : rows; }
+  // Where a step is read, `inner` elements for each: after the last one begins the next tile.
+  inline int64_t ahead(int64_t step, int64_t inner) const {
+    return step < length ? step * inner : step % length * inner + step / length * rows;
+  }
   // Steps before `end` that have all rows.
   inline int64_t whole(int64_t end) const { return end == length && last != rows ? end - 1 : end; }
 
   template <class T>
   inline void repeat(T* values) const {
-    for (int64_t j = own(); j < rows; ++j) values[j] = values[j - own()];
+    const int64_t own = this->own();
+    for (int64_t j = own; j < rows; ++j) values[j] = values[j - own];
   }
 };
 
@@ -326,11 +333,14 @@ struct Parts {
       : shared(team.threads > 1 ? reinterpret_cast<Partial*>(team.memory + slot * count * width * partial_bytes)
                                 : nullptr),
         count(count) {
+    if (count == 1 && shared == nullptr) return;
     for (int64_t j = 0; j < width; ++j) total[j] = Kind::identity();
   }
   JITGEN_MEMBER void put(int64_t part, int64_t start, const Lanes<Kind, width>& of, int64_t rows) {
     if (shared != nullptr) {
       for (int64_t j = 0; j < rows; ++j) shared[part * width + j] = of.at(j, start);
+    } else if (count == 1) {
+      for (int64_t j = 0; j < rows; ++j) total[j] = of.at(j, start);
     } else {
       for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], of.at(j, start));
     }
@@ -341,8 +351,11 @@ struct Parts {
     for (int64_t part = 0; shared != nullptr && part < count; ++part) {
       for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], shared[part * width + j]);
     }
-    for (int64_t j = own; j < rows; ++j) total[j % own] = Kind::combine(total[j % own], total[j]);
-    for (int64_t j = 0; j < rows; ++j) row[j] = settled(total[j % own]);
+    for (int64_t first = own; first < rows; first += own) {
+      for (int64_t j = 0; j < own; ++j) total[j] = Kind::combine(total[j], total[first + j]);
+    }
+    for (int64_t j = 0; j < own; ++j) row[j] = settled(total[j]);
+    tile.repeat(row);
   }
 };
 
