@@ -25,7 +25,7 @@ from pathlib import Path
 
 from jitgen import settings
 from jitgen.errors import CompileError, SourceLine
-from jitgen.spec import Artifact, KernelSource, Target, Toolchain, artifact_key, digest
+from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, digest
 
 COMPILERS = ("g++", "c++", "clang++")
 """Looked for on PATH, in this order, when neither ``JITGEN_CXX`` nor ``CXX`` names one."""

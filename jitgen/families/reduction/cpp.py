@@ -261,7 +261,7 @@ class _Builder:
         return any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
 
     def _fetched(self) -> list[RowOperand]:
-        """What is read of every row anew: by the only pass, or by the first where a second one leaves the memory idle."""
+        """What is read of every row anew: by the only pass, or by the first where a second leaves the memory idle."""
         if self.tiled or not self.rows.outer:
             return []
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]

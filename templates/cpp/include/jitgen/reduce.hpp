@@ -305,8 +305,6 @@ struct Tile {
   inline int64_t ahead(int64_t step, int64_t inner) const {
     return step < length ? step * inner : step % length * inner + step / length * rows;
   }
-  // Steps before `end` that have all rows.
-  inline int64_t whole(int64_t end) const { return end == length && last != rows ? end - 1 : end; }
 
   template <class T>
   inline void repeat(T* values) const {
