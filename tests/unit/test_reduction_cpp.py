@@ -17,7 +17,7 @@ import jitgen
 from jitgen.runtime import cpu
 
 SHORT = (1, 2, 3, 7, 8, 15)
-LONG = (16, 17, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 20000)
+LONG = (16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 20000)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 FLOATS = tuple(TOLERANCE)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -193,12 +193,15 @@ def test_few_long_rows_are_one_kernel(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("length", [64, 1000, 4097, 40_000])
+@pytest.mark.parametrize("length", [16, 100, 255, 256, 1000, 4097, 40_000])
 def test_results_past_the_cache(dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streamed results, of rows at addresses that allow it and of rows that go by way of a buffer."""
+    """Streamed results: of rows at addresses that allow it, of rows that go by way of a buffer, of rows with others
+    between them."""
     monkeypatch.setattr(cpu, "last_level_cache", lambda: 0)
-    x, weight = torch.randn(9, length).to(dtype), torch.randn(length).to(dtype)
-    for out in (torch.empty_like(x), torch.empty(9 * length + 1, dtype=dtype)[1:].view(9, length)):
+    count = max(9, 30_000 // length)
+    x, weight = torch.randn(count, length).to(dtype), torch.randn(length).to(dtype)
+    shifted = torch.empty(count * length + 1, dtype=dtype)[1:].view(count, length)
+    for out in (torch.empty_like(x), shifted, torch.empty(count, length + 3, dtype=dtype)[:, 1:-2]):
         for function, inputs in ((lambda x: F.softmax(x, -1), (x,)), (lambda x, w: x * w / x.norm(), (x, weight))):
             out.fill_(math.nan)
             jitgen.jit(function).bind(*inputs)(*inputs, out=out)
