@@ -74,7 +74,7 @@ class _Builder:
         slots = itertools.count()
         self.reductions = [[_reduction(r, next(slots)) for r in walk.reductions] for walk in rows.passes]
         self.halved = not self.tiled and self._is_halved()
-        self.coarse = is_coarse(body)
+        self.coarse = is_coarse(body) and not self.tiled
         self.fetched = self._fetched()
         self.row_values = [(o.type, o.value) for o in self.row_loads]
         for walk, reductions in zip(rows.passes, self.reductions, strict=True):
