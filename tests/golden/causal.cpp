@@ -1,6 +1,7 @@
 
 // jitgen 0.1.0: causal, template cpp/elementwise.cpp.j2
-// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0, pdl=False)
+// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -20,20 +21,22 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
+  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
   auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
-  for (int64_t run = mine.begin; run < mine.end; ++run, at.next(), later.next()) {
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
     const int64_t count = n0_1 - start < block ? n0_1 - start : block;
     const int64_t x0 = o0_0 + at.index[0] * s0_0_0 + start * s0_0_1;
     const int64_t x1 = o0_1 + at.index[0] * s0_1_0 + start * s0_1_1;
     const float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
     float* const x3 = p0_3 + at.index[0] * s0_3_0 + start;
-    const float* const later2 = p0_2 + later.index[0] * s0_2_0 + later.index[1] * block;
-    const jitgen::Output<float> output3(x3, buffer3, streaming);
+    const float* const later2 = longer ? p0_2 + later.index[0] * s0_2_0 + later.index[1] * block : nullptr;
+    if (longer) later.next();
+    const jitgen::Output<float> output3(x3, buffer3, streaming && longer);
     float* const target3 = output3.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
-      jitgen::fetch(later2 + first);
-      jitgen::Group<float> group3;
+      if (longer) jitgen::fetch(later2 + first);
+      jitgen::Group<float, decltype(size)> group3(target3 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
@@ -45,7 +48,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
         const float v5 = v2 ? v3 : v4;
         group3.set(lane, v5);
       }
-      group3.write(target3 + first, size, output3.past);
+      group3.write(output3.past);
     });
     output3.end(0, count);
   }

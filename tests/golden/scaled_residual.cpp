@@ -1,6 +1,7 @@
 
 // jitgen 0.1.0: scaled_residual, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0, pdl=False)
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -20,19 +21,21 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
+  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
   auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
-  for (int64_t run = mine.begin; run < mine.end; ++run, at.next(), later.next()) {
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
     const int64_t count = n0_1 - start < block ? n0_1 - start : block;
     const float* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
     const float* const x1 = p0_1 + at.index[0] * s0_1_0 + start * s0_1_1;
     float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-    const float* const later0 = p0_0 + later.index[0] * s0_0_0 + later.index[1] * block;
-    const jitgen::Output<float> output2(x2, buffer2, streaming);
+    const float* const later0 = longer ? p0_0 + later.index[0] * s0_0_0 + later.index[1] * block : nullptr;
+    if (longer) later.next();
+    const jitgen::Output<float> output2(x2, buffer2, streaming && longer);
     float* const target2 = output2.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
-      jitgen::fetch(later0 + first);
-      jitgen::Group<float> group2;
+      if (longer) jitgen::fetch(later0 + first);
+      jitgen::Group<float, decltype(size)> group2(target2 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
@@ -42,7 +45,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1
         const float v4 = v0 + v3;
         group2.set(lane, v4);
       }
-      group2.write(target2 + first, size, output2.past);
+      group2.write(output2.past);
     });
     output2.end(0, count);
   }
@@ -63,7 +66,8 @@ JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
 
 
 // jitgen 0.1.0: scaled_residual_1, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0, pdl=False)
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -83,25 +87,27 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int6
   const int64_t sizes[] = {(n0_0 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<1>::from(sizes, mine.begin);
+  const bool longer = n0_0 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
   auto later = jitgen::Walk<1>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_0));
-  for (int64_t run = mine.begin; run < mine.end; ++run, at.next(), later.next()) {
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[0] * block;
     const int64_t count = n0_0 - start < block ? n0_0 - start : block;
     const float* const x0 = p0_0 + start;
     float* const x1 = p0_1 + start;
-    const float* const later0 = p0_0 + later.index[0] * block;
-    const jitgen::Output<float> output1(x1, buffer1, streaming);
+    const float* const later0 = longer ? p0_0 + later.index[0] * block : nullptr;
+    if (longer) later.next();
+    const jitgen::Output<float> output1(x1, buffer1, streaming && longer);
     float* const target1 = output1.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
-      jitgen::fetch(later0 + first);
-      jitgen::Group<float> group1;
+      if (longer) jitgen::fetch(later0 + first);
+      jitgen::Group<float, decltype(size)> group1(target1 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
         const float v0 = jitgen::load(x0[i]);
         group1.set(lane, v0);
       }
-      group1.write(target1 + first, size, output1.past);
+      group1.write(output1.past);
     });
     output1.end(0, count);
   }

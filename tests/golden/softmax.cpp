@@ -45,18 +45,18 @@ struct Way {
     const int64_t length = of.length;
     char* const scratch = of.scratch;
     float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
-      const jitgen::Halves halves_v0(x0 + start + first, size);
-      jitgen::GroupOfHalves group1;
+      const jitgen::Halves<decltype(size)> halves_v0(x0 + start + first, size);
+      jitgen::GroupOfHalves<jitgen::bfloat16, decltype(size)> group1(target1 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
-        const float v0 = halves_v0.lane[lane];
+        const float v0 = halves_v0.at(lane);
         const float v2 = v0 - v1;
         const float v3 = held ? kept_v3[start + i] : jitgen::coarse_exp_below(v2);
         const float v6 = v3 * v5;
         group1.set(lane, v6);
       }
-      group1.write(target1 + first, size, output1.past);
+      group1.write(output1.past);
   }
   JITGEN_MEMBER void end(int64_t start, int64_t count) const {
     output1.end(start, count);
@@ -71,8 +71,9 @@ struct Way {
     }
   }
 };
-template <bool held, bool beside>  // beside: the last pass of the row before is done too
-void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, const Last<held>& before, Last<held>& last) {
+// Where there is a row before (`beside`), its last pass is done too.
+template <bool held>
+void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, const Last<held>& before, Last<held>& last, bool beside) {
   const int64_t blocks = (length + block - 1) / block;
   const jitgen::Range mine = team.share(blocks);
   Way<held> way(before);
@@ -85,11 +86,11 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
     jitgen::Lanes<jitgen::Max<float>> lanes_v1;
     lanes_v1.clear();
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
-      const jitgen::Halves halves_v0(x0 + start + first, size);
+      const jitgen::Halves<decltype(size)> halves_v0(x0 + start + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
-        const float v0 = halves_v0.lane[lane];
+        const float v0 = halves_v0.at(lane);
         lanes_v1.take(lane, i, v0);
       }
     });
@@ -107,11 +108,11 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
     if (beside) way.begin(start);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
       if (next0 != 0) jitgen::fetch(x0 + next0 + start + first);
-      const jitgen::Halves halves_v0(x0 + start + first, size);
+      const jitgen::Halves<decltype(size)> halves_v0(x0 + start + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
-        const float v0 = halves_v0.lane[lane];
+        const float v0 = halves_v0.at(lane);
         const float v2 = v0 - v1;
         const float v3 = jitgen::coarse_exp_below(v2);
         if (held) kept_v3[start + i] = v3;
@@ -153,14 +154,13 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
       Last<true> lasts[2] = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
         const bool odd = number & 1;
-        const auto walk = number == mine.begin ? row<true, false> : row<true, true>;
-        walk(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, lasts[!odd], lasts[odd]);
+        row<true>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, lasts[!odd], lasts[odd], number != mine.begin);
       }
       if (mine.begin < mine.end) Way<true>(lasts[(mine.end - 1) & 1]).finish({0, blocks});
     } else {
       Last<false> last = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
-        row<false, false>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, last, last);
+        row<false>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, last, last, false);
         Way<false>(last).finish(team.share(blocks));
         team.meet();
       }

@@ -1,6 +1,7 @@
 
 // jitgen 0.1.0: swiglu, template cpp/elementwise.cpp.j2
-// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(1,), wide=True, blocks=0, pdl=False)
+// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
@@ -20,34 +21,36 @@ void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const 
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
+  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
   auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
-  for (int64_t run = mine.begin; run < mine.end; ++run, at.next(), later.next()) {
+  for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
     const int64_t count = n0_1 - start < block ? n0_1 - start : block;
     const jitgen::bfloat16* const x0 = p0_0 + at.index[0] * s0_0_0 + start;
     const jitgen::bfloat16* const x1 = p0_1 + at.index[0] * s0_1_0 + start;
     jitgen::bfloat16* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
-    const jitgen::bfloat16* const later0 = p0_0 + later.index[0] * s0_0_0 + later.index[1] * block;
-    const jitgen::bfloat16* const later1 = p0_1 + later.index[0] * s0_1_0 + later.index[1] * block;
-    const jitgen::Output<jitgen::bfloat16> output2(x2, buffer2, streaming);
+    const jitgen::bfloat16* const later0 = longer ? p0_0 + later.index[0] * s0_0_0 + later.index[1] * block : nullptr;
+    const jitgen::bfloat16* const later1 = longer ? p0_1 + later.index[0] * s0_1_0 + later.index[1] * block : nullptr;
+    if (longer) later.next();
+    const jitgen::Output<jitgen::bfloat16> output2(x2, buffer2, streaming && longer);
     jitgen::bfloat16* const target2 = output2.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
-      jitgen::fetch(later0 + first);
-      jitgen::fetch(later1 + first);
-      const jitgen::Halves halves_v0(x0 + first, size);
-      const jitgen::Halves halves_v3(x1 + first, size);
-      jitgen::GroupOfHalves group2;
+      if (longer) jitgen::fetch(later0 + first);
+      if (longer) jitgen::fetch(later1 + first);
+      const jitgen::Halves<decltype(size)> halves_v0(x0 + first, size);
+      const jitgen::Halves<decltype(size)> halves_v3(x1 + first, size);
+      jitgen::GroupOfHalves<jitgen::bfloat16, decltype(size)> group2(target2 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
-        const float v0 = halves_v0.lane[lane];
-        const float v3 = halves_v3.lane[lane];
+        const float v0 = halves_v0.at(lane);
+        const float v3 = halves_v3.at(lane);
         const float v1 = jitgen::coarse_sigmoid(v0);
         const float v2 = v0 * v1;
         const float v4 = v2 * v3;
         group2.set(lane, v4);
       }
-      group2.write(target2 + first, size, output2.past);
+      group2.write(output2.past);
     });
     output2.end(0, count);
   }

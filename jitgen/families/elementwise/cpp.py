@@ -32,7 +32,8 @@ def build(
     for region in contexts:
         # Regions that differ only in their parameters, as the parts of a concatenation do, are calls of one function.
         region["function"] = alike.setdefault(_anonymous(region), region["index"])
-    return {"block": schedule.vectors[0], "parameters": parameters, "regions": contexts}, {"interleaved": True}
+    context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls), "parameters": parameters}
+    return {**context, "regions": contexts}, {"interleaved": True}
 
 
 def _anonymous(region: dict[str, Any]) -> str:
@@ -103,7 +104,7 @@ def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
     if not operand.memory:
         expression = f"{operand.local} + {place}"
     elif halves:
-        expression = f"halves_{operand.value}.lane[lane]"
+        expression = f"halves_{operand.value}.at(lane)"
     else:
         expression = f"jitgen::load({operand.local}[{place}])"
     return {
@@ -116,7 +117,7 @@ def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
 
 
 def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
-    group = "GroupOfHalves" if halved else f"Group<{operand.storage}>"
+    group = "GroupOfHalves" if halved else "Group"
     return {
         "index": operand.index,
         "local": operand.local,

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitgen.families.layout import Geometry, Layout, item_size
+from jitgen.ir.body import Body
+from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
 CPU_BLOCK = 1024
 """Elements of a run on the CPU: 4 KiB of float32, so that a few streams of them share a first-level cache."""
+CPU_LANES = 64
+"""Elements of a group, whose vectors are computed side by side: a cache line or more of each operand."""
+CPU_VECTORS = 4
+"""Vectors of floats in a group where a body calls functions: more of them take more registers than there are, and code
+that no longer fits where decoded instructions are kept."""
+CPU_FUNCTION = 8
+"""Operations from which on one is such a function."""
 GPU_THREADS = 128
 GPU_THREAD_BYTES = 32
 """Bytes of its widest operand one thread moves per vector step, in 16-byte accesses."""
@@ -28,12 +37,16 @@ GPU_MOST_IN_FLIGHT = 512
 """Bytes of one vector step over all operands: half of a thread's registers."""
 
 
+_FLOATS = {"x86-64-v4": 16, "x86-64-v3": 8}
+"""Floats of a vector, where there are more than four."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Attributes:
     threads: per block (GPU), or 1.
     vectors: for each region, elements per access step.
-    unrolls: for each region, steps per thread.
+    unrolls: for each region, steps per thread; on the CPU, elements of a group.
     wide: 64-bit indices.
     blocks: that must fit a multiprocessor's registers together; 0 leaves that to the compiler.
     pdl: whether the source is made for programmatic dependent launch (see ``gemm/schedule.py``).
@@ -64,7 +77,8 @@ def schedule(
     """
     wide = any(layout.wide for layout in layouts)
     if target.kind == "cpu":
-        return Schedule(1, (CPU_BLOCK,) * len(layouts), (1,) * len(layouts), True)
+        lanes = tuple(_lanes(body, target) for body in kernel.bodies)
+        return Schedule(1, (CPU_BLOCK,) * len(layouts), lanes, True)
     vectors, unrolls, most = [], [], 0
     for body, layout in zip(kernel.bodies, layouts, strict=True):
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
@@ -84,3 +98,9 @@ def schedule(
         most = max(most, loaded * unroll)
     blocks = next((count for size, count in GPU_ROOMY if most <= size), 0) if target.kind == "cuda" else 0
     return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks, pdl=backend == "triton")
+
+
+def _lanes(body: Body, target: Target) -> int:
+    """Elements of a group on the CPU."""
+    calls = any(OPS[i.op].flops >= CPU_FUNCTION for i in body.instructions if i.op in OPS)
+    return CPU_VECTORS * _FLOATS.get(target.arch, 4) if calls else CPU_LANES

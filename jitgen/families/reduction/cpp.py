@@ -196,7 +196,7 @@ class _Builder:
         expression = f"{_local(operand)} + {place}"
         halves = f"{_local(operand)} + start" if self.halved and operand.kind == "contiguous" else ""
         if halves:
-            expression = f"halves_{operand.value}.lane[lane]"
+            expression = f"halves_{operand.value}.at(lane)"
         elif operand.pointer:
             expression = f"jitgen::load({_local(operand)}[{place}])"
         return {
@@ -228,7 +228,7 @@ class _Builder:
             "value": operand.value,
             "place": self._place(operand),
             "inner": operand.inner,
-            "group": "GroupOfHalves" if self.halved else f"Group<{operand.storage}>",
+            "group": "GroupOfHalves" if self.halved else "Group",
             "past": "false" if self.short else f"output{operand.index}.past",
         }
 

@@ -25,11 +25,6 @@ constexpr int64_t lanes = JITGEN_LANES;
 struct Whole {
   constexpr operator int64_t() const { return lanes; }
 };
-template <class Count>
-constexpr bool is_whole = false;
-template <>
-inline constexpr bool is_whole<Whole> = true;
-
 // body(first, count) for the groups of [0, count), in order.
 template <class Body>
 JITGEN_INLINE void groups(int64_t count, const Body& body) {
@@ -46,24 +41,28 @@ JITGEN_INLINE void fetch(const Storage* from, int64_t count = lanes) {
 }
 
 // A group of bfloat16 as floats, of whole groups the even ones before the odd ones: splitting 32-bit words costs half of
-// what widening 16-bit lanes does, and a kernel whose every operand lies in this order need not know.
+// what widening 16-bit lanes does, and a kernel whose every operand lies in this order need not know. What is left at an
+// end is loaded one by one.
+template <class Count>
 struct Halves {
+  const bfloat16* const from;
+
+  JITGEN_MEMBER Halves(const bfloat16* from, Count) : from(from) {}
+  JITGEN_MEMBER float at(int64_t j) const { return load(from[j]); }
+};
+template <>
+struct Halves<Whole> {
   alignas(cache_line) float lane[lanes];
 
-  template <class Count>
-  JITGEN_MEMBER Halves(const bfloat16* from, Count count) {
-    if constexpr (is_whole<Count>) {
+  JITGEN_MEMBER Halves(const bfloat16* from, Whole) {
 #pragma omp simd
-      for (int64_t j = 0; j < lanes / 2; ++j) {
-        const Pair pair = load_pair(from + 2 * j);
-        lane[j] = pair.low;
-        lane[lanes / 2 + j] = pair.high;
-      }
-    } else {
-#pragma omp simd
-      for (int64_t j = 0; j < count; ++j) lane[j] = load(from[j]);
+    for (int64_t j = 0; j < lanes / 2; ++j) {
+      const Pair pair = load_pair(from + 2 * j);
+      lane[j] = pair.low;
+      lane[lanes / 2 + j] = pair.high;
     }
   }
+  JITGEN_MEMBER float at(int64_t j) const { return lane[j]; }
 };
 
 namespace detail {
@@ -71,58 +70,65 @@ namespace detail {
 // Whole cache lines to where they belong, past the cache or not: by vectors, for a memcpy would need them in memory.
 template <int64_t bytes>
 JITGEN_INLINE void put(void* to, const void* lines, bool past) {
-  const stream_vector* const source = static_cast<const stream_vector*>(lines);  // auto would lose that it may alias
-  if (past) {
-#pragma GCC unroll 32
-    for (int64_t i = 0; i < bytes / stream_width; ++i) stream_one(static_cast<stream_vector*>(to) + i, source[i]);
+  if constexpr (bytes % stream_width != 0) {
+    __builtin_memcpy(to, lines, bytes);
   } else {
+    const stream_vector* const source = static_cast<const stream_vector*>(lines);  // auto would lose that it may alias
+    if (past) {
 #pragma GCC unroll 32
-    for (int64_t i = 0; i < bytes / stream_width; ++i) static_cast<stream_source*>(to)[i] = source[i];
+      for (int64_t i = 0; i < bytes / stream_width; ++i) stream_one(static_cast<stream_vector*>(to) + i, source[i]);
+    } else {
+#pragma GCC unroll 32
+      for (int64_t i = 0; i < bytes / stream_width; ++i) static_cast<stream_source*>(to)[i] = source[i];
+    }
   }
 }
 
 }  // namespace detail
 
-// A group of results. `past`: past the cache, for a target at a multiple of stream_width.
-template <class Storage>
+// A group of results on its way to `to`. `past`: past the cache, for a target at a multiple of a cache line. What is left
+// at an end is stored one by one.
+template <class Storage, class Count>
 struct Group {
-  alignas(cache_line) Storage lane[lanes];
+  Storage* const to;
 
+  JITGEN_MEMBER Group(Storage* to, Count) : to(to) {}
+  template <class Compute>
+  JITGEN_MEMBER void set(int64_t j, Compute value) {
+    to[j] = store<Storage>(value);
+  }
+  JITGEN_MEMBER void write(bool) const {}
+};
+template <class Storage>
+struct Group<Storage, Whole> {
+  alignas(cache_line) Storage lane[lanes];
+  Storage* const to;
+
+  JITGEN_MEMBER Group(Storage* to, Whole) : to(to) {}
   template <class Compute>
   JITGEN_MEMBER void set(int64_t j, Compute value) {
     lane[j] = store<Storage>(value);
   }
-  template <class Count>
-  JITGEN_MEMBER void write(Storage* to, Count count, bool past) const {
-    if constexpr (is_whole<Count> && sizeof(lane) % stream_width == 0) {
-      detail::put<sizeof(lane)>(to, lane, past);
-    } else {
-#pragma omp simd
-      for (int64_t j = 0; j < count; ++j) to[j] = lane[j];
-    }
-  }
+  JITGEN_MEMBER void write(bool past) const { detail::put<sizeof(lane)>(to, lane, past); }
 };
 
 // The same of values in the order of Halves.
-struct GroupOfHalves {
+template <class Storage, class Count>
+struct GroupOfHalves : Group<Storage, Count> {
+  using Group<Storage, Count>::Group;
+};
+template <>
+struct GroupOfHalves<bfloat16, Whole> {
   alignas(cache_line) float lane[lanes];
+  bfloat16* const to;
 
+  JITGEN_MEMBER GroupOfHalves(bfloat16* to, Whole) : to(to) {}
   JITGEN_MEMBER void set(int64_t j, float value) { lane[j] = value; }
-  template <class Count>
-  JITGEN_MEMBER void write(bfloat16* to, Count count, bool past) const {
-    if constexpr (is_whole<Count>) {
-      alignas(cache_line) bfloat16 packed[lanes];
+  JITGEN_MEMBER void write(bool past) const {
+    alignas(cache_line) bfloat16 packed[lanes];
 #pragma omp simd
-      for (int64_t j = 0; j < lanes / 2; ++j) store_pair(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
-      if constexpr (sizeof(packed) % stream_width == 0) {
-        detail::put<sizeof(packed)>(to, packed, past);
-      } else {
-        __builtin_memcpy(to, packed, sizeof(packed));
-      }
-    } else {
-#pragma omp simd
-      for (int64_t j = 0; j < count; ++j) to[j] = store<bfloat16>(lane[j]);
-    }
+    for (int64_t j = 0; j < lanes / 2; ++j) store_pair(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
+    detail::put<sizeof(packed)>(to, packed, past);
   }
 };
 
