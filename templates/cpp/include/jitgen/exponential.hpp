@@ -340,30 +340,57 @@ JITGEN_INLINE float pow(float base, float exponent) {
 
 // ---------------------------------------------------------------------------------------------------- error function
 
+namespace detail {
+
+JITGEN_INLINE float small_erf(float x) {  // for |x| < 0.95
+  const float square = x * x;
+  const float p = horner(square, 8.18509434e-05f, -0.000809770369f, 0.00519695226f, -0.0268577058f, 0.112836637f,
+                         -0.376126319f, 0.128379166f);
+  return mul_add(x, p, x);
+}
+
+}  // namespace detail
+
 JITGEN_INLINE float erf(float x) {
   const float magnitude = __builtin_fabsf(x);
-  const float square = x * x;
-  const float small = detail::horner(square, 8.18509434e-05f, -0.000809770369f, 0.00519695226f, -0.0268577058f,
-                                     0.112836637f, -0.376126319f, 0.128379166f);  // erf(x) / x - 1 for |x| < 0.95
   const float a = magnitude > 4.0f ? 4.0f : magnitude;
   const float exponent = detail::horner(a, 0.000198219481f, -0.00306548877f, 0.0223152079f, -0.104113668f,
                                         -0.636976063f, -1.12779725f, -0.000166448634f);  // log(erfc(a)), 0.9 .. 4
   const float large = __builtin_copysignf(1.0f - detail::moderate_exp(exponent), x);
-  const float near = detail::mul_add(x, small, x);
-  const float value = magnitude < 0.92f ? near : large;
+  const float value = magnitude < 0.92f ? detail::small_erf(x) : large;
   return x == x ? value : x;
 }
 
-// exp(x^2) (1 + 2x) erfc(x) is smooth and bounded on all of x >= 0, and a polynomial in u = (x - 2) / (x + 2).
+// exp(x^2) (1 + 2x) erfc(x) is smooth and bounded on all of x >= 0, and a polynomial in u = (x - 2) / (x + 2). Where a
+// product's rounding error costs one instruction, exp(-x^2) keeps its accuracy in float; elsewhere it takes double.
+namespace detail {
+
+template <class T>
+JITGEN_INLINE T scaled_erfc(T u) {
+  return horner(u, T(7.91628299684147e-05), T(0.00016880392667273223), T(-0.00040086305334536675),
+                T(-0.0014202705652242137), T(0.0012529528782986657), T(0.008708940877397023), T(-0.008030956728093747),
+                T(-0.05421781054736726), T(0.16405105008973642), T(-0.1660305222416992), T(-0.09276382094996113),
+                T(1.2769783826822971));
+}
+
+}  // namespace detail
+
 JITGEN_INLINE float erfc(float x) {
+#if defined(__FMA__) || defined(__aarch64__)
+  const float a = __builtin_fabsf(x) > 10.1f ? 10.1f : __builtin_fabsf(x);
+  const float square = a * a, sum = __builtin_fmaf(2.0f, a, 1.0f);
+  const float p = detail::scaled_erfc((a - 2.0f) / (a + 2.0f)) / sum;
+  // What the roundings of a^2 and of 1 + 2a have lost; for that a reciprocal within an eighth will do.
+  const float inverse = float_of(0x7ef311c7u - bits_of(sum));
+  const float lost = __builtin_fmaf(__builtin_fmaf(2.0f, a, 1.0f - sum), inverse, __builtin_fmaf(a, a, -square));
+  const float tail = exp(-square) * __builtin_fmaf(p, -lost, p);
+  const float far = x < 0.0f ? 2.0f - tail : tail;
+  const float value = a < 0.65f ? 1.0f - detail::small_erf(x) : far;
+#else
   const double a = __builtin_fabsf(x) > 10.1f ? 10.1 : double(__builtin_fabsf(x));
-  const double u = (a - 2.0) / (a + 2.0);
-  const double p = detail::horner(u, 7.91628299684147e-05, 0.00016880392667273223, -0.00040086305334536675,
-                                  -0.0014202705652242137, 0.0012529528782986657, 0.008708940877397023,
-                                  -0.008030956728093747, -0.05421781054736726, 0.16405105008973642,
-                                  -0.1660305222416992, -0.09276382094996113, 1.2769783826822971);
-  const double tail = detail::double_exp(-a * a) * p / (1.0 + 2.0 * a);
+  const double tail = detail::double_exp(-a * a) * detail::scaled_erfc((a - 2.0) / (a + 2.0)) / (1.0 + 2.0 * a);
   const float value = float(x < 0.0f ? 2.0 - tail : tail);
+#endif
   return x == x ? value : x;
 }
 
