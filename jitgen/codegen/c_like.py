@@ -60,8 +60,10 @@ def _rows() -> dict[str, Row]:
 
 
 ROWS = _rows()
-COARSE = {op: f"jitgen::coarse_{op}({{0}})" for op in ("exp", "sigmoid")}
 """Operators on floats; functions of the headers for the rest (integer arithmetic wraps there, without overflow)."""
+
+COARSE = {op: f"jitgen::coarse_{op}({{0}})" for op in ("exp", "sigmoid")}
+"""Functions of the headers that 16-bit results may have instead; see ``Dialect``."""
 
 
 def constant(value: bool | int | float, dtype: str) -> str:

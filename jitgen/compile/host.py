@@ -70,11 +70,10 @@ def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
     # A selection is no branch in vector code; threading one into the next multiplies what is computed under masks.
     selections = ("-fno-thread-jumps",) if compiler == "gcc" else ()
     arch = () if target.arch == "generic" else (f"-march={target.arch}",)
-    interleaved = compiler == "gcc" and source.option("interleaved", False)
-    schedule = _INTERLEAVED if interleaved else ()
+    interleaved = _INTERLEAVED if compiler == "gcc" and source.option("interleaved") else ()
     # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
     width = ("-mprefer-vector-width=512",) if target.arch == "x86-64-v4" else ()
-    return (*_CODE_FLAGS, *openmp, *selections, *schedule, *arch, *width)
+    return (*_CODE_FLAGS, *openmp, *selections, *interleaved, *arch, *width)
 
 
 def flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:

@@ -25,6 +25,9 @@ ITEM_SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, 
 """Bytes of an element; every other dtype has one."""
 ACCESS_BYTES = 16
 """The widest single access, and the widest alignment worth telling apart."""
+CPU_LANES = 64
+"""Elements that a CPU thread takes at once, whose vectors are computed side by side: a cache line or more of each
+operand; in a reduction, each into an accumulator of its own."""
 MAX_UNIT = 16
 INDEX_LIMIT = 2**31 - 2**20
 """From here on indices are 64-bit: below it, even the last block's idle threads count within 32 bits."""

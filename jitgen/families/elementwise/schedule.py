@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.layout import Geometry, Layout, item_size
+from jitgen.families.layout import CPU_LANES, Geometry, Layout, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -12,8 +12,6 @@ from jitgen.spec import Target
 
 CPU_BLOCK = 1024
 """Elements of a run on the CPU: 4 KiB of float32, so that a few streams of them share a first-level cache."""
-CPU_LANES = 64
-"""Elements of a group, whose vectors are computed side by side: a cache line or more of each operand."""
 CPU_VECTORS = 4
 """Vectors of floats in a group where a body calls functions: more of them take more registers than there are, and code
 that no longer fits where decoded instructions are kept."""

@@ -19,10 +19,10 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
-from jitgen.families.layout import is_coarse, item_size
+from jitgen.families.layout import CPU_LANES, is_coarse, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import CPU_LANES, CPU_LONG, RowSchedule
+from jitgen.families.reduction.schedule import CPU_LONG, RowSchedule
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.layout import ACCESS_BYTES, CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import FEW_ELEMENTS, residency
 from jitgen.ir.program import Kernel
@@ -43,8 +43,6 @@ CPU_BESIDE = 1024
 """Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
 CPU_SHORT = 16
 """Rows shorter than this are walked together too: one alone does not fill a vector."""
-CPU_LANES = 64
-"""Elements of a row that a CPU thread takes at once, each into an accumulator of its own."""
 CPU_LONG = 256
 """Rows shorter than this are taken by as many as the shortest has: more accumulators cost more than they hide."""
 
