@@ -1,8 +1,14 @@
-"""Row reductions, measured as the streaming cases are: one read and one write of the tensor is the bound."""
+"""Row reductions, measured as the streaming cases are: one read and one write of every tensor is the bound.
+
+On a GPU the shapes are those that models have, as far as its memory holds them; on the CPU there are as many rows as
+make the tensors of the streaming cases, whatever the length.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,16 +16,28 @@ import torch
 import torch.nn.functional as F
 
 from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.streaming import Case, measure
+from jitgen.bench.streaming import COPIED, Case, Result, measure
 
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 151936)
+CPU_LENGTHS = tuple(length for length in LENGTHS if length != 32768)
+"""32768 shows what 16384 and 151936 do, at a third of the time."""
+ROWS = 8192
+GPU_SHAPES = (*((ROWS, length) for length in LENGTHS), (64, 151936))
+DTYPES = (torch.bfloat16, torch.float32)
 
 
-def rows_of(length: int, weights: int, elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
-    """Rows of ``length``, as many as ``elements`` make, and ``weights`` vectors of it spread over them."""
-    count = max(1, elements // length)
-    x = torch.randn(count, length, dtype=dtype, device=device)
-    return x, *(torch.randn(length, dtype=dtype, device=device).expand(count, length) for _ in range(weights))
+def rows_of(
+    count: int | None, length: int, tensors: int, weights: int, elements: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, ...]:
+    """``tensors`` of ``count`` rows of ``length``, and ``weights`` vectors of it spread over them.
+
+    ``count``: by default as many as ``elements`` make.
+    """
+    count = max(1, elements // length) if count is None else count
+    return (
+        *(torch.randn(count, length, dtype=dtype, device=device) for _ in range(tensors)),
+        *(torch.randn(length, dtype=dtype, device=device).expand(count, length) for _ in range(weights)),
+    )
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -28,6 +46,14 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 def softmax_eager(x: torch.Tensor, out: torch.Tensor) -> None:
     torch.softmax(x, -1, out=out)
+
+
+def log_softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.log_softmax(x, -1)
+
+
+def log_softmax_eager(x: torch.Tensor, out: torch.Tensor) -> None:
+    torch.log_softmax(x, -1, out=out)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -43,26 +69,96 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return F.layer_norm(x, x.shape[-1:], weight[0], bias[0])
 
 
-def layer_norm_eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
-    dtype = x.dtype if x.device.type == "cpu" else torch.float32  # what torch keeps these two in
-    mean, inverse = torch.empty(2, *x.shape[:-1], 1, dtype=dtype, device=x.device)
-    torch.ops.aten.native_layer_norm.out(x, x.shape[-1:], weight[0], bias[0], 1e-5, out0=out, out1=mean, out2=inverse)
+def layer_norm_eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Into memory of its own: the form with ``out=``, native_layer_norm's, does the same and then copies."""
+    return F.layer_norm(x, x.shape[-1:], weight[0], bias[0])
 
 
-def _cases() -> Iterator[Case]:
-    functions: tuple[tuple[str, Callable[..., torch.Tensor], Callable[..., Any], int], ...] = (
-        ("softmax", softmax, softmax_eager, 0),
-        ("rms_norm", rms_norm, rms_norm_eager, 1),
-        ("layer_norm", layer_norm, layer_norm_eager, 2),
-    )
-    for name, function, eager, weights in functions:
-        for length in LENGTHS:
-            yield Case(f"{name}, rows of {length}", function, eager, partial(rows_of, length, weights))
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x + residual
+    return h, F.rms_norm(h, h.shape[-1:], weight[0], 1e-5)
+
+
+def add_rms_norm_eager(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """The sum into ``out``, the norm into memory of its own, as above."""
+    h = torch.add(x, residual, out=out[0])
+    return F.rms_norm(h, h.shape[-1:], weight[0], 1e-5)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A function of rows.
+
+    Attributes:
+        tensors, weights, outputs: how many tensors of rows and vectors of a row's length it takes, and what it returns.
+        cpu_lengths: what it is measured on there.
+    """
+
+    name: str
+    function: Callable[..., Result]
+    eager: Callable[..., Any]
+    tensors: int = 1
+    weights: int = 0
+    outputs: int = 1
+    cpu_lengths: tuple[int, ...] = CPU_LENGTHS
+
+    def case(
+        self, length: int, count: int | None = None, dtypes: tuple[torch.dtype, ...] = DTYPES, prefix: str = ""
+    ) -> Case:
+        """``prefix``: what sets its name apart from that of another number of rows."""
+        inputs = partial(rows_of, count, length, self.tensors, self.weights)
+        return Case(f"{self.name}, {prefix}rows of {length}", self.function, self.eager, inputs, dtypes)
+
+
+REDUCTIONS = (
+    Reduction("softmax", softmax, softmax_eager),
+    Reduction("log_softmax", log_softmax, log_softmax_eager, cpu_lengths=(4096, 151936)),
+    Reduction("rms_norm", rms_norm, rms_norm_eager, weights=1),
+    Reduction("layer_norm", layer_norm, layer_norm_eager, weights=2),
+    Reduction("add_rms_norm", add_rms_norm, add_rms_norm_eager, 2, 1, 2, (4096, 151936)),
+)
+
+
+def gpu_shapes(reduction: Reduction) -> Iterator[tuple[int, int, torch.dtype]]:
+    """(rows, length, dtype) of every case."""
+    for count, length in GPU_SHAPES:
+        for dtype in DTYPES:
+            yield count, length, dtype
+    if reduction.name == "softmax":
+        yield 4096, 32768, torch.bfloat16
+
+
+def rows_that_fit(count: int, row_bytes: int, free: int) -> int:
+    """``count``, or as many rows as let two sets of buffers, and the copy's two, lie in half of ``free`` bytes.
+
+    ``row_bytes``: of a row in all tensors of a set together. The other half is for the temporaries of peers.
+    """
+    half = free // 2
+    return max(1, min(count, max(half // 4, half // 2 - COPIED) // row_bytes))
+
+
+def _free_memory() -> int:
+    """What the GPU has, once it has back what earlier cases held."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def _cases(bench: Bench) -> Iterator[Case]:
+    """Each is to be measured before the next is asked for: on a GPU it takes the memory that there is then."""
+    for reduction in REDUCTIONS:
+        if bench.device == "cpu":
+            yield from map(reduction.case, reduction.cpu_lengths)
+            continue
+        for count, length, dtype in gpu_shapes(reduction):
+            row_bytes = (reduction.tensors + reduction.outputs) * length * dtype.itemsize
+            fitting = rows_that_fit(count, row_bytes, _free_memory())
+            yield reduction.case(length, fitting, (dtype,), "" if count == ROWS else f"{count} ")
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    for case in _cases():
-        if bench.device == "cpu" and "32768" in case.name:
-            continue  # what 16384 and 151936 show, at a third of the time
+    for case in _cases(bench):
         for dtype in case.dtypes:
             yield from measure(case, dtype, bench, "rows")

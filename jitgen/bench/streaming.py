@@ -1,14 +1,14 @@
 """Kernels bound by memory, beside a copy of as many bytes, eager torch and torch.compile.
 
 Outputs are given by the caller on every side, and hold NaN before the first call, so that what is not written shows.
-Eager torch is written as one would by hand, with ``out=`` and in place; where a function has no such form (RoPE), it
-allocates. torch.compile gets the function with ``out.copy_(...)`` around it, which it fuses.
+Eager torch is written as one would by hand, with ``out=`` and in place; where a function has no such form (RoPE, the
+norms), it allocates. torch.compile gets the function with ``out.copy_(...)`` around it, which it fuses.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,8 +21,14 @@ from jitgen.bench.measurement import Bench, Measurement, relative_error
 from jitgen.bench.timing import medians
 from jitgen.spec import dtype_name
 
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
 CHECKED = 2**20
 """Elements per place (head, middle, tail) compared with float64."""
+COPIED = 2**32
+"""The most bytes that one copy, the peer, reads and writes together; its rate is the same beyond."""
+WHOLE = 4096
+"""Elements of which a copy takes a multiple: of other counts torch's own does not move whole vectors."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class Case:
     Attributes:
         name: what the table calls it.
         function: plain torch; also what the float64 reference runs.
-        eager: the same written by hand for eager torch: ``(*inputs, out)``.
+        eager: the same written by hand for eager torch: ``(*inputs, out)``, where ``out`` is what ``function`` returns,
+            a tensor or a tuple of them.
         inputs: ``(elements, dtype, device) -> tensors``, of fresh random numbers; the function maps rows of their first
             dimension to rows, so that a part can be checked by itself.
         dtypes: to measure it in.
@@ -40,7 +47,7 @@ class Case:
     """
 
     name: str
-    function: Callable[..., torch.Tensor]
+    function: Callable[..., Result]
     eager: Callable[..., Any]
     inputs: Callable[[int, torch.dtype, str], tuple[torch.Tensor, ...]]
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
@@ -145,23 +152,26 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:
     """One measurement for each backend; all of them, and the peers, timed in turn."""
-    sets = [case.inputs(_elements(bench, dtype), dtype, bench.device) for _ in range(_buffer_sets(bench))]
-    result = case.function(*(tensor.to("meta") for tensor in sets[0]))
-    outs = [torch.full(result.shape, torch.nan, dtype=result.dtype, device=bench.device) for _ in sets]
-    moved = sum(map(_bytes, (*sets[0], outs[0])))
+    inputs = case.inputs(_elements(bench, dtype), dtype, bench.device)
+    results = _tuple(case.function(*(tensor.to("meta") for tensor in inputs)))
+    moved = sum(map(_bytes, (*inputs, *results)))
+    count = buffer_sets(moved, bench)
+    sets = [inputs, *(case.inputs(_elements(bench, dtype), dtype, bench.device) for _ in range(count - 1))]
+    outs = [tuple(_unwritten(result, bench.device) for result in results) for _ in sets]
     subjects: dict[str, list[Callable[[], Any]]] = {}
     errors = {}
     for backend in bench.backends:
-        plan = jitgen.jit(backend=backend)(case.function).bind(*sets[0])
-        calls: list[Callable[[], Any]] = [
-            partial(plan, *inputs, out=out) for inputs, out in zip(sets, outs, strict=True)
-        ]
+        plan = jitgen.jit(backend=backend)(case.function).bind(*inputs)
+        calls: list[Callable[[], Any]] = [partial(plan, *i, out=_one(o)) for i, o in zip(sets, outs, strict=True)]
         calls[0]()
-        errors[backend] = _error(case, sets[0], outs[0])
-        outs[0].fill_(torch.nan)
+        errors[backend] = _error(case, inputs, outs[0])
+        for out in outs[0]:
+            out.fill_(torch.nan)
         subjects[backend] = calls
-    subjects["copy_"] = _copies(moved, dtype, bench)
-    subjects["eager"] = [partial(case.eager, *i, o) for i, o in zip(sets, outs, strict=True)]
+    copied = copied_elements(moved, dtype)
+    subjects["copy_"] = _copies(copied, dtype, bench)
+    eager: list[Callable[[], Any]] = [partial(case.eager, *i, _one(o)) for i, o in zip(sets, outs, strict=True)]
+    subjects["eager"] = eager if bench.device == "cpu" else keeping(eager)
     notes = []
     if bench.compile_peer:
         try:
@@ -170,6 +180,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
             notes.append(f"torch.compile: {type(error).__name__}: {str(error).splitlines()[0]}")
             print(notes[-1], file=sys.stderr)
     times = medians(subjects, bench.device, bench.budget)
+    times["copy_"] *= moved / (2 * copied * dtype.itemsize)
     peers = {name: seconds for name, seconds in times.items() if name not in bench.backends}
     for backend in bench.backends:
         yield Measurement(
@@ -178,11 +189,11 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
             device=bench.device,
             backend=backend,
             dtype=dtype_name(dtype),
-            shape=tuple(sets[0][0].shape),
+            shape=tuple(inputs[0].shape),
             seconds={"jitgen": times[backend], **peers},
             error=errors[backend],
             moved=moved,
-            flops=case.flops * outs[0].numel(),
+            flops=case.flops * results[0].numel(),
             notes=tuple(notes),
         )
 
@@ -192,41 +203,90 @@ def _elements(bench: Bench, dtype: torch.dtype) -> int:
     return bench.elements * 4 // dtype.itemsize
 
 
+def _tuple(result: Result) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def _one(results: tuple[torch.Tensor, ...]) -> Result:
+    """As a function returns them and ``out=`` takes them: one by itself."""
+    return results[0] if len(results) == 1 else results
+
+
+def _unwritten(result: torch.Tensor, device: str) -> torch.Tensor:
+    return torch.full(result.shape, torch.nan, dtype=result.dtype, device=device)
+
+
+def keeping(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """The calls, each holding its result until it runs again: what they allocate goes round as given buffers do.
+
+    In a graph each would else be given the memory of the one before, which a GPU's cache still holds.
+    """
+    kept: list[Any] = [None] * len(calls)
+
+    def keep(place: int) -> None:
+        kept[place] = calls[place]()
+
+    return [partial(keep, place) for place in range(len(calls))]
+
+
 def _bytes(tensor: torch.Tensor) -> int:
     """What must be moved for it: a vector spread over rows is read once, and then from the cache."""
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
 
 
-def _buffer_sets(bench: Bench) -> int:
-    return 1 if bench.device == "cpu" else 2
+def buffer_sets(moved: int, bench: Bench) -> int:
+    """How many sets of buffers, of ``moved`` bytes each, calls go round.
+
+    On a GPU two at least, and as many as lie over four times its L2 together. On the CPU, where each call is timed by
+    itself and each tensor lies over four times the cache, one.
+    """
+    return 1 if bench.device == "cpu" else max(2, 4 * bench.elements // moved + 1)
 
 
-def _copies(moved: int, dtype: torch.dtype, bench: Bench) -> list[Callable[[], Any]]:
-    """copy_ calls that read and write ``moved`` bytes together."""
-    count = moved // (2 * dtype.itemsize)
-    sources = [torch.randn(count, dtype=dtype, device=bench.device) for _ in range(_buffer_sets(bench))]
+def copied_elements(moved: int, dtype: torch.dtype) -> int:
+    """How many elements a copy takes to read and write about ``moved`` bytes together, ``COPIED`` at most.
+
+    The time of the copy is then scaled to ``moved`` bytes.
+    """
+    count = min(moved, COPIED) // (2 * dtype.itemsize)
+    return max(1, -(-count // WHOLE)) * WHOLE
+
+
+def _copies(count: int, dtype: torch.dtype, bench: Bench) -> list[Callable[[], Any]]:
+    """copy_ calls of ``count`` elements."""
+    number = buffer_sets(2 * count * dtype.itemsize, bench)
+    sources = [torch.randn(count, dtype=dtype, device=bench.device) for _ in range(number)]
     return [partial(torch.full_like(source, torch.nan).copy_, source) for source in sources]
 
 
-def _compiled(function: Callable[..., torch.Tensor], sets: Any, outs: Any) -> list[Callable[[], Any]]:
-    def write(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-        out.copy_(function(*inputs))
+def _compiled(
+    function: Callable[..., Result], sets: Any, outs: Any, backend: Any = "inductor"
+) -> list[Callable[[], Any]]:
+    number = len(outs[0])
+
+    def write(*tensors: torch.Tensor) -> None:
+        for out, result in zip(tensors[:number], _tuple(function(*tensors[number:])), strict=True):
+            out.copy_(result)
 
     torch._dynamo.reset()  # every case is the same code object to Dynamo, which recompiles only so often
-    compiled = torch.compile(write, dynamic=False, fullgraph=True)
-    compiled(outs[0], *sets[0])
-    return [partial(compiled, out, *inputs) for inputs, out in zip(sets, outs, strict=True)]
+    compiled = torch.compile(write, backend=backend, dynamic=False, fullgraph=True)
+    compiled(*outs[0], *sets[0])
+    return [partial(compiled, *out, *inputs) for inputs, out in zip(sets, outs, strict=True)]
 
 
-def _error(case: Case, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> float:
-    """Against float64, at the head, in the middle and at the tail; NaN if any element of all was left unwritten."""
-    if bool(out.isnan().any()):
+def _error(case: Case, inputs: tuple[torch.Tensor, ...], outs: tuple[torch.Tensor, ...]) -> float:
+    """Against float64, at the head, in the middle and at the tail; NaN if any element of all was left unwritten.
+
+    The worst of all ``outs``.
+    """
+    if any(bool(out.isnan().any()) for out in outs):
         return float("nan")
     rows = inputs[0].shape[0]
     count = min(rows, max(1, CHECKED * rows // inputs[0].numel()))
     worst = 0.0
     for start in {0, (rows - count) // 2, rows - count}:
         part = slice(start, start + count)
-        reference = case.function(*(tensor[part].double() for tensor in inputs))
-        worst = max(worst, relative_error(out[part], reference))
+        references = _tuple(case.function(*(tensor[part].double() for tensor in inputs)))
+        for out, reference in zip(outs, references, strict=True):
+            worst = max(worst, relative_error(out[part], reference))
     return worst

@@ -47,8 +47,13 @@ def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
     return timer
 
 
+def in_turn(calls: Sequence[Call]) -> list[Call]:
+    """What one graph holds: every call as often as the next, ``CALLS_PER_GRAPH`` at least."""
+    return [*calls] * -(-CALLS_PER_GRAPH // len(calls))
+
+
 def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
-    repeated = [calls[index % len(calls)] for index in range(max(CALLS_PER_GRAPH, len(calls)))]
+    repeated = in_turn(calls)
     # Whatever compiles, loads or tunes does so here, on a side stream as capture wants it.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

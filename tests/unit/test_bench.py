@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import math
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from jitgen import settings
-from jitgen.bench import intensity, markdown, measurement, overhead, streaming, suite, timing
+from jitgen.bench import intensity, markdown, measurement, overhead, rows, streaming, suite, timing
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compile import host
@@ -19,6 +23,8 @@ from jitgen.compile import host
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
 TINY = measurement.Bench("cpu", elements=2**15, budget=0.0, compile_peer=False, repeats=1)
+H200 = measurement.Bench("cuda", elements=60 * 2**20 + 2**16, budget=1.0, compile_peer=True, repeats=3)
+GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +68,9 @@ def test_unwritten_output_is_seen() -> None:
     case = streaming.CASES[0]
     (x,) = case.inputs(2**15, torch.float32, "cpu")
     out = case.function(x)
-    assert streaming._error(case, (x,), out) < 1e-6
+    assert streaming._error(case, (x,), (out,)) < 1e-6
     out[12345] = torch.nan
-    assert math.isnan(streaming._error(case, (x,), out))
+    assert math.isnan(streaming._error(case, (x,), (out,)))
 
 
 def test_a_wrong_tail_is_seen() -> None:
@@ -72,7 +78,176 @@ def test_a_wrong_tail_is_seen() -> None:
     (x,) = case.inputs(2**22, torch.float32, "cpu")
     out = case.function(x)
     out[-1] += 1e3
-    assert streaming._error(case, (x,), out) > 1e-2
+    assert streaming._error(case, (x,), (out,)) > 1e-2
+
+
+ROW_CASES = [each.case(1024) for each in rows.REDUCTIONS]
+
+
+@pytest.mark.parametrize("case", ROW_CASES, ids=lambda case: case.name)
+def test_a_case_of_rows(case: streaming.Case) -> None:
+    for dtype in case.dtypes:
+        (found,) = streaming.measure(case, dtype, TINY, "rows")
+        assert found.shape == (2**17 // dtype.itemsize // 1024, 1024)
+        assert found.error is not None
+        assert found.error < {torch.bfloat16: 4e-3, torch.float32: 1e-6}[dtype]
+
+
+@pytest.mark.parametrize("reduction", rows.REDUCTIONS, ids=lambda reduction: reduction.name)
+def test_what_a_reduction_says_of_its_tensors(reduction: rows.Reduction) -> None:
+    inputs = reduction.case(64, 5).inputs(0, torch.float32, "cpu")
+    assert [each.shape for each in inputs] == [(5, 64)] * (reduction.tensors + reduction.weights)
+    results = streaming._tuple(reduction.function(*inputs))
+    assert len(results) == reduction.outputs
+    outs = tuple(torch.full_like(each, torch.nan) for each in results)
+    last = reduction.eager(*inputs, streaming._one(outs))
+    if last is not None:  # the norms, which torch allocates
+        assert outs[-1].isnan().all()
+        outs = (*outs[:-1], last)
+    torch.testing.assert_close(outs, results)
+
+
+def test_every_output_is_moved_and_checked() -> None:
+    case = rows.REDUCTIONS[-1].case(1024)
+    (found,) = streaming.measure(case, torch.float32, TINY, "rows")
+    assert found.name == "add_rms_norm, rows of 1024"
+    assert found.moved == 4 * 4 * TINY.elements + 4 * 1024
+    inputs = case.inputs(TINY.elements, torch.float32, "cpu")
+    h, normed = streaming._tuple(case.function(*inputs))
+    assert streaming._error(case, inputs, (h, normed)) < 1e-6
+    assert streaming._error(case, inputs, (h, h)) > 1e-2
+    assert streaming._error(case, inputs, (normed, normed)) > 1e-2
+    h[3, 5] = torch.nan
+    assert math.isnan(streaming._error(case, inputs, (h, normed)))
+
+
+def test_torch_compile_writes_every_output() -> None:
+    case = rows.REDUCTIONS[-1].case(64, 5)
+    inputs = case.inputs(0, torch.float32, "cpu")
+    expected = streaming._tuple(case.function(*inputs))
+    outs = tuple(torch.full_like(each, torch.nan) for each in expected)
+    (call,) = streaming._compiled(case.function, [inputs], [outs], backend="eager")
+    call()
+    torch.testing.assert_close(outs, expected)
+
+
+def test_the_shapes_of_rows_on_a_gpu() -> None:
+    lengths = (1024, 4096, 8192, 16384, 32768, 151936)
+    dtypes = (torch.bfloat16, torch.float32)
+    wanted = {
+        (count, length, dtype) for count, length in [*((8192, n) for n in lengths), (64, 151936)] for dtype in dtypes
+    }
+    for reduction in rows.REDUCTIONS:
+        extra = {(4096, 32768, torch.bfloat16)} if reduction.name == "softmax" else set()
+        assert set(rows.gpu_shapes(reduction)) == wanted | extra
+    assert [each.name for each in rows.REDUCTIONS] == [
+        "softmax",
+        "log_softmax",
+        "rms_norm",
+        "layer_norm",
+        "add_rms_norm",
+    ]
+
+
+def test_cases_of_rows_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_free_memory", lambda: 138 * GIB)
+    cases = list(rows._cases(H200))
+    names = [(case.name, case.dtypes) for case in cases]
+    assert len(set(names)) == len(names) == 71
+    assert {"softmax, rows of 151936", "softmax, 64 rows of 151936", "softmax, 4096 rows of 32768"} <= {
+        name for name, _ in names
+    }
+
+
+def test_the_lengths_of_rows_on_the_cpu() -> None:
+    names = [case.name for case in rows._cases(TINY)]
+    for name in ("softmax", "rms_norm", "layer_norm"):
+        found = [each for each in names if each.startswith(f"{name}, ")]
+        assert found == [f"{name}, rows of {length}" for length in (1024, 4096, 8192, 16384, 151936)]
+
+
+@pytest.mark.parametrize("reduction", rows.REDUCTIONS, ids=lambda reduction: reduction.name)
+def test_an_h200_holds_every_shape(reduction: rows.Reduction) -> None:
+    for count, length, dtype in rows.gpu_shapes(reduction):
+        row_bytes = (reduction.tensors + reduction.outputs) * length * dtype.itemsize
+        assert rows.rows_that_fit(count, row_bytes, 138 * GIB) == count
+
+
+@pytest.mark.parametrize("free", [GIB, 8 * GIB, 24 * GIB, 32 * GIB, 78 * GIB])
+def test_rows_fit_half_the_free_memory(free: int) -> None:
+    def taken(count: int) -> int:
+        return 2 * (count * row_bytes + min(count * row_bytes, streaming.COPIED))
+
+    row_bytes = 4 * 151936 * 4
+    count = rows.rows_that_fit(8192, row_bytes, free)
+    assert 0 < count < 8192
+    assert taken(count) <= free // 2 < taken(count + 2)
+    assert rows.rows_that_fit(64, row_bytes // 8, free) == 64
+    assert rows.rows_that_fit(8192, row_bytes, 1) == 1
+
+
+@pytest.mark.parametrize("moved", [2 * 64 * 151936 * 2, 2 * 8192 * 1024 * 2, 4 * 8192 * 1024 * 4, 2**28, 2**34])
+def test_buffers_on_a_gpu_go_round_more_than_its_cache(moved: int) -> None:
+    count = streaming.buffer_sets(moved, H200)
+    assert count >= 2
+    assert count * moved > 4 * 60 * 2**20
+    assert count == 2 or (count - 1) * moved <= 4 * H200.elements
+    assert streaming.buffer_sets(moved, TINY) == 1
+
+
+@pytest.mark.parametrize("sets", [1, 2, 3, 5, 8, 13])
+def test_a_graph_goes_round_every_buffer_alike(sets: int) -> None:
+    calls = [lambda place=place: place for place in range(sets)]
+    order = [call() for call in timing.in_turn(calls)]
+    assert len(order) >= timing.CALLS_PER_GRAPH
+    assert order == [*range(sets)] * (len(order) // sets)
+
+
+def test_what_a_call_allocates_is_kept_until_it_runs_again() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def allocate() -> torch.Tensor:
+        result = torch.empty(1000)
+        made.append(weakref.ref(result))
+        return result
+
+    for call in streaming.keeping([allocate] * 3) * 2:
+        call()
+        assert [each() is not None for each in made] == [False] * (len(made) - 3) + [True] * min(3, len(made))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_copy_moves_whole_vectors_and_not_too_much(dtype: torch.dtype) -> None:
+    for moved in (1, 503819776, 503842816, 2 * 8192 * 1024 * 2, 4 * 8192 * 151936 * 4):
+        count = streaming.copied_elements(moved, dtype)
+        assert count > 0
+        assert count % 4096 == 0
+        copied = 2 * count * dtype.itemsize
+        assert copied <= streaming.COPIED
+        assert min(moved, streaming.COPIED) <= copied + 2 * dtype.itemsize < moved + 2 * 4097 * dtype.itemsize
+
+
+def test_the_copy_is_timed_as_if_of_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "medians", lambda subjects, *_: dict.fromkeys(subjects, 1.0))
+    monkeypatch.setattr(streaming, "COPIED", 2**16)
+    (found,) = streaming.measure(streaming.CASES[0], torch.float32, TINY, "streaming")
+    assert found.seconds["copy_"] == found.moved / 2**16 == 4.0
+    assert found.seconds["eager"] == 1.0
+
+
+def test_buffers_are_given_up_with_their_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def remember(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        tensors = rows.rows_of(5, 64, 2, 1, *arguments)
+        made.extend(map(weakref.ref, tensors))
+        return tensors
+
+    case = dataclasses.replace(rows.REDUCTIONS[-1].case(64), inputs=remember)
+    list(streaming.measure(case, torch.float32, TINY, "rows"))
+    gc.collect()
+    assert made
+    assert not [each for each in made if each() is not None]
 
 
 def test_subjects_are_timed_in_turn() -> None:
