@@ -146,8 +146,8 @@ def _free_memory() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def _cases(bench: Bench) -> Iterator[Case]:
-    """Each is to be measured before the next is asked for: on a GPU it takes the memory that there is then."""
+def cases(bench: Bench) -> Iterator[Case]:
+    """To measure each before the next is asked for: on a GPU it has as many rows as fit the memory there is then."""
     for reduction in REDUCTIONS:
         if bench.device == "cpu":
             yield from map(reduction.case, reduction.cpu_lengths)
@@ -159,6 +159,6 @@ def _cases(bench: Bench) -> Iterator[Case]:
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    for case in _cases(bench):
+    for case in cases(bench):
         for dtype in case.dtypes:
             yield from measure(case, dtype, bench, "rows")

@@ -152,20 +152,18 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:
     """One measurement for each backend; all of them, and the peers, timed in turn."""
-    inputs = case.inputs(_elements(bench, dtype), dtype, bench.device)
-    results = _tuple(case.function(*(tensor.to("meta") for tensor in inputs)))
+    inputs, results = one_set(case, dtype, bench)
     moved = sum(map(_bytes, (*inputs, *results)))
-    count = buffer_sets(moved, bench)
-    sets = [inputs, *(case.inputs(_elements(bench, dtype), dtype, bench.device) for _ in range(count - 1))]
-    outs = [tuple(_unwritten(result, bench.device) for result in results) for _ in sets]
+    others = [one_set(case, dtype, bench) for _ in range(buffer_sets(moved, bench) - 1)]
+    sets, outs = zip((inputs, results), *others, strict=True)
     subjects: dict[str, list[Callable[[], Any]]] = {}
     errors = {}
     for backend in bench.backends:
         plan = jitgen.jit(backend=backend)(case.function).bind(*inputs)
         calls: list[Callable[[], Any]] = [partial(plan, *i, out=_one(o)) for i, o in zip(sets, outs, strict=True)]
         calls[0]()
-        errors[backend] = _error(case, inputs, outs[0])
-        for out in outs[0]:
+        errors[backend] = _error(case, inputs, results)
+        for out in results:
             out.fill_(torch.nan)
         subjects[backend] = calls
     copied = copied_elements(moved, dtype)
@@ -175,7 +173,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
     notes = []
     if bench.compile_peer:
         try:
-            subjects["torch.compile"] = _compiled(case.function, sets, outs)
+            subjects["torch.compile"] = compiled(case.function, sets, outs)
         except Exception as error:  # a peer that does not work here is told of, and not measured
             notes.append(f"torch.compile: {type(error).__name__}: {str(error).splitlines()[0]}")
             print(notes[-1], file=sys.stderr)
@@ -212,8 +210,11 @@ def _one(results: tuple[torch.Tensor, ...]) -> Result:
     return results[0] if len(results) == 1 else results
 
 
-def _unwritten(result: torch.Tensor, device: str) -> torch.Tensor:
-    return torch.full(result.shape, torch.nan, dtype=result.dtype, device=device)
+def one_set(case: Case, dtype: torch.dtype, bench: Bench) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Inputs, and the memory of their results, which holds NaN."""
+    inputs = case.inputs(_elements(bench, dtype), dtype, bench.device)
+    results = _tuple(case.function(*(tensor.to("meta") for tensor in inputs)))
+    return inputs, tuple(torch.full(r.shape, torch.nan, dtype=r.dtype, device=bench.device) for r in results)
 
 
 def keeping(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
@@ -259,7 +260,7 @@ def _copies(count: int, dtype: torch.dtype, bench: Bench) -> list[Callable[[], A
     return [partial(torch.full_like(source, torch.nan).copy_, source) for source in sources]
 
 
-def _compiled(
+def compiled(
     function: Callable[..., Result], sets: Any, outs: Any, backend: Any = "inductor"
 ) -> list[Callable[[], Any]]:
     number = len(outs[0])
@@ -269,9 +270,9 @@ def _compiled(
             out.copy_(result)
 
     torch._dynamo.reset()  # every case is the same code object to Dynamo, which recompiles only so often
-    compiled = torch.compile(write, backend=backend, dynamic=False, fullgraph=True)
-    compiled(*outs[0], *sets[0])
-    return [partial(compiled, *out, *inputs) for inputs, out in zip(sets, outs, strict=True)]
+    written = torch.compile(write, backend=backend, dynamic=False, fullgraph=True)
+    written(*outs[0], *sets[0])
+    return [partial(written, *out, *inputs) for inputs, out in zip(sets, outs, strict=True)]
 
 
 def _error(case: Case, inputs: tuple[torch.Tensor, ...], outs: tuple[torch.Tensor, ...]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import coldstart, intensity, overhead, products, rows, streaming
+from jitgen.bench import ahead, coldstart, intensity, overhead, products, rows, streaming
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
@@ -18,6 +18,8 @@ GROUPS = {
     "overhead": overhead.run,
     "coldstart": coldstart.run,
 }
+AHEAD = {"streaming": lambda bench: streaming.CASES, "rows": rows.cases}
+"""Cases whose functions another process can import."""
 
 
 def configure(device: str | None = None, quick: bool = False) -> Bench:
@@ -42,7 +44,15 @@ def configure(device: str | None = None, quick: bool = False) -> Bench:
     return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3)
 
 
-def run(bench: Bench, names: Sequence[str] = ()) -> Iterator[Measurement]:
-    """The measurements of the groups ``names``, all if there is none, as they are taken."""
+def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Measurement]:
+    """The measurements of the groups ``names``, all if there is none, as they are taken.
+
+    ``jobs``: where there are several, the groups with the most to compile for torch.compile do so in as many processes
+    first.
+    """
+    if jobs > 1 and bench.compile_peer:
+        ahead.compile_ahead(
+            [case for name in names or GROUPS if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
+        )
     for name in names or GROUPS:
         yield from GROUPS[name](bench)

@@ -22,7 +22,12 @@ GROUPS = ("streaming", "rows", "products", "intensity", "overhead", "coldstart")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
 @click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
 @click.option("--commit", help="The commit to record; default: the checkout's.")
-def bench(names: tuple[str, ...], device: str | None, path: Path | None, quick: bool, commit: str | None) -> None:
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, hidden=True, help="Compile torch.compile's in so many first."
+)
+def bench(
+    names: tuple[str, ...], device: str | None, path: Path | None, quick: bool, commit: str | None, jobs: int
+) -> None:
     """Time generated kernels and their peers in this process. NAMES are groups; all if there is none."""
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
@@ -31,7 +36,7 @@ def bench(names: tuple[str, ...], device: str | None, path: Path | None, quick: 
     facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
     measurements = []
-    for measurement in run(configuration, names):
+    for measurement in run(configuration, names, jobs):
         measurements.append(measurement)
         click.echo(f"  {measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}", err=True)
     print_table(

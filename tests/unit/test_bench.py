@@ -6,6 +6,10 @@ import dataclasses
 import gc
 import json
 import math
+import os
+import pickle
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ import torch
 from click.testing import CliRunner
 
 from jitgen import settings
-from jitgen.bench import intensity, markdown, measurement, overhead, rows, streaming, suite, timing
+from jitgen.bench import ahead, intensity, markdown, measurement, overhead, rows, streaming, suite, timing
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compile import host
@@ -126,9 +130,51 @@ def test_torch_compile_writes_every_output() -> None:
     inputs = case.inputs(0, torch.float32, "cpu")
     expected = streaming._tuple(case.function(*inputs))
     outs = tuple(torch.full_like(each, torch.nan) for each in expected)
-    (call,) = streaming._compiled(case.function, [inputs], [outs], backend="eager")
+    (call,) = streaming.compiled(case.function, [inputs], [outs], backend="eager")
     call()
     torch.testing.assert_close(outs, expected)
+
+
+AHEAD = """
+from jitgen.bench import ahead, measurement, rows, streaming
+from torch._dynamo.utils import counters
+
+bench = measurement.Bench("cpu", elements=2**15, budget=0.0, compile_peer=True, repeats=1)
+cases = [rows.REDUCTIONS[-1].case(64), streaming.CASES[0]]
+ahead.compile_ahead(cases, bench, 2)
+for case in cases:
+    for dtype in case.dtypes:
+        list(streaming.measure(case, dtype, bench, "rows"))
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_ahead_is_found(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4", "0"], done.stderr
+
+
+def test_what_fails_ahead_is_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+    case = dataclasses.replace(streaming.CASES[0], dtypes=(torch.float32,), inputs=_no_inputs)
+    ahead.compile_ahead([case], TINY, 1)
+    assert "torch.compile, ahead: " in capfd.readouterr().err
+
+
+def _no_inputs(*_: Any) -> tuple[torch.Tensor, ...]:
+    raise ValueError("no inputs")
+
+
+def test_cases_compiled_ahead_can_be_sent_to_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_free_memory", lambda: 138 * GIB)
+    assert set(suite.AHEAD) <= set(suite.GROUPS)
+    for cases in suite.AHEAD.values():
+        for bench in (TINY, H200):
+            assert pickle.loads(pickle.dumps(list(cases(bench))))
 
 
 def test_the_shapes_of_rows_on_a_gpu() -> None:
@@ -151,7 +197,7 @@ def test_the_shapes_of_rows_on_a_gpu() -> None:
 
 def test_cases_of_rows_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_free_memory", lambda: 138 * GIB)
-    cases = list(rows._cases(H200))
+    cases = list(rows.cases(H200))
     names = [(case.name, case.dtypes) for case in cases]
     assert len(set(names)) == len(names) == 71
     assert {"softmax, rows of 151936", "softmax, 64 rows of 151936", "softmax, 4096 rows of 32768"} <= {
@@ -160,7 +206,7 @@ def test_cases_of_rows_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.Monk
 
 
 def test_the_lengths_of_rows_on_the_cpu() -> None:
-    names = [case.name for case in rows._cases(TINY)]
+    names = [case.name for case in rows.cases(TINY)]
     for name in ("softmax", "rms_norm", "layer_norm"):
         found = [each for each in names if each.startswith(f"{name}, ")]
         assert found == [f"{name}, rows of {length}" for length in (1024, 4096, 8192, 16384, 151936)]
