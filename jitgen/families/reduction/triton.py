@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.layout import ACCESS_BYTES, MAX_UNIT, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
+from jitgen.spec import DTYPES
 
 WARP = 32
 
@@ -219,6 +223,8 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     """A reduction's lines: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; or ``end`` alone."""
     kind, value, indexed = r.kind, r.value, r.kind.startswith("arg")
     dtype = r.value_dtype
+    if kind == DEVIATIONS:
+        return _deviations(r, block, dialect)
     if dtype == "bool":
         kind = {"max": "any", "min": "all"}.get(kind, kind)
     neutral = dialect.constant(identity(kind, dtype), dtype)
@@ -233,6 +239,8 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     total = f"total_{r.result}"
     start = [f"{total} = tl.broadcast_to({neutral}, {block.shape})"]
     totals = total
+    if kind == SUM_EXP:
+        return _sum_exp(r, value, block, dialect)
     if indexed:
         # Beyond every column, so that of equal values the row's own is taken.
         beyond = "9223372036854775807, tl.int64" if schedule.wide else "2147483647, tl.int32"
@@ -242,6 +250,34 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
         "start": start,
         "step": f"{totals} = {_PAIRS[kind].format(total, value, 'column')}",
         "end": [f"{names} = {_ROWS[kind].format(total, f'{total}_at')}", *_index(r)],
+    }
+
+
+def _sum_exp(r: Reduction, value: str, block: Block, dialect: Dialect) -> dict[str, Any]:
+    dtype, top, total = r.value_dtype, f"top_{r.result}", f"total_{r.result}"
+    lowest = dialect.constant(torch.finfo(DTYPES[dtype]).min, dtype)
+    return {
+        "start": [
+            f"{top} = tl.broadcast_to({lowest}, {block.shape})",
+            f"{total} = tl.broadcast_to({dialect.constant(0.0, dtype)}, {block.shape})",
+        ],
+        "step": f"{top}, {total} = exp_sum_with({top}, {total}, {value}, {r.coarse})",
+        "end": [f"{r.result} = exp_sum_of_row({top}, {total})"],
+    }
+
+
+def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
+    mean, total, count = f"mean_{r.result}", f"total_{r.result}", f"count_{r.result}"
+    zero = dialect.constant(0.0, r.value_dtype)
+    value = f"tl.where({block.inside}, {r.value}, {mean})" if block.inside else r.value
+    return {
+        "start": [
+            f"{mean} = tl.broadcast_to({zero}, {block.shape})",
+            f"{total} = tl.broadcast_to({zero}, {block.shape})",
+            f"{count} = {zero}",
+        ],
+        "step": f"{mean}, {total}, {count} = deviations_with({mean}, {total}, {count}, {value})",
+        "end": [f"{r.result} = deviations_of_row({mean}, {total}, length)"],
     }
 
 
