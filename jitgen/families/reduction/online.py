@@ -7,8 +7,8 @@ the same row become reductions of the row itself, and so known a pass earlier:
   sum scaled by it, and rescales the sum when a larger one comes (Milakov and Gimelshein, "Online normalizer calculation
   for softmax", 2018);
 - ``deviations``, the sum of squared deviations of v from its mean: each place keeps its own mean and deviations from it
-  (Welford, "Note on a method for calculating corrected sums of squares and products", 1962), which are combined by the
-  formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+  (Welford, "Note on a method for calculating corrected sums of squares and products", 1962), which are combined as by
+  Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
 
 A third is exact: the one element that an index picks, less a row's value, is picked first and lessened then; without
 it cross entropy would walk the row once more. What a maximum or a mean that is not finite does to the formulas that

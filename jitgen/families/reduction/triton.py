@@ -26,6 +26,7 @@ from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
 WARP = 32
+HEADERS = ("jitgen_triton.py", "jitgen_triton_online.py")
 
 _PAIRS = {
     "sum": "{0} + {1}",
@@ -286,7 +287,7 @@ def _index(r: Reduction) -> list[str]:
 
 
 def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
-    """The static header's functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
+    """The static headers' functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
     lines = [operand["expression"] for operand in context["row_loads"]]
     lines += [operand["stored"] for operand in context["row_stores"]]
     lines += [line.text for line in after]
@@ -295,4 +296,5 @@ def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
         lines += [operand["expression"] for operand in p["loads"]]
         lines += [operand["stored"] for operand in p["stores"]]
         lines += [text for r in p["reductions"] for text in (*r["start"], r["step"], *r["end"])]
-    return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
+    headers = "\n".join(environment.header("triton", name) for name in HEADERS)
+    return environment.select_functions(headers, "\n".join(lines))
