@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import jitgen
 from tests.triton_reductions import compare, failures, quick_reductions, sample
 
-LENGTHS = (33000, 40000, 40960)
-"""Of a row that is not kept: with a part of a tile left over, whole tiles of 2**13 elements, ..."""
+LENGTHS = (33000, 40960)
+"""Of a row that is not kept: with a part of a tile left over, and of whole tiles."""
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = torch.finfo(torch.float32).max
 
@@ -109,7 +109,7 @@ def _named(kind: str, functions: dict[str, Function], rows: Callable[[int], torc
     for name, function in functions.items():
 
         def special(function: Function = function) -> Iterator[str | None]:
-            for length in (33000, 40960):
+            for length in LENGTHS:
                 x = rows(length)
                 if rows is spreads and function not in SQUARED:
                     x = x[[number for number in range(len(x)) if number not in OVERFLOWING]]
