@@ -190,9 +190,10 @@ def test_special_rows_that_every_pass_reads_again(backend: str, length: int, dty
         for number in (16, 17, 18):
             size = 1e4 if number == 18 else 32
             close(got[number], want[number], dtype, 4 * terms, length, float(size))
-    variance = jitgen.jit(backend=backend)(FLOATING["variance"][0])(x[18:19], w)
-    exact = x[18:19].double().var(-1)
-    assert ((variance - exact) / exact).abs() < 1e-4 + torch.finfo(dtype).eps
+    if dtype != torch.bfloat16:  # which has no two numbers that close to 1e4
+        variance = jitgen.jit(backend=backend)(FLOATING["variance"][0])(x, w)[18].double()
+        exact = x[18].double().var()
+        assert (variance / exact - 1).abs() < 1e-4
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
