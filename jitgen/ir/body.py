@@ -166,24 +166,12 @@ class BodyBuilder:
 
     def _emit(self, instruction: Instruction) -> int:
         if self._row_dims:
-            instruction = self._placed(instruction)
-        key = (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
+            instruction = placed(instruction, self.instructions, self.operands)
+        key = identity_of(instruction)
         if key not in self._positions:
             self._positions[key] = len(self.instructions)
             self.instructions.append(instruction)
         return self._positions[key]
-
-    def _placed(self, instruction: Instruction) -> Instruction:
-        """``instruction`` with its row and stage, from those of its arguments."""
-        arguments = [self.instructions[position] for position in instruction.args]
-        stage = max((argument.stage for argument in arguments), default=0)
-        if instruction.op == "reduce":
-            return replace(instruction, row=True, stage=stage + 1)
-        if instruction.op in ("load", "iota"):
-            return replace(instruction, row=self.operands[instruction.attr].row)
-        if instruction.op == "store":
-            return replace(instruction, row=self.operands[instruction.attr].row, stage=stage)
-        return replace(instruction, row=all(argument.row for argument in arguments), stage=stage)
 
     def _value(self, node: Node) -> int:
         """The position of ``node``'s value, with its whole subtree emitted first (iteratively: chains can be long)."""
@@ -287,6 +275,24 @@ class BodyBuilder:
         if to in _WIDENED and source not in _EXACT_IN[to]:
             value = self._emit(Instruction("round_to", (value,), compute_dtype(to), to, location))
         return value
+
+
+def placed(instruction: Instruction, before: Sequence[Instruction], operands: Sequence[Operand]) -> Instruction:
+    """``instruction`` of a body with rows, with its row and stage from those of its arguments among ``before``."""
+    arguments = [before[position] for position in instruction.args]
+    stage = max((argument.stage for argument in arguments), default=0)
+    if instruction.op == "reduce":
+        return replace(instruction, row=True, stage=stage + 1)
+    if instruction.op in ("load", "iota"):
+        return replace(instruction, row=operands[instruction.attr].row)
+    if instruction.op == "store":
+        return replace(instruction, row=operands[instruction.attr].row, stage=stage)
+    return replace(instruction, row=all(argument.row for argument in arguments), stage=stage)
+
+
+def identity_of(instruction: Instruction) -> tuple[Any, ...]:
+    """What two instructions have in common where one result serves for both."""
+    return (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
 
 
 def _is_row_value(node: Node) -> bool:

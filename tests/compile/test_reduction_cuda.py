@@ -63,6 +63,26 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
     assert len(re.findall(r"LDG\.", lowered.compile().asm["sass"])) == schedule.unroll
 
 
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [(dtype, target) for dtype in (torch.float32, torch.float64) for target in ("sm_80", "sm_90a")]
+    + [(torch.float16, "sm_80")],  # which Hopper keeps in a cluster
+)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "logsumexp", "var", "columns of softmax"])
+def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    more = {
+        "logsumexp": lambda x: x.logsumexp(-1),
+        "var": lambda x: x.var(-1),
+        "columns of softmax": lambda x: x.softmax(0),
+    }
+    lowered = jitgen.jit((CASES | more)[name]).lower(TensorSpec((300, 200_000), dtype), target=target)
+    assert not lowered._lowered.schedules[0].kept
+    assert any(word in lowered.source for word in ("SumExp<", "Deviations::"))
+    (report,) = lowered.compile().report
+    assert report["spill_bytes"] == 0
+
+
 def test_cross_entropy_reads_the_logits_in_one_kernel() -> None:
     logits, target = TensorSpec(("M", 4096), torch.bfloat16), TensorSpec(("M",), torch.int64)
     none = jitgen.jit(lambda x, t: F.cross_entropy(x, t, reduction="none")).lower(logits, target, target="sm_90a")

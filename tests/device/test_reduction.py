@@ -132,6 +132,70 @@ def test_special_rows(backend: str, dtype: torch.dtype, length: int) -> None:
             assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
+AGAIN = (
+    "softmax",
+    "log_softmax",
+    "logsumexp",
+    "layer_norm",
+    "variance",
+    "standard deviation",
+    "two norms and a softmax",
+)
+ROWS_READ_AGAIN = [("cuda", 200_000), ("triton", 40_000), ("triton", 151_936)]
+
+
+@pytest.mark.parametrize(("backend", "length"), ROWS_READ_AGAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torch.dtype) -> None:
+    """What would wait for the maximum or the mean is computed beside it. So many rows are not taken in parts."""
+    x = torch.randn(80, length, device="cuda").to(dtype)
+    w = weight(x, 0.5)
+    for name in AGAIN:
+        function, terms = FLOATING[name]
+        got, want = jitgen.jit(backend=backend)(function)(x, w), function(x.double(), w.double())
+        close(got, want, dtype, terms, length, max(1.0, x.double().abs().max().item()))
+    classes = torch.randint(length, (80,), device="cuda")
+    classes[3] = -100
+    losses = jitgen.jit(backend=backend)(lambda x, t: F.cross_entropy(x, t, reduction="none"))(x, classes)
+    close(losses, F.cross_entropy(x.double(), classes, reduction="none"), dtype, 16, length, 16.0)
+    columns = jitgen.jit(backend=backend)(lambda x: (F.softmax(x, 0), x.var(0)))(x.t()[:9001, :48].contiguous())
+    for ours, theirs in zip(columns, (lambda x: (F.softmax(x, 0), x.var(0)))(x.t()[:9001, :48].double()), strict=True):
+        close(ours, theirs, dtype, 16, 9001, 8.0)
+
+
+@pytest.mark.parametrize(("backend", "length"), ROWS_READ_AGAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_special_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torch.dtype) -> None:
+    x = torch.randn(80, length, device="cuda")
+    x[0] = -math.inf
+    for number, value in enumerate((math.inf, -math.inf, math.nan, 1e30)):
+        for place, column in enumerate((0, length // 2, -1)):
+            x[3 * number + place + 1, column] = value
+    x[13] *= 1e-39
+    x[14] = 3.0
+    x[15, : length // 2] = -math.inf
+    x[16], x[17] = torch.linspace(-30, 30, length), torch.linspace(30, -30, length)
+    x[18] += 1e4
+    x = x.to(dtype)
+    w = weight(x, 0.5)
+    for name in ("softmax", "log_softmax", "logsumexp", "variance"):
+        function, terms = FLOATING[name]
+        got, want = jitgen.jit(backend=backend)(function)(x, w), function(x.double(), w.double())
+        overflow = want.abs() > torch.finfo(dtype).max
+        want = torch.where(overflow & ~want.isnan(), want.sign() * math.inf, want)
+        assert torch.equal(got.isnan(), want.isnan()), name
+        assert torch.equal(got.isinf(), want.isinf()), name
+        for number in [*range(16), *range(19, 80)]:
+            close(got[number], want[number], dtype, 4 * terms, length, 4 * length**0.5)
+        for number in (16, 17, 18):
+            size = 1e4 if number == 18 else 32
+            close(got[number], want[number], dtype, 4 * terms, length, float(size))
+    if dtype != torch.bfloat16:  # which has no two numbers that close to 1e4
+        variance = jitgen.jit(backend=backend)(FLOATING["variance"][0])(x, w)[18].double()
+        exact = x[18].double().var()
+        assert (variance / exact - 1).abs() < 1e-4
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_quantisation_of_rows_is_one_kernel(backend: str) -> None:
     def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

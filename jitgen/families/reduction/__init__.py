@@ -3,7 +3,8 @@
 A kernel's single body has ``row_rank`` trailing dimensions that together are a row of ``length`` elements; the others
 count rows. Instructions are of a *stage*: elements of stage s are computed in pass s over the row, and a reduction of
 them is known before pass s + 1. On a GPU a row is kept on chip between passes where it fits (registers of a warp, a
-block or a cluster), so that it is read once; where it does not, each pass reads it again.
+block or a cluster), so that it is read once; where it does not, each pass reads it again, and ``online.py`` has what
+it can computed a pass earlier.
 
 The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, then the integers
 ``integer_names`` lists, then the run-time scalars.

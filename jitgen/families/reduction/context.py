@@ -13,6 +13,7 @@ from jitgen.codegen.printing import Line, printed
 from jitgen.families.layout import is_coarse
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.online import SUM_EXP
 from jitgen.families.reduction.residency import elements_under, first_needed
 from jitgen.families.reduction.schedule import passes
 from jitgen.ir.body import Instruction, compute_dtype
@@ -48,7 +49,10 @@ class RowOperand:
 
 @dataclass(frozen=True)
 class Reduction:
-    """``result`` of ``type`` combines ``value`` (of ``value_type``) of every element of the row by ``kind``."""
+    """``result`` of ``type`` combines ``value`` (of ``value_type``) of every element of the row by ``kind``.
+
+    ``coarse``: every result of the kernel is a float of 16 bits or fewer.
+    """
 
     result: str
     kind: str
@@ -56,6 +60,7 @@ class Reduction:
     value: str
     value_type: str
     value_dtype: str
+    coarse: bool
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def identity(kind: str, dtype: str) -> bool | int | float:
     """What combining by ``kind`` leaves every value of compute ``dtype`` as it is; of the arg kinds, the value's."""
     if kind in ("sum", "prod", "any", "all"):
         return kind in ("prod", "all")
-    low = kind.endswith("max")
+    low = kind.endswith("max") or kind == SUM_EXP
     if dtype == "bool":
         return not low
     if dtype.startswith("float"):
@@ -129,7 +134,8 @@ class _Builder:
         (self.body,) = kernel.bodies
         self.kernel, self.layout, self.dialect = kernel, layout, dialect
         self.instructions = self.body.instructions
-        self.printed = printed(self.instructions, dialect, coarse=is_coarse(self.body))
+        self.coarse = is_coarse(self.body)
+        self.printed = printed(self.instructions, dialect, coarse=self.coarse)
         self.names, self.lines = self.printed.names, self.printed.lines
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
         self.when = first_needed(self.body, None if resident else passes(kernel) - 1)
@@ -230,4 +236,5 @@ class _Builder:
             value=self.names[argument],
             value_type=self.dialect.types[source.dtype],
             value_dtype=source.dtype,
+            coarse=self.coarse,
         )

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from jitgen.codegen.cuda import constant
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
+from jitgen.spec import DTYPES
 
 REGISTERS, MOST_REGISTERS = 65536, 255
 """Of a multiprocessor; of a thread."""
@@ -21,6 +25,12 @@ REGISTERS_BESIDE = 16
 """What a kernel takes beside the vectors it holds."""
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
+
+_STREAMED = {
+    SUM_EXP: ("SumExp<{coarse}>", "Exponentials", "{{{lowest}, 0}}", ".sum"),
+    DEVIATIONS: ("Deviations", "Spread", "{{0, 0, 0}}", ".squares"),
+}
+"""Reductions whose state is no element: operation, state, its first value, and the member that is the result."""
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
@@ -188,9 +198,21 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
 
 
 def _reduction(r: Reduction) -> dict[str, Any]:
+    if r.kind in _STREAMED:
+        op, state, first, member = _STREAMED[r.kind]
+        lowest = constant(torch.finfo(DTYPES[r.value_dtype]).min, r.value_dtype)
+        return fields(r) | {
+            "op": op.format(coarse=str(r.coarse).lower()),
+            "join": "with",
+            "state": f"jitgen::{state}<{r.value_type}>",
+            "identity": first.format(lowest=lowest),
+            "element": r.value,
+            "member": member,
+        }
     indexed = r.kind in ("argmax", "argmin")
     return fields(r) | {
         "op": _OPS[r.kind],
+        "join": "combine",
         "state": f"jitgen::Indexed<{r.value_type}>" if indexed else r.type,
         "identity": _identity(r),
         "element": f"jitgen::Indexed<{r.value_type}>{{{r.value}, column + j}}" if indexed else r.value,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.online import as_walked
 from jitgen.families.reduction.schedule import RowSchedule, passes
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -12,7 +13,10 @@ from jitgen.ir.program import Kernel
 
 def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule, tiled: bool) -> list[str]:
     """A title, and how a row is walked."""
-    (body,), (layout,) = kernel.bodies, layouts
+    (layout,) = layouts
+    if tiled:
+        kernel = as_walked(kernel, layout, schedule)
+    (body,) = kernel.bodies
     kinds = [instruction.attr for instruction in body.instructions if instruction.op == "reduce"]
     count = passes(kernel)
     operations = sum(instruction.op in OPS for instruction in body.instructions)

@@ -12,16 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.layout import ACCESS_BYTES, MAX_UNIT, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
+from jitgen.spec import DTYPES
 
 WARP = 32
+HEADERS = ("jitgen_triton.py", "jitgen_triton_online.py")
 
 _PAIRS = {
     "sum": "{0} + {1}",
@@ -219,6 +224,8 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     """A reduction's lines: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; or ``end`` alone."""
     kind, value, indexed = r.kind, r.value, r.kind.startswith("arg")
     dtype = r.value_dtype
+    if kind == DEVIATIONS:
+        return _deviations(r, block, dialect)
     if dtype == "bool":
         kind = {"max": "any", "min": "all"}.get(kind, kind)
     neutral = dialect.constant(identity(kind, dtype), dtype)
@@ -233,6 +240,8 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     total = f"total_{r.result}"
     start = [f"{total} = tl.broadcast_to({neutral}, {block.shape})"]
     totals = total
+    if kind == SUM_EXP:
+        return _sum_exp(r, value, block, dialect)
     if indexed:
         # Beyond every column, so that of equal values the row's own is taken.
         beyond = "9223372036854775807, tl.int64" if schedule.wide else "2147483647, tl.int32"
@@ -245,12 +254,40 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     }
 
 
+def _sum_exp(r: Reduction, value: str, block: Block, dialect: Dialect) -> dict[str, Any]:
+    dtype, top, total = r.value_dtype, f"top_{r.result}", f"total_{r.result}"
+    lowest = dialect.constant(torch.finfo(DTYPES[dtype]).min, dtype)
+    return {
+        "start": [
+            f"{top} = tl.broadcast_to({lowest}, {block.shape})",
+            f"{total} = tl.broadcast_to({dialect.constant(0.0, dtype)}, {block.shape})",
+        ],
+        "step": f"{top}, {total} = exp_sum_with({top}, {total}, {value}, {r.coarse})",
+        "end": [f"{r.result} = exp_sum_of_row({top}, {total})"],
+    }
+
+
+def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
+    mean, total, count = f"mean_{r.result}", f"total_{r.result}", f"count_{r.result}"
+    zero = dialect.constant(0.0, r.value_dtype)
+    value = f"tl.where({block.inside}, {r.value}, {mean})" if block.inside else r.value
+    return {
+        "start": [
+            f"{mean} = tl.broadcast_to({zero}, {block.shape})",
+            f"{total} = tl.broadcast_to({zero}, {block.shape})",
+            f"{count} = {zero}",
+        ],
+        "step": f"{mean}, {total}, {count} = deviations_with({mean}, {total}, {count}, {value})",
+        "end": [f"{r.result} = deviations_of_row({mean}, {total}, length)"],
+    }
+
+
 def _index(r: Reduction) -> list[str]:
     return [f"{r.result} = {r.result}.to(tl.int64)"] if r.kind.startswith("arg") else []
 
 
 def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
-    """The static header's functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
+    """The static headers' functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
     lines = [operand["expression"] for operand in context["row_loads"]]
     lines += [operand["stored"] for operand in context["row_stores"]]
     lines += [line.text for line in after]
@@ -259,4 +296,5 @@ def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
         lines += [operand["expression"] for operand in p["loads"]]
         lines += [operand["stored"] for operand in p["stores"]]
         lines += [text for r in p["reductions"] for text in (*r["start"], r["step"], *r["end"])]
-    return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
+    headers = "\n".join(environment.header("triton", name) for name in HEADERS)
+    return environment.select_functions(headers, "\n".join(lines))

@@ -73,6 +73,74 @@ struct ArgExtremum {
 using ArgMax = ArgExtremum<true>;
 using ArgMin = ArgExtremum<false>;
 
+// The largest value met, finite or +inf, and the sum of exp(value - largest).
+template <class T>
+struct Exponentials {
+  T top;
+  T sum;
+};
+
+// One exponential for each value, and for each state combined (online softmax, Milakov and Gimelshein 2018). A state
+// begins with the lowest finite number, so that -inf adds 0. The sum means nothing where the row's maximum is not finite:
+// the kernel does not use it there.
+template <bool coarse>
+struct SumExp {
+  static JITGEN_DEVICE float power(float a) { return coarse ? coarse_exp(a) : exp(a); }
+  static JITGEN_DEVICE double power(double a) { return exp(a); }
+
+  template <class T>
+  static JITGEN_DEVICE Exponentials<T> with(const Exponentials<T>& state, T value) {
+    const bool higher = value > state.top;
+    const T scale = power(-abs(value - state.top));
+    return {higher ? value : state.top, fma(state.sum, higher ? scale : T(1), higher ? T(1) : scale)};
+  }
+  template <class T>
+  static JITGEN_DEVICE Exponentials<T> combine(const Exponentials<T>& a, const Exponentials<T>& b) {
+    const bool higher = b.top > a.top;
+    const T scale = exp(-abs(b.top - a.top));
+    return {higher ? b.top : a.top, fma(higher ? a.sum : b.sum, scale, higher ? b.sum : a.sum)};
+  }
+};
+
+// The mean of `count` values and the sum of their squared deviations from it.
+template <class T>
+struct Spread {
+  T mean;
+  T squares;
+  T count;
+};
+
+// Welford 1962 for one more value; Chan, Golub and LeVeque 1979 for two sets of values.
+struct Deviations {
+  // 1 / count, of which only 1 / 1 has to be exact: the first value is its own mean.
+  static JITGEN_DEVICE float share(float count) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(count));
+    return count == 1.0f ? 1.0f : result;
+  }
+  static JITGEN_DEVICE double share(double count) { return 1.0 / count; }
+
+  template <class T>
+  static JITGEN_DEVICE Spread<T> with(const Spread<T>& state, T value) {
+    const T count = state.count + T(1);
+    const T deviation = value - state.mean;
+    const T mean = fma(deviation, share(count), state.mean);
+    return {mean, fma(deviation, value - mean, state.squares), count};
+  }
+  // The same for both orders, so that partners agree: from the smaller mean towards the larger.
+  template <class T>
+  static JITGEN_DEVICE Spread<T> combine(const Spread<T>& a, const Spread<T>& b) {
+    if (a.count == T(0)) return b;
+    if (b.count == T(0)) return a;
+    const bool ordered = a.mean <= b.mean;
+    const T apart = ordered ? b.mean - a.mean : a.mean - b.mean;
+    const T count = a.count + b.count;
+    const T mean = fma(apart, (ordered ? b.count : a.count) / count, ordered ? a.mean : b.mean);
+    // Weighted before it is squared: a product with nothing is nothing then, whatever else overflows.
+    return {mean, fma(apart * (a.count / count * b.count), apart, a.squares + b.squares), count};
+  }
+};
+
 // ---------------------------------------------------------------------------------------------------- among lanes
 
 // A value as the 32-bit words it is moved by.

@@ -1,0 +1,192 @@
+"""Fewer passes over a row that each pass reads again: reductions of what an earlier reduction gave, taken beside it.
+
+``as_walked`` rewrites the body of a kernel whose rows are not kept on chip. Two reductions that wait for another one of
+the same row become reductions of the row itself, and so known a pass earlier:
+
+- ``sum_exp``, the sum of exp(v - max v) where that maximum is finite: each place keeps the largest it has met and the
+  sum scaled by it, and rescales the sum when a larger one comes (Milakov and Gimelshein, "Online normalizer calculation
+  for softmax", 2018);
+- ``deviations``, the sum of squared deviations of v from its mean: each place keeps its own mean and deviations from it
+  (Welford, "Note on a method for calculating corrected sums of squares and products", 1962), which are combined as by
+  Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+
+A third is exact: the one element that an index picks, less a row's value, is picked first and lessened then; without
+it cross entropy would walk the row once more. What a maximum or a mean that is not finite does to the formulas that
+are replaced is said by a line or two of row values behind the reduction, so accumulating need not care.
+
+The maximum and the sum themselves stay: they are a single operation an element. A kernel of which this saves no pass
+is left as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.schedule import RowSchedule, passes
+from jitgen.ir import symbols
+from jitgen.ir.body import Body, Instruction, identity_of, placed
+from jitgen.ir.program import Kernel
+
+SUM_EXP, DEVIATIONS = "sum_exp", "deviations"
+"""Kinds of ``reduce`` that only a kernel with looping passes has, in Triton and CUDA C++."""
+
+
+def as_walked(kernel: Kernel, layout: RowLayout, schedule: RowSchedule) -> Kernel:
+    """``kernel`` as a GPU walks its rows: on chip as it is, else with as few passes as can be."""
+    return kernel if schedule.kept else online(kernel, layout)
+
+
+def online(kernel: Kernel, layout: RowLayout) -> Kernel:
+    """``kernel``, or one of the same operands, results and parameters that walks its rows fewer times."""
+    (body,) = kernel.bodies
+    rewritten = replace(kernel, bodies=(_Rewriting(kernel, layout).body(),)) if body.row_rank else kernel
+    return rewritten if passes(rewritten) < passes(kernel) else kernel
+
+
+class _Rewriting:
+    """Emits the body's instructions anew, in order, with each reduction that matches replaced."""
+
+    def __init__(self, kernel: Kernel, layout: RowLayout):
+        (self.source,) = kernel.bodies
+        self.kernel, self.layout = kernel, layout
+        self.instructions = self.source.instructions
+        self.emitted: list[Instruction] = []
+        self.positions: dict[tuple[object, ...], int] = {}
+        self.at: dict[int, int] = {}
+        """Where the source's instructions are now."""
+
+    def body(self) -> Body:
+        replaced: Sequence[Callable[[int], int | None]] = (self._sum_exp, self._deviations, self._picked)
+        for position, instruction in enumerate(self.instructions):
+            found = None
+            if instruction.op == "reduce" and instruction.attr == "sum" and instruction.dtype.startswith("float"):
+                found = next((at for rewrite in replaced if (at := rewrite(position)) is not None), None)
+            if found is None:
+                found = self._again(replace(instruction, args=tuple(self.at[a] for a in instruction.args)))
+            self.at[position] = found
+        return replace(self.source, instructions=_alive(self.emitted))
+
+    def _again(self, instruction: Instruction) -> int:
+        key = identity_of(instruction)
+        if key not in self.positions:
+            self.positions[key] = len(self.emitted)
+            self.emitted.append(placed(instruction, self.emitted, self.source.operands))
+        return self.positions[key]
+
+    def _emit(self, like: Instruction, op: str, *args: int, dtype: str | None = None, attr: object = None) -> int:
+        return self._again(Instruction(op, args, dtype or like.dtype, attr, like.location))
+
+    def _finite(self, like: Instruction, value: int) -> int:
+        """Whether the value at ``value`` is finite."""
+        infinity = self._emit(like, "const", attr=math.inf)
+        return self._emit(like, "lt", self._emit(like, "abs", value), infinity, dtype="bool")
+
+    def _is(self, position: int, op: str, dtype: str, attr: object = None) -> bool:
+        instruction = self.instructions[position]
+        return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
+
+    # ------------------------------------------------------------------------------------------------- the rewrites
+
+    def _sum_exp(self, position: int) -> int | None:
+        """sum(exp(v - m)), where m is v's maximum, or that where it is finite and else some other number."""
+        reduction = self.instructions[position]
+        (power,) = reduction.args
+        if not self._is(power, "exp", reduction.dtype):
+            return None
+        (difference,) = self.instructions[power].args
+        if not self._is(difference, "sub", reduction.dtype):
+            return None
+        value, less = self.instructions[difference].args
+        top = self._unguarded(less)
+        if not self._is(top, "reduce", reduction.dtype, "max") or self.instructions[top].args != (value,):
+            return None
+        if self.instructions[value].row:
+            return None
+        # Every term is exp(-inf - m), or one of them is exp(inf - m), or NaN: which it is, the maximum tells.
+        total = self._emit(reduction, "reduce", self.at[value], attr=SUM_EXP)
+        beyond = self._emit(reduction, "exp", self._emit(reduction, "sub", self.at[top], self.at[less]))
+        return self._emit(reduction, "where", self._finite(reduction, self.at[top]), total, beyond)
+
+    def _unguarded(self, position: int) -> int:
+        """m, of ``where(abs(m) < inf, m, number)``."""
+        guard = self.instructions[position]
+        if guard.op != "where":
+            return position
+        condition, value, otherwise = (self.instructions[a] for a in guard.args)
+        if condition.op != "lt" or otherwise.op != "const" or not math.isfinite(otherwise.attr):
+            return position
+        size, limit = (self.instructions[a] for a in condition.args)
+        guarded = size.op == "abs" and size.args == guard.args[1:2] and limit.op == "const" and limit.attr == math.inf
+        return guard.args[1] if guarded and value.op == "reduce" else position
+
+    def _deviations(self, position: int) -> int | None:
+        """sum(d * d), where d = v - sum(v) / length."""
+        reduction = self.instructions[position]
+        (square,) = reduction.args
+        if not self._is(square, "mul", reduction.dtype):
+            return None
+        deviation, same = self.instructions[square].args
+        if deviation != same or not self._is(deviation, "sub", reduction.dtype):
+            return None
+        value, mean = self.instructions[deviation].args
+        if self.instructions[value].row or not self._is(mean, "div", reduction.dtype):
+            return None
+        total, count = self.instructions[mean].args
+        if not self._is(total, "reduce", reduction.dtype, "sum") or self.instructions[total].args != (value,):
+            return None
+        if not self._is_length(count):
+            return None
+        # Where a deviation overflows on the way, so would its square; beside a mean that is none, all are NaN.
+        found = self._emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
+        infinity = self._emit(reduction, "const", attr=math.inf)
+        beyond = self._emit(reduction, "sub", infinity, self._emit(reduction, "abs", self.at[mean]))
+        return self._emit(reduction, "where", self._finite(reduction, found), found, beyond)
+
+    def _is_length(self, position: int) -> bool:
+        """Whether the value is the number of a row's elements."""
+        instruction = self.instructions[position]
+        length = symbols.mul(symbols.product(self.source.shape[-self.source.row_rank :]), 1.0)
+        if instruction.op == "scalar":
+            return self.kernel.scalars[instruction.attr] == (length, instruction.dtype)
+        return instruction.op == "const" and instruction.attr == length
+
+    def _picked(self, position: int) -> int | None:
+        """sum(where(index == i, v - r, 0)), where r and i are the row's: v[i] - r where there is an i, else 0."""
+        reduction = self.instructions[position]
+        (chosen,) = reduction.args
+        if not self._is(chosen, "where", reduction.dtype):
+            return None
+        condition, difference, zero = self.instructions[chosen].args
+        if not self._is(zero, "const", reduction.dtype, 0.0) or not self._is(difference, "sub", reduction.dtype):
+            return None
+        value, less = self.instructions[difference].args
+        if self.instructions[value].row or not self.instructions[less].row or not self._is_one_place(condition):
+            return None
+        picked = self._emit(reduction, "where", self.at[condition], self.at[value], self.at[zero])
+        total = self._emit(reduction, "reduce", picked, attr="sum")
+        there = self._emit(reduction, "reduce", self.at[condition], dtype="bool", attr="any")
+        return self._emit(reduction, "where", there, self._emit(reduction, "sub", total, self.at[less]), self.at[zero])
+
+    def _is_one_place(self, position: int) -> bool:
+        """Whether the condition holds for one element of a row at most: an index along it equals a row's value."""
+        condition = self.instructions[position]
+        if condition.op != "eq":
+            return False
+        left, right = (self.instructions[a] for a in condition.args)
+        index = right if left.row else left
+        if left.row == right.row or index.op != "iota":
+            return False
+        return self.layout.operands[index.attr] in ("contiguous", "strided")
+
+
+def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """``instructions`` without those that nothing stored depends on."""
+    needed = {position for position, instruction in enumerate(instructions) if instruction.op == "store"}
+    for position in reversed(range(len(instructions))):
+        if position in needed:
+            needed.update(instructions[position].args)
+    now = {position: place for place, position in enumerate(sorted(needed))}
+    return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))

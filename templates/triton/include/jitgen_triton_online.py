@@ -1,0 +1,53 @@
+"""Sums that would wait for a row's maximum or mean, taken while the row is walked for that; see
+``jitgen/families/reduction/online.py``. Placed in front of the kernels that use them, as ``jitgen_triton.py`` is.
+
+Each place of a tile keeps a state of its own over all tiles, and the states of a row are combined once, behind the loop.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def exp_sum_with(top, total, value, COARSE: tl.constexpr):
+    """The largest value met and the sum of exp(value - largest), with one more value; -inf adds 0. ``top`` is finite at
+    first, so that no difference is of two infinities. COARSE: every result of the kernel has 16 bits or fewer."""
+    distance = tl.abs(value - top) * -1.0
+    if COARSE:
+        power = tl.exp(distance)
+    else:
+        power = libdevice.exp(distance)
+    higher = value > top
+    total = tl.fma(total, tl.where(higher, power, 1.0), tl.where(higher, 1.0, power))
+    return tl.where(higher, value, top), total
+
+
+@triton.jit
+def exp_sum_of_row(top, total):
+    """The sum of exp(value - largest) over each row, [rows, 1], of those of its places, [rows, tile]."""
+    return tl.sum(total * libdevice.exp(top - tl.max(top, 1, keep_dims=True)), 1, keep_dims=True)
+
+
+@triton.jit
+def deviations_with(mean, total, count, value):
+    """The mean met, the sum of squared deviations from it and the count so far, a scalar, with one more value of each
+    place; a value equal to ``mean`` is none."""
+    count = count + 1.0
+    if mean.dtype == tl.float64:
+        share = 1.0 / count
+    else:
+        share = tl.div_rn(1.0, count)
+    deviation = value - mean
+    mean = tl.fma(deviation, share, mean)
+    return mean, tl.fma(deviation, value - mean, total), count
+
+
+@triton.jit
+def deviations_of_row(mean, total, length):
+    """The sum of squared deviations from each row's mean, [rows, 1], of what its places met, [rows, tile]."""
+    TILE: tl.constexpr = mean.shape[1]
+    count = ((length + (TILE - 1) - tl.arange(0, TILE)[None, :]) // TILE).to(mean.dtype)
+    center = tl.sum(mean * (count / length), 1, keep_dims=True)
+    apart = mean - center
+    return tl.sum(tl.fma(apart * count, apart, total), 1, keep_dims=True)

@@ -1,0 +1,161 @@
+"""The CUDA reductions whose state is no element, compiled for the CPU: arithmetic, and that a row's threads agree.
+
+A device runs them in ``tests/device/test_reduction.py``. Here their text is taken out of ``jitgen/reduce.cuh``, and a
+row is dealt to threads and combined as ``combine_row`` does it, with C's functions in place of CUDA's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from cpp_harness import Library
+
+from jitgen.codegen import environment
+from jitgen.spec import Target
+
+THREADS, WIDTH = 512, 4
+LARGEST = torch.finfo(torch.float32).max
+
+BEFORE = """
+#include <cmath>
+#include <cstdint>
+#define JITGEN_DEVICE inline
+namespace jitgen {
+inline float abs(float a) { return __builtin_fabsf(a); }
+inline double abs(double a) { return __builtin_fabs(a); }
+inline float exp(float a) { return __builtin_expf(a); }
+inline double exp(double a) { return __builtin_exp(a); }
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float coarse_exp(float a) {
+  const float root = __builtin_exp2f(0.72134752f * a);
+  return root * root;
+}
+"""
+WALK = """
+}  // namespace jitgen
+
+template <class Op, class State, class T>
+void walk(const T* row, State first, State* states, int64_t length) {
+  State before[threads];
+  for (int t = 0; t < threads; ++t) states[t] = first;
+  for (int64_t i = 0; i < length; ++i) {
+    State& mine = states[i / width % threads];
+    mine = Op::with(mine, row[i]);
+  }
+  for (int distance = 1; distance < threads; distance *= 2) {
+    for (int t = 0; t < threads; ++t) before[t] = states[t];
+    for (int t = 0; t < threads; ++t) states[t] = Op::combine(before[t], before[t ^ distance]);
+  }
+}
+"""
+ENTRY = """
+extern "C" void {name}(const {type}* row, {type}* out, int64_t length) {{
+  jitgen::{state}<{type}> states[threads];
+  walk<jitgen::{op}>(row, jitgen::{state}<{type}>{first}, states, length);
+  for (int t = 0; t < threads; ++t) out[t] = states[t].{member};
+}}
+"""
+LOWEST = {"float": "{-3.4028234663852886e+38f, 0}", "double": "{-1.7976931348623157e+308, 0}"}
+TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    header = environment.header("cuda", "jitgen/reduce.cuh")
+    start = header.index("// The largest value met")
+    operations = header[start : header.index("// ---", start)]
+    operations = re.sub(r"asm\(.*?\);", "result = 1.0f / count;", operations)
+    entries = [
+        ENTRY.format(
+            name=f"exp_{kind}", type=kind, state="Exponentials", op=f"SumExp<{coarse}>", first=first, member="sum"
+        )
+        for kind, coarse, first in (("float", "false", LOWEST["float"]), ("double", "false", LOWEST["double"]))
+    ]
+    entries.append(
+        ENTRY.format(
+            name="coarse_float",
+            type="float",
+            state="Exponentials",
+            op="SumExp<true>",
+            first=LOWEST["float"],
+            member="sum",
+        )
+    )
+    entries += [
+        ENTRY.format(
+            name=f"spread_{kind}", type=kind, state="Spread", op="Deviations", first="{0, 0, 0}", member="squares"
+        )
+        for kind in TYPES.values()
+    ]
+    constants = f"constexpr int threads = {THREADS}, width = {WIDTH};\n"
+    text = constants + BEFORE + operations + WALK + "".join(entries)
+    return Library(text, Target("cpu", "generic"), tmp_path_factory.mktemp("online"))
+
+
+def of_row(library: Library, name: str, row: torch.Tensor) -> torch.Tensor:
+    """What every thread has in the end, which must be the same."""
+    every = library(f"{name}_{TYPES[row.dtype]}", row, dtype=row.dtype)[:THREADS]
+    assert torch.equal(every.isnan(), every.isnan()[:1].expand(THREADS))
+    assert every[0].isnan() or (every == every[0]).all()
+    return every[0].double()
+
+
+def rows(length: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Rows without infinities or NaN, except that -inf may be an element that adds nothing."""
+    normal = torch.randn(length, dtype=dtype)
+    some = {"normal": normal, "constant": torch.full((length,), 3.0, dtype=dtype)}
+    some["rising"], some["falling"] = normal.sort().values * 20, normal.sort(descending=True).values * 20
+    some["far"], some["denormal"] = normal + 1e4, normal * 1e-41
+    for name, place in (("first", 0), ("last", -1), ("within", length // 2)):
+        some[f"outlier {name}"] = normal.clone()
+        some[f"outlier {name}"][place] = 1e30
+    return some
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("length", [600, 2048, 40001])
+def test_sums_of_exponentials(library: Library, dtype: torch.dtype, length: int) -> None:
+    some = rows(length, dtype)
+    most, alone = some["normal"].clone(), some["normal"].clone()
+    most[: length // 2], alone[1:] = -math.inf, -math.inf
+    ends = some["normal"].clone()
+    ends[0], ends[-1] = LARGEST, -LARGEST
+    some |= {"half -inf": most, "all but one -inf": alone, "largest": ends, "lowest": torch.full_like(ends, -LARGEST)}
+    for name, row in some.items():
+        want = (row.double() - row.double().max()).exp().sum()
+        for kind, bound in (("exp", 64 * torch.finfo(dtype).eps), ("coarse", 2.0**-14)):
+            if kind == "exp" or dtype == torch.float32:
+                error = (of_row(library, kind, row) / want - 1).abs().item()
+                assert error <= bound, (name, kind, error)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("length", [600, 2048, 40001])
+def test_deviations(library: Library, dtype: torch.dtype, length: int) -> None:
+    eps = torch.finfo(dtype).eps
+    for name, row in rows(length, dtype).items():
+        exact = row.double()
+        want = ((exact - exact.mean()) ** 2).sum()
+        got = of_row(library, "spread", row)
+        if want > torch.finfo(dtype).max:
+            assert got == math.inf, name
+            continue
+        # Welford's bound: the means round to their own unit, which the deviations meet once for each thread.
+        size = want + length * exact.mean().abs() * exact.std() * 4
+        assert (got - want).abs() <= 16 * eps * size + 1e-40, (name, got, want)
+        assert got >= 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("place", [0, 5, -1])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_deviations_of_no_numbers_are_none(library: Library, dtype: torch.dtype, place: int, value: float) -> None:
+    for length in (600, 5000):
+        row = torch.randn(length, dtype=dtype)
+        row[place] = value
+        assert of_row(library, "spread", row).isnan()
+    assert of_row(library, "spread", torch.full((length,), value, dtype=dtype)).isnan()
