@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: causal, template cpp/elementwise.cpp.j2
-// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0)
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>

@@ -139,7 +139,7 @@ def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
     region0(tile, tiles_i, tiles0, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0)
 
 # jitgen 0.1.0: mlp_down_sum, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=4, pdl=True)
+# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=4)
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
@@ -174,8 +174,8 @@ def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0):
 
 @triton.jit
 def jitgen_mlp_down_sum(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0):
-    # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
-    cuda.gdc_launch_dependents()
+    # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
+    # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()
     block = tl.program_id(0)
     region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, n0_0)

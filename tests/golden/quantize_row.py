@@ -1,5 +1,5 @@
 # jitgen 0.1.0: quantize_row, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0, pdl=True)
+# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
@@ -69,8 +69,8 @@ def region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
 
 @triton.jit
 def jitgen_quantize_row(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
-    # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
-    cuda.gdc_launch_dependents()
+    # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
+    # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()
     block = tl.program_id(0)
     region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0)

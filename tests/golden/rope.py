@@ -1,5 +1,5 @@
 # jitgen 0.1.0: rope, template triton/elementwise.py.j2
-# target gfx942, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0, pdl=True)
+# target gfx942, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice

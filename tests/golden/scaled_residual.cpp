@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: scaled_residual, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0)
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
@@ -66,7 +66,7 @@ JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
 
 
 // jitgen 0.1.0: scaled_residual_1, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0, pdl=False)
+// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0)
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>

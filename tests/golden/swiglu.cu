@@ -1,9 +1,10 @@
 
 // jitgen 0.1.0: swiglu, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0, pdl=False)
+// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
+#include <jitgen/dependent_launch.cuh>
 
 using Index = int32_t;
 using Unsigned = uint32_t;
@@ -59,6 +60,9 @@ __device__ __forceinline__ void region0(
 
 extern "C" __global__ void __launch_bounds__(threads)
 jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, Index n0_0, Index n0_1, Index s0_0_0, Index s0_1_0, Index s0_2_0) {
+  // The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
+  // the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
+  jitgen::previous_kernel_wait();
   {
     const Index block = Index(blockIdx.x) - 0;
     if ((block + 1) * 1024 <= n0_0 * n0_1) {

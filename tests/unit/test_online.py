@@ -15,7 +15,7 @@ from tests import triton_online
 
 LENGTHS = {"triton": 40000, "cuda": 200000}
 """Of float32 rows that are not kept on chip."""
-STARTS = {"triton": "for start in range(", "cuda": "for (Index start = "}
+STARTS = {"triton": "for start in ", "cuda": "for (Index start = "}
 """How a walk over the row begins."""
 
 

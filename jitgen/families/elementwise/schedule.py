@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jitgen.families.layout import CPU_LANES, Geometry, Layout, item_size
 from jitgen.ir.body import Body
@@ -47,7 +48,6 @@ class Schedule:
     unrolls: for each region, steps per thread; on the CPU, elements of a group.
     wide: 64-bit indices.
     blocks: that must fit a multiprocessor's registers together; 0 leaves that to the compiler.
-    pdl: whether the source is made for programmatic dependent launch (see ``gemm/schedule.py``).
     """
 
     threads: int
@@ -55,7 +55,8 @@ class Schedule:
     unrolls: tuple[int, ...]
     wide: bool
     blocks: int = 0
-    pdl: bool = False
+    pdl: ClassVar[bool] = True
+    """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
 
     @property
     def block_threads(self) -> int:
@@ -71,7 +72,7 @@ def schedule(
 ) -> Schedule:
     """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight.
 
-    The same for every ``backend`` of a GPU, but that Triton's kernels may be launched before the one ahead has ended.
+    The same for every ``backend`` of a GPU.
     """
     wide = any(layout.wide for layout in layouts)
     if target.kind == "cpu":
@@ -95,7 +96,7 @@ def schedule(
         unrolls.append(unroll)
         most = max(most, loaded * unroll)
     blocks = next((count for size, count in GPU_ROOMY if most <= size), 0) if target.kind == "cuda" else 0
-    return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks, pdl=backend == "triton")
+    return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks)
 
 
 def _lanes(body: Body, target: Target) -> int:

@@ -14,8 +14,7 @@ from jitgen.families.layout import is_coarse
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import SUM_EXP
-from jitgen.families.reduction.residency import elements_under, first_needed
-from jitgen.families.reduction.schedule import passes
+from jitgen.families.reduction.residency import elements_under, first_needed, passes
 from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES

@@ -15,7 +15,7 @@ from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOp
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
-from jitgen.families.reduction.schedule import RowSchedule
+from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
@@ -23,6 +23,8 @@ REGISTERS, MOST_REGISTERS = 65536, 255
 """Of a multiprocessor; of a thread."""
 REGISTERS_BESIDE = 16
 """What a kernel takes beside the vectors it holds."""
+MOST_AHEAD = 4
+"""Vectors of an operand to ask for ahead in a cluster, half as many in a block: more were slower on an H200."""
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
@@ -52,6 +54,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     kept_loads = [o for o in rows.operands if o.role == "load" and o.value in kept] if schedule.kept else []
     combine, scratch = _combination(layout, schedule)
     passes = [_pass(p, plan, kept, rows, schedule) for p, plan in zip(rows.passes, plans, strict=True)]
+    for p in passes:
+        p["batch"] = _batch(kernel, schedule, len(p["late"]))
     return {
         "parameters": parameters,
         "index": f"int{bits}_t",
@@ -63,8 +67,6 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "inside": inside,
         "blocks": schedule.blocks,
         "columns": layout.columns,
-        "late": any(p["late"] for p in passes),
-        "batch": _batch(kernel, schedule, max(len(p["late"]) for p in passes)),
         "combine": combine,
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
@@ -77,18 +79,17 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
 
 
 def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
-    """Vectors of each of ``late`` operands to load before the first is used: what the row leaves of the registers.
+    """Vectors of each of ``late`` operands that are asked for ahead of their use: what the row leaves of the registers.
 
-    Loads do not pass a store to memory that may be the same, so that each batch waits for the second-level cache once.
-    Rows of one block leave room for their weights in the first.
+    The first are on their way while the row is combined. Loads do not pass a store to memory that may be the same, so
+    that without this each vector would wait for the second-level cache by itself.
     """
-    if schedule.cluster == 1:
-        return 1
-    registers = min(MOST_REGISTERS, REGISTERS // (schedule.block_threads * schedule.blocks))
+    threads = schedule.block_threads * schedule.blocks
+    registers = min(MOST_REGISTERS, REGISTERS // (threads if schedule.cluster > 1 else max(threads, RESIDENT_THREADS)))
     elements = schedule.vector * schedule.unroll
     taken = held(kernel.bodies[0], elements).bytes * elements // REGISTER_BYTES + REGISTERS_BESIDE
     vectors = (registers - taken) * REGISTER_BYTES // (ACCESS_BYTES * max(1, late))
-    return max(1, min(schedule.unroll, vectors))
+    return max(1, min(schedule.unroll, vectors, MOST_AHEAD if schedule.cluster > 1 else MOST_AHEAD // 2))
 
 
 def _combination(layout: RowLayout, schedule: RowSchedule) -> tuple[str, str]:
@@ -182,12 +183,13 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
     # the whole row first would take the registers that the row itself needs.
     late = [o for o in fetched if schedule.kept and o.value not in kept]
     fetched = [o for o in fetched if o not in late]
+    at = f"u % batch{p.number}"
     arrays = [_array(o) for o in fetched if not (schedule.kept and o.value in kept)]
     return fields(p) | {
         "arrays": arrays,
         "fetched": [_array(o) for o in fetched],
-        "late": [_array(o, "batch", "u - v") for o in late],
-        "element_loads": [fields(o) | {"element": _element(o, "u - v" if o in late else "u")} for o in needed],
+        "late": [_array(o, f"batch{p.number}", at) for o in late],
+        "element_loads": [fields(o) | {"element": _element(o, at if o in late else "u")} for o in needed],
         "restored": restored,
         "saved": saved,
         "lines": lines,

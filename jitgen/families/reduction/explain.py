@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.online import as_walked
-from jitgen.families.reduction.schedule import RowSchedule, passes
+from jitgen.families.reduction.online import online
+from jitgen.families.reduction.residency import passes
+from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
@@ -14,8 +15,8 @@ from jitgen.ir.program import Kernel
 def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule, tiled: bool) -> list[str]:
     """A title, and how a row is walked."""
     (layout,) = layouts
-    if tiled:
-        kernel = as_walked(kernel, layout, schedule)
+    if schedule.online:
+        kernel = online(kernel, layout)
     (body,) = kernel.bodies
     kinds = [instruction.attr for instruction in body.instructions if instruction.op == "reduce"]
     count = passes(kernel)

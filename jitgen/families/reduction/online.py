@@ -1,6 +1,6 @@
 """Fewer passes over a row that each pass reads again: reductions of what an earlier reduction gave, taken beside it.
 
-``as_walked`` rewrites the body of a kernel whose rows are not kept on chip. Two reductions that wait for another one of
+``online`` rewrites the body of a kernel whose rows are not kept on chip. Two reductions that wait for another one of
 the same row become reductions of the row itself, and so known a pass earlier:
 
 - ``sum_exp``, the sum of exp(v - max v) where that maximum is finite: each place keeps the largest it has met and the
@@ -25,18 +25,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import RowSchedule, passes
+from jitgen.families.reduction.residency import passes
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, identity_of, placed
 from jitgen.ir.program import Kernel
 
 SUM_EXP, DEVIATIONS = "sum_exp", "deviations"
 """Kinds of ``reduce`` that only a kernel with looping passes has, in Triton and CUDA C++."""
-
-
-def as_walked(kernel: Kernel, layout: RowLayout, schedule: RowSchedule) -> Kernel:
-    """``kernel`` as a GPU walks its rows: on chip as it is, else with as few passes as can be."""
-    return kernel if schedule.kept else online(kernel, layout)
 
 
 def online(kernel: Kernel, layout: RowLayout) -> Kernel:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jitgen.codegen.environment import Rendered
 from jitgen.families.reduction.context import context
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.online import as_walked
+from jitgen.families.reduction.online import online
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.families.render import DIALECTS, source
 from jitgen.ir.program import Kernel
@@ -20,8 +20,8 @@ def render(
 ) -> tuple[KernelSource, Rendered]:
     """The source of ``kernel`` in ``language``, and where each of its lines came from; see ``families/render.py``."""
     dialect, (layout,) = DIALECTS[language], layouts
-    if language != "cpp":
-        kernel = as_walked(kernel, layout, schedule)
+    if schedule.online:
+        kernel = online(kernel, layout)
     rows = context(kernel, layout, dialect)
     build = importlib.import_module(f"jitgen.families.reduction.{language}").build
     specific, options = build(kernel, layout, schedule, rows, dialect)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jitgen.families.layout import item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
 
 EXPENSIVE_FLOPS = 8
 """From here on a value is kept rather than computed again, where there is room for it."""
@@ -15,6 +16,23 @@ FEW_ELEMENTS = 32
 """Elements of a thread up to which there is room. A kept float takes twice the room of a 16-bit element: of more
 elements, computing it again is the better half."""
 REGISTER_BYTES = 4
+
+
+def passes(kernel: Kernel) -> int:
+    """Passes over the row: one for each stage in which elements are reduced or stored."""
+    (body,) = kernel.bodies
+    stages = [
+        instruction.stage - (instruction.op == "reduce")
+        for instruction in body.instructions
+        if instruction.op == "reduce" or (instruction.op == "store" and not instruction.row)
+    ]
+    return max(stages) + 1
+
+
+def late_loads(body: Body) -> int:
+    """How many element operands only a later pass than the first needs."""
+    when = first_needed(body)
+    return sum(body.instructions[position].op == "load" and number > 0 for position, number in when.items())
 
 
 def first_needed(body: Body, storing: int | None = None) -> dict[int, int]:

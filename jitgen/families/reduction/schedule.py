@@ -9,10 +9,12 @@ is read again by each pass: both *loop* over the row.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from jitgen.families.layout import ACCESS_BYTES, CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
-from jitgen.families.reduction.residency import FEW_ELEMENTS, residency
+from jitgen.families.reduction.online import online
+from jitgen.families.reduction.residency import FEW_ELEMENTS, late_loads, passes, residency
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -24,6 +26,11 @@ HELD_BYTES = 128
 """Bytes of its row a thread holds before a block of more threads is better."""
 MOST_HELD_BYTES = 160
 """Bytes a thread can hold beside what it computes with, of 1024 on a multiprocessor; measured on an H200."""
+SHORT_ROW_BYTES = 4096
+"""Rows up to this long have twice the threads: most of their time is latency, not transfer."""
+LATE_OPERANDS = 2
+"""Operands that only a later pass needs, from which on a cluster has half the threads, with twice the registers each:
+room to ask for such operands ahead (LayerNorm of rows of 151936 in float32 is 8 % faster on an H200)."""
 WARP = 32
 RESIDENT_THREADS = 1024
 """Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
@@ -36,6 +43,8 @@ CLUSTER, LEAST_THREADS = 8, 128
 """Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
 while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+BEYOND_CACHE_BYTES = 2**17
+"""Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
 MIN_BESIDE, MAX_BESIDE = 16, 32
 """Neighbouring rows of a block whose elements are neighbours in memory: a sector of 32 bytes or more of each."""
 
@@ -62,6 +71,7 @@ class RowSchedule:
             or all but the last, or 0.
         wide: 64-bit indices.
         blocks: that must fit a multiprocessor's registers together.
+        online: whether what an earlier pass can have is computed there (see ``online.py``), where passes loop.
     """
 
     threads: int
@@ -73,6 +83,9 @@ class RowSchedule:
     whole: int
     wide: bool
     blocks: int = 1
+    online: bool = False
+    pdl: ClassVar[bool] = True
+    """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
 
     @property
     def block_threads(self) -> int:
@@ -87,17 +100,6 @@ class RowSchedule:
     def tile(self) -> int:
         """Elements of a row that one block holds at once."""
         return self.threads * self.vector * self.unroll
-
-
-def passes(kernel: Kernel) -> int:
-    """Passes over the row: one for each stage in which elements are reduced or stored."""
-    (body,) = kernel.bodies
-    stages = [
-        instruction.stage - (instruction.op == "reduce")
-        for instruction in body.instructions
-        if instruction.op == "reduce" or (instruction.op == "store" and not instruction.row)
-    ]
-    return max(stages) + 1
 
 
 def schedule(
@@ -129,27 +131,31 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     threads = 4
     while threads < BLOCK_THREADS and threads * THREAD_BYTES < length * element:
         threads *= 2
+    if length * element <= SHORT_ROW_BYTES and length % (2 * threads * vector) == 0:
+        threads *= 2
     rows = max(1, SHORT_BLOCK_THREADS // threads)
     if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
         return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
-    cluster = 1
+    cluster, resident, most = 1, RESIDENT_THREADS, MOST_HELD_BYTES
     if length * element > threads * HELD_BYTES:
         threads, cluster = MOST_THREADS, 1
         if target.capability >= 90:
             threads, cluster = BLOCK_THREADS, CLUSTER
-            while threads > LEAST_THREADS and length * element <= threads // 2 * cluster * MOST_HELD_BYTES:
+            while threads > LEAST_THREADS and length * element <= threads // 2 * cluster * most:
                 threads //= 2
+            if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
+                threads, resident, most = threads // 2, resident // 2, most * 2
     needed = -(-length // (threads * cluster * vector))
-    unroll = next((step for step in STEPS if step >= needed), needed)
-    if unroll * vector * element > MOST_HELD_BYTES + vector * element:
-        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide)
+    unroll = next((step for step in STEPS if step >= needed), needed) if cluster == 1 else needed
+    if unroll * vector * element > most + vector * element:
+        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide, online=True)
     steps = length // (threads * cluster * vector)
     whole = steps if steps >= unroll - 1 else 0
     schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide)
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
-    return replace(schedule, blocks=max(1, RESIDENT_THREADS // schedule.block_threads) if roomy else 1)
+    return replace(schedule, blocks=max(1, resident // schedule.block_threads) if roomy else 1)
 
 
 def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
@@ -158,7 +164,7 @@ def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSche
     while threads < MOST_THREADS // WARP and threads * 4 < geometry.length:
         threads *= 2
     unroll = max(1, min(8, geometry.length // threads))
-    return RowSchedule(threads, WARP, 1, 1, unroll, False, 0, layout.wide)
+    return RowSchedule(threads, WARP, 1, 1, unroll, False, 0, layout.wide, online=passes(kernel) > 1)
 
 
 def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
@@ -182,6 +188,8 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         threads = SHORT_BLOCK_THREADS // rows
     else:
         rows, threads = SHORT_BLOCK_THREADS, 1
+    if padded * max(sizes) <= SHORT_ROW_BYTES and not layout.columns:
+        aim = max(1, aim // 2)
     while threads * rows < BLOCK_THREADS and threads * aim < padded:
         threads *= 2
         if not layout.columns:
@@ -189,12 +197,17 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
     most = BLOCK_THREADS if target.kind == "hip" else MOST_THREADS
     if padded == most * held and rows == 1 and max(sizes) > 2:
         threads = most
-    kept = padded <= threads * held
+    kept, walks_less = padded <= threads * held, False
     if not kept:
         # Read again by each pass, from the second-level cache while few bytes are under way: an access for each thread.
-        threads, aim = most if rows == 1 else threads, min(aim, ACCESS_BYTES // max(sizes))
+        # A pass less takes registers and arithmetic: it pays where that cache does not hold the rows under way.
+        fewer = passes(online(kernel, layout))
+        walks_less = fewer < passes(kernel) and (fewer == 1 or length * max(sizes) >= BEYOND_CACHE_BYTES)
+        aim = min(aim, ACCESS_BYTES // max(sizes))
+        if rows == 1:
+            threads = most // 2 if walks_less else most
     tile = padded if kept else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
     unroll = max(1, tile // (threads * vector))
     whole = unroll if geometry.length > 0 and length % tile == 0 else 0
-    return RowSchedule(threads, rows, 1, vector, unroll, kept, whole, layout.wide)
+    return RowSchedule(threads, rows, 1, vector, unroll, kept, whole, layout.wide, online=walks_less)

@@ -26,6 +26,10 @@ from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
 WARP = 32
+AHEAD_BYTES = 64
+"""Of operands that only a later pass needs, for each thread: up to here they are loaded with the row."""
+STAGES = 4
+"""Tiles under way at once, in shared memory, where passes loop over a row that lies in memory."""
 HEADERS = ("jitgen_triton.py", "jitgen_triton_online.py")
 
 _PAIRS = {
@@ -80,6 +84,10 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         full_values=_full_values(kernel, layout),
     )
     passes = [_pass(p, rows, layout, schedule, block, dialect) for p in rows.passes]
+    if schedule.kept and _ahead_bytes(rows, schedule) <= AHEAD_BYTES:
+        for p in passes[1:]:  # asked for with the row, not when it has been combined
+            passes[0]["loads"] += p["loads"]
+            p["loads"] = []
     row_loads = [_operand(o, layout, block) for o in rows.operands if o.role != "store" and _once(o)]
     row_stores = [_operand(o, layout, block) for o in rows.row_stores]
     units = _units(rows, layout)
@@ -96,6 +104,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "tile": schedule.tile,
         "block_rows": schedule.rows,
         "loops": not schedule.kept,
+        "stages": STAGES if schedule.online else 1,
         "margin": " " * (4 if schedule.kept else 8),
         "masked": not schedule.full,
         "row_lines": _row_lines(rows),
@@ -111,6 +120,12 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "enable_fp_fusion": False,
     }
     return context, options
+
+
+def _ahead_bytes(rows: RowContext, schedule: RowSchedule) -> int:
+    """What a thread holds of the operands that only later passes need, once it has them from the start."""
+    sizes = [item_size(o.dtype) for p in rows.passes[1:] for o in p.loads if not _once(o)]
+    return sum(sizes) * schedule.rows * schedule.tile // schedule.block_threads
 
 
 def _full_values(kernel: Kernel, layout: RowLayout) -> frozenset[str]:

@@ -3,6 +3,7 @@
 // Addresses of shared memory are 32-bit, as the instructions take them.
 #pragma once
 
+#include "jitgen/dependent_launch.cuh"
 #include "jitgen/vector.cuh"
 
 namespace jitgen {
@@ -140,19 +141,6 @@ JITGEN_DEVICE uint32_t fma_pair<float16>(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t result;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
   return result;
-}
-
-// Where the launch allows it (programmatic dependent launch), a kernel starts while the one ahead of it in the stream
-// still runs; its memory, read or written, is ready after `previous_kernel_wait`. Without that, no-ops.
-JITGEN_DEVICE void previous_kernel_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-JITGEN_DEVICE void next_kernel_may_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 }  // namespace jitgen
