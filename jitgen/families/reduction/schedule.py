@@ -23,12 +23,14 @@ SHORT_BLOCK_THREADS = 128
 THREAD_BYTES = 64
 """Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
 HELD_BYTES = 128
-"""Bytes of its row a thread holds before a block of more threads is better."""
+"""Bytes of its row a thread holds before a block of more threads is better; half as many before a cluster is, where a
+row is combined but once."""
 MOST_HELD_BYTES = 160
 """Bytes a thread can hold beside what it computes with, of 1024 on a multiprocessor; measured on an H200."""
-SHORT_ROW_BYTES = 4096
-"""Rows up to this long have twice the threads: most of their time is latency, not transfer."""
-LATE_OPERANDS = 2
+SHORT_ROW_BYTES, SHORT_ROW = 4096, 4096
+"""Rows up to so many bytes have twice the threads, for most of their time is latency, not transfer; where a row is
+combined but once, rows of up to so many elements."""
+LATE_OPERANDS, LATE_RESIDENT_THREADS = 2, 512
 """Operands that only a later pass needs, from which on a cluster has half the threads, with twice the registers each:
 room to ask for such operands ahead (LayerNorm of rows of 151936 in float32 is 8 % faster on an H200)."""
 WARP = 32
@@ -131,21 +133,24 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     threads = 4
     while threads < BLOCK_THREADS and threads * THREAD_BYTES < length * element:
         threads *= 2
-    if length * element <= SHORT_ROW_BYTES and length % (2 * threads * vector) == 0:
+    once = passes(kernel) == 2
+    short = length <= SHORT_ROW if once else length * element <= SHORT_ROW_BYTES
+    if short and threads < BLOCK_THREADS and length % (2 * threads * vector) == 0:
         threads *= 2
     rows = max(1, SHORT_BLOCK_THREADS // threads)
     if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
         return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
     cluster, resident, most = 1, RESIDENT_THREADS, MOST_HELD_BYTES
-    if length * element > threads * HELD_BYTES:
-        threads, cluster = MOST_THREADS, 1
-        if target.capability >= 90:
+    clusters = target.capability >= 90
+    if length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
+        threads = MOST_THREADS
+        if clusters:
             threads, cluster = BLOCK_THREADS, CLUSTER
             while threads > LEAST_THREADS and length * element <= threads // 2 * cluster * most:
                 threads //= 2
             if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
-                threads, resident, most = threads // 2, resident // 2, most * 2
+                threads, resident, most = threads // 2, LATE_RESIDENT_THREADS, most * 2
     needed = -(-length // (threads * cluster * vector))
     unroll = next((step for step in STEPS if step >= needed), needed) if cluster == 1 else needed
     if unroll * vector * element > most + vector * element:
