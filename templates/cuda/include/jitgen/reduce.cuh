@@ -137,7 +137,7 @@ struct Deviations {
     const T count = a.count + b.count;
     const T mean = fma(apart, (ordered ? b.count : a.count) / count, ordered ? a.mean : b.mean);
     // Weighted before it is squared: a product with nothing is nothing then, whatever else overflows.
-    return {mean, fma(apart * (a.count / count * b.count), apart, a.squares + b.squares), count};
+    return {mean, fma(apart * (a.count * b.count / count), apart, a.squares + b.squares), count};
   }
 };
 
