@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,31 +21,37 @@ def tables(content: Mapping[str, Any]) -> str:
     known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
-    work = [row for row in rows if row["group"] in ("streaming", "rows", "intensity")]
+    work = [row for row in rows if row["group"] in ("streaming", "intensity")]
+    reductions = [row for row in rows if row["group"] == "rows"]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
     products = [row for row in rows if row["group"] == "products"]
     parts = [", ".join(facts) + "."]
     if work:
         parts.append(_table(header, map(_work, work)))
-    if products:
-        parts.append(_products(products))
+    parts += [_across(cases) for cases in (reductions, products) if cases]
     if calls:
         parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
     return "\n\n".join(parts)
 
 
-def _products(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each weight and backend, a column for each number of rows: the time, and over it each peer's."""
-    cells: dict[tuple[str, ...], dict[int, str]] = {}
+def _across(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each function, a column for each of its sizes: the time, and over it each peer's."""
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
     peers = list(dict.fromkeys(peer for row in rows for peer in row["ratios"]))
     for row in rows:
-        name, _, number = row["name"].rpartition(", M=")
+        name, _, size = row["name"].rpartition(", ")
         ratios = " ".join(f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "-" for peer in peers)
         line = cells.setdefault((name, row["backend"], row["dtype"]), {})
-        line[int(number)] = f"{duration(row['seconds']['jitgen'])} ({ratios})"
-    numbers = sorted({number for line in cells.values() for number in line})
-    header = (f"time ({', '.join(peers)} over it)", "backend", "dtype", *(f"M={number}" for number in numbers))
-    return _table(header, ((*key, *(line.get(n, "") for n in numbers)) for key, line in cells.items()))
+        line[size] = f"{duration(row['seconds']['jitgen'])} ({ratios})"
+    sizes = sorted({size for line in cells.values() for size in line}, key=_numbers)
+    header = (f"time ({', '.join(peers)} over it)", "backend", "dtype", *sizes)
+    return _table(header, ((*key, *(line.get(size, "") for size in sizes)) for key, line in cells.items()))
+
+
+def _numbers(size: str) -> tuple[int, list[int]]:
+    """Where "M=16" or "64 rows of 1024" stands among others."""
+    numbers = [int(number) for number in re.findall(r"\d+", size)]
+    return len(numbers), numbers
 
 
 def _work(row: Mapping[str, Any]) -> tuple[str, ...]:
