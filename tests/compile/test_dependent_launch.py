@@ -1,0 +1,68 @@
+"""Kernels that may be launched before the one ahead of them has ended wait for it before they touch memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec
+
+GLOBAL_ACCESS = re.compile(r"^\s*(?:@\S+\s+)?(?:ld|st|atom|red|cp)\.\S*global", re.MULTILINE)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight)
+
+
+def gated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.silu(x) * weight
+
+
+def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x * weight).sum(-1)
+
+
+def column_softmax(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x * weight, 0)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {
+    "elementwise": (gated, (4096, 5000)),
+    "short rows": (norm, (8192, 100)),
+    "rows of a block": (norm, (8192, 8192)),
+    "rows of a cluster": (norm, (8192, 151936)),
+    "rows read again": (norm, (8192, 400000)),
+    "one pass": (scaled, (64, 4096)),
+    "columns": (column_softmax, (1000, 512)),
+}
+
+
+def ptx(function: Callable[..., object], shape: tuple[int, ...], target: str, backend: str) -> str:
+    specs = TensorSpec(shape, torch.bfloat16), TensorSpec(shape[-1:], torch.bfloat16)
+    text = jitgen.jit(function).lower(*specs, target=target, backend=backend).compile().asm["ptx"]
+    return text if isinstance(text, str) else text.decode()
+
+
+@pytest.mark.parametrize(("name", "backend"), list(product(FUNCTIONS, ("cuda", "triton"))))
+def test_memory_is_touched_after_the_wait(name: str, backend: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    text = ptx(*FUNCTIONS[name], "sm_90a", backend)
+    (entry,) = text.split(".entry")[1:]
+    assert entry.count("griddepcontrol.wait") == 1
+    access = GLOBAL_ACCESS.search(entry)
+    assert access is not None
+    assert entry.index("griddepcontrol.wait") < access.start()
+    # Of its many small blocks each would have to say that the next kernel may start; see the template.
+    assert ("griddepcontrol.launch_dependents" in entry) == (name != "elementwise")
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_there_is_no_wait_where_launches_do_not_overlap(backend: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    assert "griddepcontrol" not in ptx(*FUNCTIONS["rows of a block"], "sm_80", backend)
