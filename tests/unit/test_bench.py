@@ -330,6 +330,24 @@ def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all({"seconds", "ratios", "error", "dtype", "shape"} <= set(row) for row in content["measurements"])
 
 
+def test_sizes_stand_side_by_side_in_a_table() -> None:
+    def row(name: str, seconds: float, **ratios: float) -> dict[str, object]:
+        each = {"group": "rows", "backend": "cuda", "dtype": "float32", "name": name}
+        return each | {"seconds": {"jitgen": seconds}, "ratios": ratios}
+
+    names = ("softmax, 64 rows of 1024", "softmax, rows of 16384", "softmax, rows of 4096")
+    found = [row(name, 2e-6, copy_=1.0, eager=2.5) for name in names]
+    found.append(row("norm, rows of 4096", 3e-6, copy_=0.5))
+    names = ("cpu", "threads", "target", "torch", "triton", "compiler", "commit")
+    text = markdown.tables({"environment": dict.fromkeys(names, "-"), "measurements": found})
+    assert text.splitlines()[2:] == [
+        "| time (copy_, eager over it) | backend | dtype | rows of 4096 | rows of 16384 | 64 rows of 1024 |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| softmax | cuda | float32 | 2 us (1.00 2.50) | 2 us (1.00 2.50) | 2 us (1.00 2.50) |",
+        "| norm | cuda | float32 | 3 us (0.50 -) |  |  |",
+    ]
+
+
 def test_the_command_knows_the_groups() -> None:
     assert set(suite.GROUPS) == set(cli.GROUPS)
     assert CliRunner().invoke(jitgen, ["bench", "nothing"]).exit_code == 2

@@ -179,7 +179,7 @@ def _pass(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, schedule: RowS
         needed = [*p.loads, *p.again]
         fetched, restored, saved = [o for o in needed if o.pointer], [], []
         lines = tuple(sorted((*p.repeated, *p.lines), key=lambda line: line.position))
-    # What is not kept (weights of the last pass, the terms of a sum that is) is asked for a few vectors ahead of its use:
+    # What is not kept (weights of the last pass, the terms of a sum that is) is asked for a few vectors ahead of use:
     # holding it for the whole row would take the registers that the row itself needs.
     late = [o for o in fetched if schedule.kept and o.value not in kept]
     fetched = [o for o in fetched if o not in late]
