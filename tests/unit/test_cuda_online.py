@@ -16,7 +16,8 @@ from cpp_harness import Library
 from jitgen.codegen import environment
 from jitgen.spec import Target
 
-THREADS, WIDTH = 512, 4
+THREADS = 512
+WIDTHS = (1, 4, 8)
 LARGEST = torch.finfo(torch.float32).max
 
 BEFORE = """
@@ -30,21 +31,20 @@ inline float exp(float a) { return __builtin_expf(a); }
 inline double exp(double a) { return __builtin_exp(a); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-inline float coarse_exp(float a) {
-  const float root = __builtin_exp2f(0.72134752f * a);
-  return root * root;
-}
+inline float coarse_exp_root(float a) { return __builtin_exp2f(0.72134752f * a); }
 """
 WALK = """
 }  // namespace jitgen
 
-template <class Op, class State, class T>
+template <class Op, int width, class State, class T>
 void walk(const T* row, State first, State* states, int64_t length) {
   State before[threads];
   for (int t = 0; t < threads; ++t) states[t] = first;
-  for (int64_t i = 0; i < length; ++i) {
+  for (int64_t i = 0; i < length; i += width) {
     State& mine = states[i / width % threads];
-    mine = Op::with(mine, row[i]);
+    T values[width];
+    for (int j = 0; j < width; ++j) values[j] = row[i + j];
+    mine = Op::with(mine, values);
   }
   for (int distance = 1; distance < threads; distance *= 2) {
     for (int t = 0; t < threads; ++t) before[t] = states[t];
@@ -55,7 +55,7 @@ void walk(const T* row, State first, State* states, int64_t length) {
 ENTRY = """
 extern "C" void {name}(const {type}* row, {type}* out, int64_t length) {{
   jitgen::{state}<{type}> states[threads];
-  walk<jitgen::{op}>(row, jitgen::{state}<{type}>{first}, states, length);
+  walk<jitgen::{op}, {width}>(row, jitgen::{state}<{type}>{first}, states, length);
   for (int t = 0; t < threads; ++t) out[t] = states[t].{member};
 }}
 """
@@ -69,29 +69,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     start = header.index("// The largest value met")
     operations = header[start : header.index("// ---", start)]
     operations = re.sub(r"asm\(.*?\);", "result = 1.0f / count;", operations)
+    kinds = [("exp", "Exponentials", "SumExp<false>", LOWEST[kind], "sum", kind) for kind in TYPES.values()]
+    kinds += [("coarse", "Exponentials", "SumExp<true>", LOWEST["float"], "sum", "float")]
+    kinds += [("spread", "Spread", "Deviations", "{0, 0, 0}", "squares", kind) for kind in TYPES.values()]
     entries = [
         ENTRY.format(
-            name=f"exp_{kind}", type=kind, state="Exponentials", op=f"SumExp<{coarse}>", first=first, member="sum"
+            name=f"{name}{width}_{kind}", type=kind, state=state, op=op, first=first, member=member, width=width
         )
-        for kind, coarse, first in (("float", "false", LOWEST["float"]), ("double", "false", LOWEST["double"]))
+        for name, state, op, first, member, kind in kinds
+        for width in WIDTHS
     ]
-    entries.append(
-        ENTRY.format(
-            name="coarse_float",
-            type="float",
-            state="Exponentials",
-            op="SumExp<true>",
-            first=LOWEST["float"],
-            member="sum",
-        )
-    )
-    entries += [
-        ENTRY.format(
-            name=f"spread_{kind}", type=kind, state="Spread", op="Deviations", first="{0, 0, 0}", member="squares"
-        )
-        for kind in TYPES.values()
-    ]
-    constants = f"constexpr int threads = {THREADS}, width = {WIDTH};\n"
+    constants = f"constexpr int threads = {THREADS};\n"
     text = constants + BEFORE + operations + WALK + "".join(entries)
     return Library(text, Target("cpu", "generic"), tmp_path_factory.mktemp("online"))
 
@@ -117,8 +105,9 @@ def rows(length: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("length", [600, 2048, 40001])
-def test_sums_of_exponentials(library: Library, dtype: torch.dtype, length: int) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("length", [600, 2048, 40008])
+def test_sums_of_exponentials(library: Library, dtype: torch.dtype, length: int, width: int) -> None:
     some = rows(length, dtype)
     most, alone = some["normal"].clone(), some["normal"].clone()
     most[: length // 2], alone[1:] = -math.inf, -math.inf
@@ -129,18 +118,19 @@ def test_sums_of_exponentials(library: Library, dtype: torch.dtype, length: int)
         want = (row.double() - row.double().max()).exp().sum()
         for kind, bound in (("exp", 64 * torch.finfo(dtype).eps), ("coarse", 2.0**-14)):
             if kind == "exp" or dtype == torch.float32:
-                error = (of_row(library, kind, row) / want - 1).abs().item()
+                error = (of_row(library, f"{kind}{width}", row) / want - 1).abs().item()
                 assert error <= bound, (name, kind, error)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("length", [600, 2048, 40001])
-def test_deviations(library: Library, dtype: torch.dtype, length: int) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("length", [600, 2048, 40008])
+def test_deviations(library: Library, dtype: torch.dtype, length: int, width: int) -> None:
     eps = torch.finfo(dtype).eps
     for name, row in rows(length, dtype).items():
         exact = row.double()
         want = ((exact - exact.mean()) ** 2).sum()
-        got = of_row(library, "spread", row)
+        got = of_row(library, f"spread{width}", row)
         if want > torch.finfo(dtype).max:
             assert got == math.inf, name
             continue
@@ -157,5 +147,7 @@ def test_deviations_of_no_numbers_are_none(library: Library, dtype: torch.dtype,
     for length in (600, 5000):
         row = torch.randn(length, dtype=dtype)
         row[place] = value
-        assert of_row(library, "spread", row).isnan()
-    assert of_row(library, "spread", torch.full((length,), value, dtype=dtype)).isnan()
+        for width in WIDTHS:
+            assert of_row(library, f"spread{width}", row).isnan()
+    for width in WIDTHS:
+        assert of_row(library, f"spread{width}", torch.full((length,), value, dtype=dtype)).isnan()

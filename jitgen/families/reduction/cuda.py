@@ -97,7 +97,7 @@ def _combination(layout: RowLayout, schedule: RowSchedule) -> tuple[str, str]:
     if layout.columns:
         return "combine_beside<jitgen::{op}, threads>", "jitgen::BesideScratch<{state}, threads>"
     if schedule.cluster > 1:
-        return "combine_cluster<jitgen::{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
+        return "receive_cluster<jitgen::{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
     return "combine_row<jitgen::{op}, threads>", "jitgen::Scratch<{state}, warps>"
 
 
@@ -205,7 +205,7 @@ def _reduction(r: Reduction) -> dict[str, Any]:
         lowest = constant(torch.finfo(DTYPES[r.value_dtype]).min, r.value_dtype)
         return fields(r) | {
             "op": op.format(coarse=str(r.coarse).lower()),
-            "join": "with",
+            "streamed": True,
             "state": f"jitgen::{state}<{r.value_type}>",
             "identity": first.format(lowest=lowest),
             "element": r.value,
@@ -214,7 +214,7 @@ def _reduction(r: Reduction) -> dict[str, Any]:
     indexed = r.kind in ("argmax", "argmin")
     return fields(r) | {
         "op": _OPS[r.kind],
-        "join": "combine",
+        "streamed": False,
         "state": f"jitgen::Indexed<{r.value_type}>" if indexed else r.type,
         "identity": _identity(r),
         "element": f"jitgen::Indexed<{r.value_type}>{{{r.value}, column + j}}" if indexed else r.value,

@@ -44,6 +44,8 @@ as many where they take two registers, or each takes an access, hence an address
 CLUSTER, LEAST_THREADS = 8, 128
 """Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
 while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
+ONLINE_BLOCKS = 2
+"""Blocks of a row from which on it is combined as few times as can be, though it is kept: blocks wait long for others."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 BEYOND_CACHE_BYTES = 2**17
 """Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
@@ -157,7 +159,7 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
         return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide, online=True)
     steps = length // (threads * cluster * vector)
     whole = steps if steps >= unroll - 1 else 0
-    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide)
+    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide, online=cluster >= ONLINE_BLOCKS)
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     return replace(schedule, blocks=max(1, resident // schedule.block_threads) if roomy else 1)

@@ -266,9 +266,13 @@ JITGEN_DEVICE double sigmoid(double a) { return 1.0 / (1.0 + exp(-a)); }
 // For results that are rounded to 16 bits or fewer. The power of two of a rounded product is off by 2**-17 at most, where
 // the exponent is largest, and takes three instructions where exp takes eight. As the square of half the power it
 // reaches the subnormals, which the instruction itself flushes.
-JITGEN_DEVICE float coarse_exp(float a) {
+JITGEN_DEVICE float coarse_exp_root(float a) {
   float root;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(0.72134752f * a));  // half of log2(e)
+  return root;
+}
+JITGEN_DEVICE float coarse_exp(float a) {
+  const float root = coarse_exp_root(a);
   return root * root;
 }
 JITGEN_DEVICE float coarse_sigmoid(float a) { return logistic(coarse_exp(-a)); }

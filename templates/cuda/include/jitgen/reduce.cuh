@@ -4,7 +4,7 @@
 //
 //   float total = jitgen::combine_lanes<jitgen::Sum, 32>(mine);
 //   jitgen::combine_row<jitgen::Sum, threads>(mine, scratch_of_row, thread)
-//   jitgen::combine_cluster<jitgen::Sum, warps, cluster>(mine, inbox, thread)
+//   jitgen::send_cluster<jitgen::Sum, warps, cluster>(mine, inbox, thread), then receive_cluster(inbox, thread)
 #pragma once
 
 #include "jitgen/math.cuh"
@@ -85,14 +85,30 @@ struct Exponentials {
 // the kernel does not use it there.
 template <bool coarse>
 struct SumExp {
-  static JITGEN_DEVICE float power(float a) { return coarse ? coarse_exp(a) : exp(a); }
-  static JITGEN_DEVICE double power(double a) { return exp(a); }
+  // sum + exp(a)
+  static JITGEN_DEVICE float plus(float sum, float a) {
+    if (!coarse) return sum + exp(a);
+    const float root = coarse_exp_root(a);
+    return fma(root, root, sum);
+  }
+  static JITGEN_DEVICE double plus(double sum, double a) { return sum + exp(a); }
+  static JITGEN_DEVICE float larger(float a, float b) { return ::fmaxf(a, b); }
+  static JITGEN_DEVICE double larger(double a, double b) { return ::fmax(a, b); }
 
+  // One value rescales the sum or is scaled itself; several rescale it together, by the largest of them.
   template <class T>
-  static JITGEN_DEVICE Exponentials<T> with(const Exponentials<T>& state, T value) {
-    const bool higher = value > state.top;
-    const T scale = power(-abs(value - state.top));
-    return {higher ? value : state.top, fma(state.sum, higher ? scale : T(1), higher ? T(1) : scale)};
+  static JITGEN_DEVICE Exponentials<T> with(const Exponentials<T>& state, const T (&values)[1]) {
+    const bool higher = values[0] > state.top;
+    const T scale = plus(T(0), -abs(values[0] - state.top));
+    return {higher ? values[0] : state.top, fma(state.sum, higher ? scale : T(1), higher ? T(1) : scale)};
+  }
+  template <class T, int N>
+  static JITGEN_DEVICE Exponentials<T> with(const Exponentials<T>& state, const T (&values)[N]) {
+    T top = state.top;
+    for (int i = 0; i < N; ++i) top = larger(top, values[i]);
+    T sum = state.sum * plus(T(0), state.top - top);
+    for (int i = 0; i < N; ++i) sum = plus(sum, values[i] - top);
+    return {top, sum};
   }
   template <class T>
   static JITGEN_DEVICE Exponentials<T> combine(const Exponentials<T>& a, const Exponentials<T>& b) {
@@ -110,22 +126,28 @@ struct Spread {
   T count;
 };
 
-// Welford 1962 for one more value; Chan, Golub and LeVeque 1979 for two sets of values.
+// Chan, Golub and LeVeque 1979: a vector's own mean and squares join those of the vectors before it; for one value that
+// is Welford's step of 1962.
 struct Deviations {
-  // 1 / count, of which only 1 / 1 has to be exact: the first value is its own mean.
+  // 1 / count, to the last bit or two.
   static JITGEN_DEVICE float share(float count) {
     float result;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(count));
-    return count == 1.0f ? 1.0f : result;
+    return result;
   }
   static JITGEN_DEVICE double share(double count) { return 1.0 / count; }
 
-  template <class T>
-  static JITGEN_DEVICE Spread<T> with(const Spread<T>& state, T value) {
-    const T count = state.count + T(1);
-    const T deviation = value - state.mean;
-    const T mean = fma(deviation, share(count), state.mean);
-    return {mean, fma(deviation, value - mean, state.squares), count};
+  template <class T, int N>
+  static JITGEN_DEVICE Spread<T> with(const Spread<T>& state, const T (&values)[N]) {
+    T sum = values[0], squares = 0;
+    for (int i = 1; i < N; ++i) sum += values[i];
+    const T mean = sum * (T(1) / N);
+    for (int i = 0; i < N; ++i) squares = fma(values[i] - mean, values[i] - mean, squares);
+    const T count = state.count + N;
+    // The first vector's mean is the mean, exactly.
+    const T weight = state.count == T(0) ? T(1) : N * share(count);
+    const T apart = mean - state.mean;
+    return {fma(apart, weight, state.mean), fma(apart * (state.count * weight), apart, state.squares + squares), count};
   }
   // The same for both orders, so that partners agree: from the smaller mean towards the larger.
   template <class T>
@@ -167,6 +189,20 @@ JITGEN_DEVICE T combine_lanes(T value) {
 #pragma unroll
   for (int distance = 1; distance < lanes; distance *= 2) value = Op::combine(value, from_lane(value, distance));
   return value;
+}
+
+// A state of several numbers: what they are measured from is combined first, and each lane's state is moved there once.
+template <class Op, int lanes, class T>
+JITGEN_DEVICE Exponentials<T> combine_lanes(const Exponentials<T>& state) {
+  const T top = combine_lanes<Max, lanes>(state.top);
+  return {top, combine_lanes<Sum, lanes>(state.sum * exp(state.top - top))};
+}
+template <class Op, int lanes, class T>
+JITGEN_DEVICE Spread<T> combine_lanes(const Spread<T>& state) {
+  const T count = combine_lanes<Sum, lanes>(state.count);
+  const T mean = combine_lanes<Sum, lanes>(count == T(0) ? T(0) : state.mean * (state.count / count));
+  const T apart = state.mean - mean;
+  return {mean, combine_lanes<Sum, lanes>(fma(apart * state.count, apart, state.squares)), count};
 }
 
 // ------------------------------------------------------------------------------------------------ among the cluster
@@ -243,14 +279,18 @@ JITGEN_DEVICE T combine_row(T value, Scratch<T, warps>& scratch, int thread) {
 }
 
 // A row of a whole cluster: each warp sends what it has to every block, each of which combines all of it for itself.
-// No block leaves while another still sends to it, because it waits for all that it is sent.
+// No block leaves while another still sends to it, because it waits for all that it is sent. Of several values all are
+// sent before the first is waited for.
 template <class Op, int warps, int cluster, class T>
-JITGEN_DEVICE T combine_cluster(T value, Inbox<T, warps * cluster>& inbox, int thread) {
-  constexpr int values = warps * cluster;
+JITGEN_DEVICE void send_cluster(T value, Inbox<T, warps * cluster>& inbox, int thread) {
   value = combine_lanes<Op, 32>(value);
   if (thread % 32 < cluster) inbox.send(value, cluster_rank() * warps + thread / 32, thread % 32);
+}
+template <class Op, int warps, int cluster, class T>
+JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread) {
+  constexpr int values = warps * cluster;
   inbox.wait();
-  value = inbox.from[thread % (values < 32 ? values : 32)].whole;
+  T value = inbox.from[thread % (values < 32 ? values : 32)].whole;
 #pragma unroll
   for (int i = 32; i < values; i += 32) value = Op::combine(value, inbox.from[i + thread % 32].whole);
   return combine_lanes<Op, (values < 32 ? values : 32)>(value);
