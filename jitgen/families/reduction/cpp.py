@@ -8,7 +8,7 @@ second-level cache, and computed again where it is not; a cheap one is always co
 the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
 of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
 then work at the same time. Short rows are one block of fewer lanes each; their results go past the cache several rows
-at a time.
+at a time. Looking for NaN is left out where ``numbers.py`` can tell that no result changes by it.
 """
 
 from __future__ import annotations
