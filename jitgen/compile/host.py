@@ -52,7 +52,12 @@ _CODE_FLAGS = (
     "-fno-trapping-math",
     "-fwrapv",
 )
-_INTERLEAVED = ("--param=max-completely-peeled-insns=4000", "-fschedule-insns", "-fsched-pressure")
+_INTERLEAVED = (
+    "--param=max-completely-peeled-insns=4000",
+    "-fno-tree-loop-distribute-patterns",
+    "-fschedule-insns",
+    "-fsched-pressure",
+)
 _LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,-z,now", "-Wl,-O1")
 _LIBRARIES = ("-lm", "-lc")
 
@@ -63,7 +68,9 @@ def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
     Its option ``interleaved`` asks for the vectors of a loop of known length to be computed side by side, by unrolling
     it however long its body is, and by scheduling before registers are given out. One after the other, each is a chain
     of dependent operations longer than processors look ahead: a chain of 256 multiplications then takes six times as
-    long. Code that keeps its accumulators in just as many registers as there are loses by it.
+    long. A loop that clears accumulators is unrolled too: made a memset, it is a ``rep stos``, whose start alone takes
+    as long as the sum of a short row. Code that keeps its accumulators in just as many registers as there are loses by
+    it.
     """
     target = source.target
     openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)

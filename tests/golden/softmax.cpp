@@ -46,7 +46,7 @@ struct Way {
     char* const scratch = of.scratch;
     float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
       const jitgen::Halves<decltype(size)> halves_v0(x0 + start + first, size);
-      jitgen::GroupOfHalves<jitgen::bfloat16, decltype(size)> group1(target1 + first, size);
+      jitgen::GroupOfNarrowNan<jitgen::bfloat16, decltype(size)> group1(target1 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
@@ -79,11 +79,11 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
   Way<held> way(before);
   float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
   // Pass 0
-  jitgen::Blocks<jitgen::Max<float>> blocks_v1(team, 0, blocks);
+  jitgen::Blocks<jitgen::MaxOfNumbers<float>> blocks_v1(team, 0, blocks);
   for (int64_t number = mine.begin; number < mine.end; ++number) {
     const int64_t start = number * block;
     const int64_t count = length - start < block ? length - start : block;
-    jitgen::Lanes<jitgen::Max<float>> lanes_v1;
+    jitgen::Lanes<jitgen::MaxOfNumbers<float>> lanes_v1;
     lanes_v1.clear();
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
       const jitgen::Halves<decltype(size)> halves_v0(x0 + start + first, size);

@@ -8,7 +8,7 @@ second-level cache, and computed again where it is not; a cheap one is always co
 the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
 of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
 then work at the same time. Short rows are one block of fewer lanes each; their results go past the cache several rows
-at a time.
+at a time. Looking for NaN is left out where ``numbers.py`` can tell that no result changes by it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jitgen.codegen.printing import Built, Line
 from jitgen.families.layout import CPU_LANES, is_coarse, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.numbers import has_narrow_nan, is_exp_below, maxima_of_numbers
 from jitgen.families.reduction.schedule import CPU_LONG, RowSchedule
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
@@ -72,8 +73,13 @@ class _Builder:
         self.short = self.lanes < CPU_LANES
         self.kept: dict[str, tuple[str, str]] = {} if self.tiled else self._kept()
         slots = itertools.count()
-        self.reductions = [[_reduction(r, next(slots)) for r in walk.reductions] for walk in rows.passes]
+        of_numbers = {f"v{position}" for position in maxima_of_numbers(body.instructions)}
+        self.reductions = [
+            [_reduction(r, next(slots), r.result in of_numbers) for r in walk.reductions] for walk in rows.passes
+        ]
         self.halved = not self.tiled and self._is_halved()
+        self.narrow_nan = self.halved and has_narrow_nan(body)
+        self.group = "GroupOfNarrowNan" if self.narrow_nan else "GroupOfHalves" if self.halved else "Group"
         self.coarse = is_coarse(body) and not self.tiled
         self.fetched = self._fetched()
         self.row_values = [(o.type, o.value) for o in self.row_loads]
@@ -155,7 +161,7 @@ class _Builder:
             if self.tiled:
                 yield operand.strides[-1]
         for name, _ in self.rows.scalars:
-            yield name
+            yield f"jitgen::with_narrow_nan({name})" if self.narrow_nan else name
 
     # ----------------------------------------------------------------------------------------------------- passes
 
@@ -210,7 +216,7 @@ class _Builder:
 
     def _line(self, line: Line, again: bool) -> dict[str, str]:
         expression = line.expression
-        if self._is_below(line.position):
+        if is_exp_below(self.instructions, line.position):
             expression = expression.replace("exp(", "exp_below(")
         elif self.coarse and self._is_normalized(line.position):
             expression = expression.replace(" / ", " * (1.0f / ") + ")"
@@ -228,7 +234,7 @@ class _Builder:
             "value": operand.value,
             "place": self._place(operand),
             "inner": operand.inner,
-            "group": "GroupOfHalves" if self.halved else "Group",
+            "group": self.group,
             "past": "false" if self.short else f"output{operand.index}.past",
         }
 
@@ -282,25 +288,13 @@ class _Builder:
         indexed = any(reduction.kind.startswith("arg") for reduction in walk.reductions)
         return not walk.stores and not indexed and operations < COSTLY
 
-    def _is_below(self, position: int) -> bool:
-        """Whether it is the exponential of an element less the row's maximum, which is not above 0."""
-        instruction = self.instructions[position]
-        if instruction.op != "exp":
-            return False
-        argument = self.instructions[instruction.args[0]]
-        if argument.op != "sub":
-            return False
-        element, top = argument.args
-        top_instruction = self.instructions[top]
-        return (top_instruction.op, top_instruction.attr, top_instruction.args) == ("reduce", "max", (element,))
-
     def _is_normalized(self, position: int) -> bool:
         """Whether it is divided by a row's sum of such exponentials, whose reciprocal is as good: it is at least 1."""
         instruction = self.instructions[position]
         if instruction.op != "div":
             return False
         divisor = self.instructions[instruction.args[1]]
-        return (divisor.op, divisor.attr) == ("reduce", "sum") and self._is_below(divisor.args[0])
+        return (divisor.op, divisor.attr) == ("reduce", "sum") and is_exp_below(self.instructions, divisor.args[0])
 
     def _is_constant(self, line: Line) -> bool:
         return self.instructions[line.position].op == "const"
@@ -351,12 +345,12 @@ class _Builder:
         return total
 
 
-def _reduction(reduction: Reduction, slot: int) -> dict[str, Any]:
+def _reduction(reduction: Reduction, slot: int, of_numbers: bool) -> dict[str, Any]:
     return {
         "result": reduction.result,
         "type": reduction.type,
         "value": reduction.value,
-        "kind": f"jitgen::{_KINDS[reduction.kind]}<{reduction.value_type}>",
+        "kind": f"jitgen::{_KINDS[reduction.kind]}{'OfNumbers' if of_numbers else ''}<{reduction.value_type}>",
         "slot": slot,
     }
 

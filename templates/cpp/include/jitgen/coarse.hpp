@@ -27,10 +27,11 @@ JITGEN_INLINE float coarse_exp(float x) {
 // As exp_below, for x <= 0 or NaN.
 JITGEN_INLINE float coarse_exp_below(float x) {
   constexpr float shift = detail::rounder + 64.0f + 127.0f;
-  const float shifted = detail::mul_add(x, 1.44269504f, shift);
-  const float f = detail::mul_add(x, 1.44269504f, shift - shifted);
+  const float bounded = x < -104.0f ? -104.0f : x;
+  const float shifted = detail::mul_add(bounded, 1.44269504f, shift);
+  const float f = detail::mul_add(bounded, 1.44269504f, shift - shifted);
   const float p = detail::coarse_power(f, 0x1p-64f);
-  return x < -104.0f ? 0.0f : p * float_of(bits_of(shifted) << 23);
+  return p * float_of(bits_of(shifted) << 23);
 }
 
 // 0 where exp(-x) is infinite, as torch's is.

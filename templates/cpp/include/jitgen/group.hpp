@@ -112,13 +112,13 @@ struct Group<Storage, Whole> {
   JITGEN_MEMBER void write(bool past) const { detail::put<sizeof(lane)>(to, lane, past); }
 };
 
-// The same of values in the order of Halves.
-template <class Storage, class Count>
+// The same of values in the order of Halves. `narrow_nan`: see round_bfloat16.
+template <class Storage, class Count, bool narrow_nan = false>
 struct GroupOfHalves : Group<Storage, Count> {
   using Group<Storage, Count>::Group;
 };
-template <>
-struct GroupOfHalves<bfloat16, Whole> {
+template <bool narrow_nan>
+struct GroupOfHalves<bfloat16, Whole, narrow_nan> {
   alignas(cache_line) float lane[lanes];
   bfloat16* const to;
 
@@ -127,10 +127,13 @@ struct GroupOfHalves<bfloat16, Whole> {
   JITGEN_MEMBER void write(bool past) const {
     alignas(cache_line) bfloat16 packed[lanes];
 #pragma omp simd
-    for (int64_t j = 0; j < lanes / 2; ++j) store_pair(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
+    for (int64_t j = 0; j < lanes / 2; ++j) store_pair<narrow_nan>(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
     detail::put<sizeof(packed)>(to, packed, past);
   }
 };
+
+template <class Storage, class Count>
+using GroupOfNarrowNan = GroupOfHalves<Storage, Count, true>;
 
 // Results of short rows on their way past the cache, several rows at a time where one lies behind the other: by
 // themselves, rows would share lines that then go to memory in pieces.

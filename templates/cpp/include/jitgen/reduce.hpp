@@ -51,6 +51,8 @@ JITGEN_KIND(Sum, T(0), a + b)
 JITGEN_KIND(Prod, T(1), a * b)
 JITGEN_KIND(Any, T(0), a | b)
 JITGEN_KIND(All, T(1), a & b)
+// For where NaN is seen by what uses the maximum: one instruction, which drops NaN.
+JITGEN_KIND(MaxOfNumbers, lowest<T>, b > a ? b : a)
 #undef JITGEN_KIND
 
 // `b > a || b != b` and not maximum(a, b): the same result in two comparisons of which none waits for the other.
@@ -108,14 +110,15 @@ JITGEN_INLINE int64_t settled(Found<T> partial) {
 // e^x for x <= 0 or NaN, as softmax has it after subtracting the maximum: half of the operations of exp, within 1.7e-7.
 // The rounder leaves k + 64 + 127 in the low bits, which shifted up are 2^(k + 64), normal for every k down to -150; the
 // polynomial, the minimax one of degree 5, has 2^-64 in its coefficients, and so their product is rounded once where it
-// is denormal.
+// is denormal: to 0 at -104, below half of the smallest.
 JITGEN_INLINE float exp_below(float x) {
   constexpr float shift = detail::rounder + 64.0f + 127.0f, unit = 0x1p-64f;
-  const float shifted = detail::mul_add(x, 1.44269504f, shift);
-  const float r = detail::remainder_of_ln2(shifted - shift, x);
+  const float bounded = x < -104.0f ? -104.0f : x;  // one operation, where choosing 0 afterwards is two
+  const float shifted = detail::mul_add(bounded, 1.44269504f, shift);
+  const float r = detail::remainder_of_ln2(shifted - shift, bounded);
   const float p = detail::horner(r, 0.008289267f * unit, 0.04189816f * unit, 0.16667654f * unit, 0.49999148f * unit,
                                  0.9999997f * unit, unit);
-  return x < -104.0f ? 0.0f : p * float_of(bits_of(shifted) << 23);
+  return p * float_of(bits_of(shifted) << 23);
 }
 JITGEN_INLINE double exp_below(double x) { return exp(x); }
 

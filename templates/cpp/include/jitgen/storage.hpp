@@ -93,11 +93,13 @@ struct Store {
   JITGEN_INLINE Storage from(Storage x) { return x; }
 };
 
-// The upper half is x as bfloat16; the lower half is left over.
+// The upper half is x as bfloat16; the lower half is left over. `narrow_nan`: where x is NaN, it is so as bfloat16, its
+// lower half 0, and needs no care.
+template <bool narrow_nan = false>
 JITGEN_INLINE uint32_t round_bfloat16(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  return x != x ? 0x7fc00000u : rounded;
+  return !narrow_nan && x != x ? 0x7fc00000u : rounded;
 }
 
 template <>
@@ -158,6 +160,9 @@ JITGEN_INLINE Storage store(Compute x) {
   return detail::Store<Storage>::from(x);
 }
 
+// Its NaN, if it is one, as bfloat16.
+JITGEN_INLINE float with_narrow_nan(float x) { return x == x ? x : float_of(0x7fc00000u); }
+
 // Two bfloat16 in one 32-bit word: the low one is its low half shifted up, the high one is its high half as it stands.
 // That costs half of what widening and packing 16-bit lanes costs.
 struct Pair {
@@ -171,8 +176,10 @@ JITGEN_INLINE Pair load_pair(const bfloat16* from) {
   return {float_of(word << 16), float_of(word & 0xffff0000u)};
 }
 
+template <bool narrow_nan = false>
 JITGEN_INLINE void store_pair(bfloat16* to, Pair x) {
-  const uint32_t word = (detail::round_bfloat16(x.high) & 0xffff0000u) | (detail::round_bfloat16(x.low) >> 16);
+  const uint32_t low = detail::round_bfloat16<narrow_nan>(x.low), high = detail::round_bfloat16<narrow_nan>(x.high);
+  const uint32_t word = (high & 0xffff0000u) | (low >> 16);
   __builtin_memcpy(to, &word, sizeof(word));
 }
 
