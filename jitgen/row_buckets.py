@@ -1,6 +1,7 @@
 """Which other numbers of rows a recorded call stands for.
 
-A matmul kernel is one for each bucket of rows (``families/gemm/schedule.py``), and a size of 1 is a trace of its own.
+A matmul kernel is one for each bucket of rows (``families/gemm/schedule.py``), a reduction of long rows one for few of
+them and one for many (``families/reduction/schedule.py``), and a size of 1 is a trace of its own.
 From one recorded call follow the calls of the same function with as many rows as each bucket has, with each of the
 sizes that count rows being 1, and, where it has one row, with more: a recorded prefill is enough for the decoding that
 comes after it, and a recorded step of decoding for the prefill.
@@ -11,6 +12,7 @@ sizes of 1 leave nothing in a graph that says which of them count rows.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +20,8 @@ from typing import Any
 import torch
 
 from jitgen import weights
-from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
+from jitgen.families.gemm.schedule import ROW_BUCKETS
+from jitgen.families.reduction.schedule import row_buckets
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, equal_sizes, topological
@@ -68,14 +71,27 @@ def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
             yield larger
 
 
-def _product(graph: Graph) -> Node | None:
-    return next((node for node in topological(graph.results) if node.op == "matmul"), None)
+def _first(graph: Graph, op: str) -> Node | None:
+    return next((node for node in topological(graph.results) if node.op == op), None)
 
 
 def _rows(graph: Graph) -> Scalar:
-    """How many rows the first product of ``graph`` has, or, where there is none, its first result."""
-    first = _product(graph) or graph.results[0]
+    """How many rows the first product of ``graph`` has, or its first reduction, or, where there is neither, its first
+    result."""
+    product, reduction = _first(graph, "matmul"), _first(graph, "reduce")
+    if product is None and reduction is not None:
+        sizes = reduction.inputs[0].shape
+        return symbols.product(size for dim, size in enumerate(sizes) if dim not in reduction.attrs[1])
+    first = product or graph.results[0]
     return symbols.product(first.shape[:-1]) if first.shape else 1
+
+
+def _ends(graph: Graph, environment: Mapping[str, Any]) -> list[int]:
+    """Upper ends of the buckets of rows that its kernels tell apart, of rows as long as ``environment`` says."""
+    reductions = (node for node in topological(graph.results) if node.op == "reduce")
+    lengths = (symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1]) for node in reductions)
+    ends = {end for length in lengths for end in row_buckets(symbols.evaluate(length, environment))}
+    return sorted(ends.union(ROW_BUCKETS if _first(graph, "matmul") else ()))
 
 
 def _row_sizes(graph: Graph) -> list[str]:
@@ -96,16 +112,17 @@ def _sized(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 def _buckets(entry: Entry, graph: Graph) -> Iterator[Entry]:
     """``entry`` in every bucket of rows but its own, as far as sizes of 2 or more reach it."""
     names, rows, recorded = _row_sizes(graph), _rows(graph), entry["environment"]
-    if not names or _product(graph) is None:
+    ends = _ends(graph, recorded)
+    if not names or not ends:
         return
-    seen = {bucket(symbols.evaluate(rows, recorded))}
-    for end in (*ROW_BUCKETS, 2 * ROW_BUCKETS[-1]):
+    seen = {bisect.bisect_left(ends, symbols.evaluate(rows, recorded))}
+    for end in (*ends, 2 * ends[-1]):
         # The other sizes as they were recorded, or, where those are too many rows, two each.
         for others in ({name: recorded[name] for name in names}, dict.fromkeys(names, 2)):
             rest = symbols.evaluate(rows, {**recorded, **others, names[0]: 1})
             sizes = _sized(graph, {**others, names[0]: max(2, end // max(rest, 1))})
             environment = {**recorded, **sizes}
-            number = bucket(symbols.evaluate(rows, environment))
+            number = bisect.bisect_left(ends, symbols.evaluate(rows, environment))
             if number not in seen and all(guard.holds(environment) for guard in graph.guards):
                 varied = _resized(entry, graph, environment)
                 if varied is not None:

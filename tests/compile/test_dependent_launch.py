@@ -13,7 +13,10 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec
 
-GLOBAL_ACCESS = re.compile(r"^\s*(?:@\S+\s+)?(?:ld|st|atom|red|cp)\.\S*global", re.MULTILINE)
+PREFETCH = "cp.async.bulk.prefetch.L2.global"
+GLOBAL_ACCESS = re.compile(
+    r"^\s*(?:@\S+\s+)?(?!cp\.async\.bulk\.prefetch)(?:ld|st|atom|red|cp)\.\S*global", re.MULTILINE
+)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -62,7 +65,26 @@ def test_memory_is_touched_after_the_wait(name: str, backend: str, tmp_path, mon
     assert ("griddepcontrol.launch_dependents" in entry) == (name != "elementwise")
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kept_rows_are_prefetched_before_the_wait_and_what_all_rows_share_is_not(name, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    before, after = ptx(*FUNCTIONS[name], "sm_90a", "cuda").split("griddepcontrol.wait")
+    assert before.count(PREFETCH) == (name in ("rows of a block", "rows of a cluster"))
+    assert PREFETCH not in after
+
+
+def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def scaled_softmax(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x * weight, -1)
+
+    assert ptx(scaled_softmax, (8192, 8192), "sm_90a", "cuda").count(PREFETCH) == 1
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_there_is_no_wait_where_launches_do_not_overlap(backend: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
-    assert "griddepcontrol" not in ptx(*FUNCTIONS["rows of a block"], "sm_80", backend)
+    text = ptx(*FUNCTIONS["rows of a block"], "sm_80", backend)
+    assert "griddepcontrol" not in text
+    assert PREFETCH not in text

@@ -196,6 +196,51 @@ def test_special_rows_that_every_pass_reads_again(backend: str, length: int, dty
         assert (variance / exact - 1).abs() < 1e-4
 
 
+@pytest.mark.parametrize(("count", "length"), [(33, 70_000), (64, 100_001), (40, 151_936), (64, 163_840), (64, 163_856)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_few_long_rows(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
+    x = torch.randn(count, length, device="cuda")
+    x[0] = -math.inf
+    x[1, length // 2] = math.nan
+    x[2, 7] = 60000.0
+    x[3, -1] = math.inf
+    x[4] = 3.0
+    x[5, : length // 2] = -math.inf
+    x[6] += 100
+    x = x.to(dtype)
+    w = weight(x, 0.5)
+    for name in (*AGAIN, "rms_norm", "add and normalize"):
+        function, terms = FLOATING[name]
+        got = results(jitgen.jit(backend=backend)(function)(x, w))
+        # On the CPU, where torch composes: its fused CUDA norms make a whole row NaN where one element is infinite.
+        wanted = results(function(x.double().cpu(), w.double().cpu()))
+        for ours, theirs in zip(got, (want.cuda() for want in wanted), strict=True):
+            overflow = theirs.abs() > torch.finfo(dtype).max
+            theirs = torch.where(overflow & ~theirs.isnan(), theirs.sign() * math.inf, theirs)
+            assert torch.equal(ours.isnan(), theirs.isnan()), name
+            close(ours[7:], theirs[7:], dtype, 4 * terms, length, 8.0)
+            close(ours[4:7], theirs[4:7], dtype, 4 * terms, length, 128.0)
+
+
+@pytest.mark.parametrize("length", [1000, 8192, 32768, 151_936])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_rows_that_the_kernel_ahead_writes(backend: str, length: int) -> None:
+    """They are asked for before it has ended; what is computed is what it wrote."""
+    x = torch.randn(64, length, device="cuda", dtype=torch.bfloat16)
+    scales = torch.rand(20, 1, device="cuda", dtype=torch.bfloat16)
+    scaled, given = torch.empty_like(x), [torch.empty_like(x) for _ in scales]
+    write, read = jitgen.jit(lambda x, scale: x * scale), jitgen.jit(backend=backend)(lambda x: F.softmax(x, -1))
+    write(x, scales[0], out=scaled)
+    read(scaled, out=given[0])
+    torch.cuda.synchronize()
+    for scale, out in zip(scales, given, strict=True):
+        write(x, scale, out=scaled)
+        read(scaled, out=out)
+    for scale, out in zip(scales, given, strict=True):
+        close(out, F.softmax((x * scale).double(), -1), torch.bfloat16, 16, length, 0.0)
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_quantisation_of_rows_is_one_kernel(backend: str) -> None:
     def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,12 +10,12 @@ import torch
 from jitgen.codegen.cuda import constant
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
-from jitgen.families.layout import ACCESS_BYTES
+from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
-from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule
+from jitgen.families.reduction.schedule import NARROW_BYTES, RESIDENT_THREADS, RowSchedule
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
@@ -25,6 +25,8 @@ REGISTERS_BESIDE = 16
 """What a kernel takes beside the vectors it holds."""
 MOST_AHEAD = 4
 """Vectors of an operand to ask for ahead in a cluster, half as many in a block: more were slower on an H200."""
+PREFETCHED_BYTES = 2048
+"""Of a row, from which on it is asked for as a whole before its elements are."""
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
@@ -72,10 +74,25 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "reductions": [r for p in passes for r in p["reductions"]],
+        "prefetched": _prefetched(layout, schedule, rows),
         "kept_operands": [_array(operand) for operand in kept_loads],
         "kept_values": kept_values,
         "passes": passes,
     }, {}
+
+
+def _prefetched(layout: RowLayout, schedule: RowSchedule, rows: RowContext) -> list[RowOperand]:
+    """The operands of a kept row that are asked for while the kernel ahead still runs: those of which each has its own.
+
+    In a cluster that pays for 16-bit rows only, on an H200, and where a multiprocessor has room for several blocks: one
+    alone starts when the kernel ahead has ended there.
+    """
+    loads = [operand for operand in rows.passes[0].loads if operand.pointer and not layout.shared[operand.index]]
+    sizes = [item_size(operand.dtype) for operand in loads] or [0]
+    pieces = layout.unit * min(sizes) >= ACCESS_BYTES and all(operand.kind == "contiguous" for operand in loads)
+    long = schedule.tile * schedule.cluster * max(sizes) >= PREFETCHED_BYTES
+    early = schedule.cluster == 1 or (schedule.blocks > 1 and max(sizes) <= NARROW_BYTES)
+    return loads if schedule.kept and pieces and long and early else []
 
 
 def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:

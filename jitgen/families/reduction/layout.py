@@ -33,6 +33,7 @@ class RowLayout:
         columns: neighbouring elements belong to neighbouring rows: the innermost outer dimension is the contiguous one.
         beside: for each operand, where ``columns``: whether its elements of neighbouring rows are neighbours in memory.
         beside_unit: as ``unit``, of elements of neighbouring rows: for the operands of which ``beside`` says so.
+        shared: for each operand, whether all of several rows read the same elements of it.
         wide: whether an index can reach 2**31.
     """
 
@@ -42,6 +43,7 @@ class RowLayout:
     columns: bool
     beside: tuple[bool, ...]
     beside_unit: int
+    shared: tuple[bool, ...]
     wide: bool
 
 
@@ -125,6 +127,7 @@ def resolve(
         columns=columns,
         beside=beside,
         beside_unit=_unit(body, geometry, -2, beside, buffers) if accesses and columns else 1,
+        shared=tuple(bool(walked) and not any(walked) for walked in outer),
         wide=wide,
     )
     return (layout,), (geometry,)

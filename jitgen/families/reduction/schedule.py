@@ -13,8 +13,9 @@ from typing import ClassVar
 
 from jitgen.families.layout import ACCESS_BYTES, CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
-from jitgen.families.reduction.online import online
-from jitgen.families.reduction.residency import FEW_ELEMENTS, late_loads, passes, residency
+from jitgen.families.reduction.online import DEVIATIONS, online
+from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, FEW_ELEMENTS, late_loads, passes, residency
+from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -44,8 +45,16 @@ as many where they take two registers, or each takes an access, hence an address
 CLUSTER, LEAST_THREADS = 8, 128
 """Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
 while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
-ONLINE_BLOCKS = 2
-"""Blocks of a row from which on it is combined as few times as can be, though it is kept: blocks wait long for others."""
+NARROW_BYTES = 2
+"""Elements up to so many bytes are computed with in more registers than they are kept in."""
+PAIR = 2
+"""Blocks of a row where each has a multiprocessor to itself. An H200 holds 66 such clusters, but only 62 of 8 blocks
+with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no cluster of more than two."""
+PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
+SOME_ROWS, FEW_ROWS = 32, 64
+"""A block for each of ``FEW_ROWS`` or less leaves half of an H200 idle, two for each of ``SOME_ROWS`` or less too."""
+LONG_ROW = 8192
+"""Elements up to which schedules are the same however few rows there are."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 BEYOND_CACHE_BYTES = 2**17
 """Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
@@ -122,6 +131,11 @@ def schedule(
     return _threaded(kernel, layout, geometry, target)
 
 
+def row_buckets(length: int) -> tuple[int, ...]:
+    """Upper ends of the numbers of rows between which schedules for rows of ``length`` elements differ."""
+    return () if length <= LONG_ROW else (SOME_ROWS, FEW_ROWS)
+
+
 def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
     """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
     then a cluster of blocks."""
@@ -136,6 +150,9 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     while threads < BLOCK_THREADS and threads * THREAD_BYTES < length * element:
         threads *= 2
     once = passes(kernel) == 2
+    narrow = max(sizes) <= NARROW_BYTES
+    if threads == BLOCK_THREADS and narrow and not once and length * element <= BLOCK_THREADS // 2 * HELD_BYTES:
+        threads //= 2  # two blocks wait for one another less than one does for itself
     short = length <= SHORT_ROW if once else length * element <= SHORT_ROW_BYTES
     if short and threads < BLOCK_THREADS and length % (2 * threads * vector) == 0:
         threads *= 2
@@ -143,26 +160,59 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
         return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
-    cluster, resident, most = 1, RESIDENT_THREADS, MOST_HELD_BYTES
+    share = _Share(threads)
     clusters = target.capability >= 90
     if length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
-        threads = MOST_THREADS
-        if clusters:
-            threads, cluster = BLOCK_THREADS, CLUSTER
-            while threads > LEAST_THREADS and length * element <= threads // 2 * cluster * most:
-                threads //= 2
-            if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
-                threads, resident, most = threads // 2, LATE_RESIDENT_THREADS, most * 2
-    needed = -(-length // (threads * cluster * vector))
-    unroll = next((step for step in STEPS if step >= needed), needed) if cluster == 1 else needed
-    if unroll * vector * element > most + vector * element:
+        share = _clustered(kernel, layout, geometry, length * element, narrow) if clusters else _Share(MOST_THREADS)
+    needed = -(-length // (share.threads * share.cluster * vector))
+    unroll = next((step for step in STEPS if step >= needed), needed) if share.cluster == 1 else needed
+    if unroll * vector * element > share.held + vector * element:
         return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide, online=True)
-    steps = length // (threads * cluster * vector)
+    steps = length // (share.threads * share.cluster * vector)
     whole = steps if steps >= unroll - 1 else 0
-    schedule = RowSchedule(threads, rows, cluster, vector, unroll, True, whole, layout.wide, online=cluster >= ONLINE_BLOCKS)
+    schedule = RowSchedule(
+        share.threads, rows, share.cluster, vector, unroll, True, whole, layout.wide, online=share.online
+    )
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
-    return replace(schedule, blocks=max(1, resident // schedule.block_threads) if roomy else 1)
+    return replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Who holds a row: ``threads`` of each of ``cluster`` blocks, each at most ``held`` bytes of it.
+
+    ``resident``: threads of a multiprocessor, which share its registers; ``online``: see ``RowSchedule``.
+    """
+
+    threads: int
+    cluster: int = 1
+    resident: int = RESIDENT_THREADS
+    held: int = MOST_HELD_BYTES
+    online: bool = False
+
+
+def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: int, narrow: bool) -> _Share:
+    """Of a row of ``size`` bytes: small blocks of several rows on a multiprocessor; of few rows, all of it for one.
+
+    Blocks wait long for one another, and one pass less saves such a wait. It is worth its arithmetic where that takes
+    no exponentials and elements have 16 bits, or where nothing else has the multiprocessor meanwhile.
+    """
+    (body,) = kernel.bodies
+    streamed = online(kernel, layout)
+    (rewritten,) = streamed.bodies
+    saves = passes(streamed) > 1 and narrow
+    costly = any(i.op in OPS and OPS[i.op].flops >= EXPENSIVE_FLOPS and not i.row for i in rewritten.instructions)
+    few = SOME_ROWS < geometry.rows <= FEW_ROWS and BEYOND_CACHE_BYTES < size <= PAIR_BYTES
+    if saves and few and not costly:
+        return _Share(MOST_THREADS, PAIR, online=True)
+    saves = saves and any((i.op, i.attr) == ("reduce", DEVIATIONS) for i in rewritten.instructions)
+    threads = BLOCK_THREADS
+    while threads > LEAST_THREADS and size <= threads // 2 * CLUSTER * MOST_HELD_BYTES:
+        threads //= 2
+    if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
+        return _Share(threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, saves)
+    return _Share(threads, CLUSTER, online=saves)
 
 
 def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
@@ -206,11 +256,13 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         threads = most
     kept, walks_less = padded <= threads * held, False
     if not kept:
-        # Read again by each pass, from the second-level cache while few bytes are under way: an access for each thread.
+        # Read again by each pass, from the second-level cache while few bytes are under way: an access for each thread,
+        # or several where there are fewer rows than multiprocessors.
         # A pass less takes registers and arithmetic: it pays where that cache does not hold the rows under way.
         fewer = passes(online(kernel, layout))
         walks_less = fewer < passes(kernel) and (fewer == 1 or length * max(sizes) >= BEYOND_CACHE_BYTES)
-        aim = min(aim, ACCESS_BYTES // max(sizes))
+        accesses = (2 if walks_less else 4) if rows == 1 and geometry.rows <= FEW_ROWS else 1
+        aim = min(aim, accesses * ACCESS_BYTES // max(sizes))
         if rows == 1:
             threads = most // 2 if walks_less else most
     tile = padded if kept else threads * aim

@@ -30,6 +30,8 @@ AHEAD_BYTES = 64
 """Of operands that only a later pass needs, for each thread: up to here they are loaded with the row."""
 STAGES = 4
 """Tiles under way at once, in shared memory, where passes loop over a row that lies in memory."""
+STAGED_BYTES = 208 * 1024
+"""Of shared memory for those: what a Hopper block can have, less what reductions take."""
 HEADERS = ("jitgen_triton.py", "jitgen_triton_online.py")
 
 _PAIRS = {
@@ -104,7 +106,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "tile": schedule.tile,
         "block_rows": schedule.rows,
         "loops": not schedule.kept,
-        "stages": STAGES if schedule.online else 1,
+        "stages": _stages(rows, schedule) if schedule.online else 1,
         "margin": " " * (4 if schedule.kept else 8),
         "masked": not schedule.full,
         "row_lines": _row_lines(rows),
@@ -120,6 +122,12 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "enable_fp_fusion": False,
     }
     return context, options
+
+
+def _stages(rows: RowContext, schedule: RowSchedule) -> int:
+    read = (sum(item_size(o.dtype) for o in (*p.loads, *p.again) if o.pointer) for p in rows.passes)
+    tile = schedule.tile * schedule.rows * max(1, *read)
+    return max(1, min(STAGES, STAGED_BYTES // tile))
 
 
 def _ahead_bytes(rows: RowContext, schedule: RowSchedule) -> int:

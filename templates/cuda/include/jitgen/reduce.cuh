@@ -157,9 +157,9 @@ struct Deviations {
     const bool ordered = a.mean <= b.mean;
     const T apart = ordered ? b.mean - a.mean : a.mean - b.mean;
     const T count = a.count + b.count;
-    const T mean = fma(apart, (ordered ? b.count : a.count) / count, ordered ? a.mean : b.mean);
+    const T mean = fma(apart, (ordered ? b.count : a.count) * share(count), ordered ? a.mean : b.mean);
     // Weighted before it is squared: a product with nothing is nothing then, whatever else overflows.
-    return {mean, fma(apart * (a.count * b.count / count), apart, a.squares + b.squares), count};
+    return {mean, fma(apart * (a.count * b.count * share(count)), apart, a.squares + b.squares), count};
   }
 };
 
@@ -200,7 +200,9 @@ JITGEN_DEVICE Exponentials<T> combine_lanes(const Exponentials<T>& state) {
 template <class Op, int lanes, class T>
 JITGEN_DEVICE Spread<T> combine_lanes(const Spread<T>& state) {
   const T count = combine_lanes<Sum, lanes>(state.count);
-  const T mean = combine_lanes<Sum, lanes>(count == T(0) ? T(0) : state.mean * (state.count / count));
+  const T base = __shfl_sync(0xffffffffu, state.mean, 0, lanes);  // so that the mean of equal values is exact
+  const T weight = count == T(0) ? T(0) : state.count * Op::share(count);
+  const T mean = base + combine_lanes<Sum, lanes>((state.mean - base) * weight);
   const T apart = state.mean - mean;
   return {mean, combine_lanes<Sum, lanes>(fma(apart * state.count, apart, state.squares)), count};
 }

@@ -1,0 +1,72 @@
+"""Schedules of reductions that depend on how many long rows there are: few plans, all of them prepared from one call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec, manifest, pipeline, row_buckets
+from jitgen.families.reduction.schedule import FEW_ROWS, LONG_ROW, SOME_ROWS
+from jitgen.spec import Target
+
+VOCABULARY = 151936
+
+
+def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return F.log_softmax(logits, -1)
+
+
+def lowered(rows: int, length: int, backend: str):
+    return jitgen.jit(log_probabilities).lower(
+        TensorSpec((rows, length), torch.bfloat16), target="sm_90a", backend=backend
+    )
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_numbers_of_rows_share_plans(backend: str) -> None:
+    long = {rows: lowered(rows, VOCABULARY, backend).key for rows in (2, 7, SOME_ROWS, 33, FEW_ROWS, 65, 500, 8192)}
+    assert len({long[rows] for rows in (2, 7, SOME_ROWS)}) == 1
+    assert len({long[rows] for rows in (33, FEW_ROWS)}) == 1
+    assert len({long[rows] for rows in (65, 500, 8192)}) == 1
+    assert len(set(long.values())) > 1
+    short = {lowered(rows, LONG_ROW, backend).key for rows in (2, 33, FEW_ROWS, 65, 8192)}
+    assert len(short) == 1
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(SOME_ROWS, 8), (SOME_ROWS + 1, 2), (FEW_ROWS, 2), (FEW_ROWS + 1, 8)])
+def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) -> None:
+    low = lowered(rows, VOCABULARY, "cuda")
+    assert f"__cluster_dims__({blocks}, 1, 1)" in low.source
+    assert ("2 passes" in low.explain()) == (blocks == 2)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 3), (LONG_ROW, 1)])
+def test_every_bucket_of_a_recorded_reduction_is_prepared(backend: str, length: int, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(log_probabilities)(torch.randn(3, length))
+    (entry,) = json.loads(path.read_text())["entries"]
+    route = pipeline.Route(backend, "nvrtc" if backend == "cuda" else backend, Target.parse("sm_90a"))
+    found = [manifest.relower(variant, route) for variant in row_buckets.variants(entry)]
+    assert len(found) == count + 1  # and a single row, which is a trace of its own
+    keys = {low.key for low in found}
+    for rows in (2, 40, FEW_ROWS, 100):
+        low = jitgen.jit(log_probabilities).lower(
+            TensorSpec((rows, length), torch.float32), target="sm_90a", backend=backend
+        )
+        assert low.key in keys
+
+
+def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(lambda x: x.float().sum(-1))(torch.randn(3, 100000))
+    (entry,) = json.loads(path.read_text())["entries"]
+    sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_buckets.variants(entry)}
+    assert {(3, 100000), (64, 100000), (128, 100000), (1, 100000)} <= sizes
