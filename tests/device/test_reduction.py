@@ -196,7 +196,10 @@ def test_special_rows_that_every_pass_reads_again(backend: str, length: int, dty
         assert (variance / exact - 1).abs() < 1e-4
 
 
-@pytest.mark.parametrize(("count", "length"), [(33, 70_000), (64, 100_001), (40, 151_936), (64, 163_840), (64, 163_856)])
+FEW_ROWS = [(33, 70_000), (64, 100_001), (40, 151_936), (64, 163_840), (64, 163_856)]
+
+
+@pytest.mark.parametrize(("count", "length"), FEW_ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_few_long_rows(backend: str, dtype: torch.dtype, count: int, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Schedules of reductions that depend on how many long rows there are: few plans, all of them prepared from one call."""
+"""Reductions whose schedules depend on how many long rows there are: few plans, prepared from one recorded call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 3), (LONG_ROW, 1)])
-def test_every_bucket_of_a_recorded_reduction_is_prepared(backend: str, length: int, count: int, tmp_path: Path) -> None:
+def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: int, tmp_path: Path) -> None:
     path = tmp_path / "specs.json"
     with jitgen.record(path):
         jitgen.jit(log_probabilities)(torch.randn(3, length))
