@@ -1,7 +1,8 @@
-"""Fewer passes over a row that each pass reads again: reductions of what an earlier reduction gave, taken beside it.
+"""Fewer passes over a row: reductions of what an earlier reduction gave, taken beside it.
 
-``online`` rewrites the body of a kernel whose rows are not kept on chip. Two reductions that wait for another one of
-the same row become reductions of the row itself, and so known a pass earlier:
+``online`` rewrites the body of a kernel whose passes read a row again, or whose blocks wait for one another after each
+(``RowSchedule.online``). Two reductions that wait for another one of the same row become reductions of the row itself,
+and so known a pass earlier:
 
 - ``sum_exp``, the sum of exp(v - max v) where that maximum is finite: each place keeps the largest it has met and the
   sum scaled by it, and rescales the sum when a larger one comes (Milakov and Gimelshein, "Online normalizer calculation

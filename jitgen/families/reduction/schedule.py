@@ -53,8 +53,8 @@ with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no 
 PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
 SOME_ROWS, FEW_ROWS = 32, 64
 """A block for each of ``FEW_ROWS`` or less leaves half of an H200 idle, two for each of ``SOME_ROWS`` or less too."""
-LONG_ROW = 8192
-"""Elements up to which schedules are the same however few rows there are."""
+LONG_ROW = 4096
+"""Elements up to which schedules are the same however few rows there are, whatever an element takes."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 BEYOND_CACHE_BYTES = 2**17
 """Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
@@ -84,7 +84,7 @@ class RowSchedule:
             or all but the last, or 0.
         wide: 64-bit indices.
         blocks: that must fit a multiprocessor's registers together.
-        online: whether what an earlier pass can have is computed there (see ``online.py``), where passes loop.
+        online: whether what an earlier pass can have is computed there (see ``online.py``).
     """
 
     threads: int

@@ -125,6 +125,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
 
 
 def _stages(rows: RowContext, schedule: RowSchedule) -> int:
+    """Tiles under way, as many as shared memory holds of what the pass that reads most reads."""
     read = (sum(item_size(o.dtype) for o in (*p.loads, *p.again) if o.pointer) for p in rows.passes)
     tile = schedule.tile * schedule.rows * max(1, *read)
     return max(1, min(STAGES, STAGED_BYTES // tile))
