@@ -20,8 +20,6 @@ from typing import Any
 import torch
 
 from jitgen import weights
-from jitgen.families.gemm.schedule import ROW_BUCKETS
-from jitgen.families.reduction.schedule import row_buckets
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, equal_sizes, topological
@@ -88,6 +86,9 @@ def _rows(graph: Graph) -> Scalar:
 
 def _ends(graph: Graph, environment: Mapping[str, Any]) -> list[int]:
     """Upper ends of the buckets of rows that its kernels tell apart, of rows as long as ``environment`` says."""
+    from jitgen.families.gemm.schedule import ROW_BUCKETS
+    from jitgen.families.reduction.schedule import row_buckets
+
     reductions = (node for node in topological(graph.results) if node.op == "reduce")
     lengths = (symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1]) for node in reductions)
     ends = {end for length in lengths for end in row_buckets(symbols.evaluate(length, environment))}
