@@ -23,12 +23,13 @@ def tables(content: Mapping[str, Any]) -> str:
     header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
     work = [row for row in rows if row["group"] in ("streaming", "intensity")]
     reductions = [row for row in rows if row["group"] == "rows"]
+    columns = [row for row in rows if row["group"] == "columns"]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
     products = [row for row in rows if row["group"] == "products"]
     parts = [", ".join(facts) + "."]
     if work:
         parts.append(_table(header, map(_work, work)))
-    parts += [_across(cases) for cases in (reductions, products) if cases]
+    parts += [_across(cases) for cases in (reductions, columns, products) if cases]
     if calls:
         parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
     return "\n\n".join(parts)

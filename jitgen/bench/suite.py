@@ -6,19 +6,20 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import ahead, coldstart, intensity, overhead, products, rows, streaming
+from jitgen.bench import ahead, coldstart, columns, intensity, overhead, products, rows, streaming
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
 GROUPS = {
     "streaming": streaming.run,
     "rows": rows.run,
+    "columns": columns.run,
     "products": products.run,
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
 }
-AHEAD = {"streaming": lambda bench: streaming.CASES, "rows": rows.cases}
+AHEAD = {"streaming": lambda bench: streaming.CASES, "rows": rows.cases, "columns": lambda bench: columns.CASES}
 """Cases whose functions another process can import."""
 
 

@@ -19,7 +19,7 @@ import torch
 from click.testing import CliRunner
 
 from jitgen import settings
-from jitgen.bench import ahead, intensity, markdown, measurement, overhead, rows, streaming, suite, timing
+from jitgen.bench import ahead, columns, intensity, markdown, measurement, overhead, rows, streaming, suite, timing
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compile import host
@@ -93,6 +93,20 @@ def test_a_case_of_rows(case: streaming.Case) -> None:
     for dtype in case.dtypes:
         (found,) = streaming.measure(case, dtype, TINY, "rows")
         assert found.shape == (2**17 // dtype.itemsize // 1024, 1024)
+        assert found.error is not None
+        assert found.error < {torch.bfloat16: 4e-3, torch.float32: 1e-6}[dtype]
+
+
+@pytest.mark.parametrize("case", columns.CASES, ids=lambda case: case.name)
+def test_a_case_of_columns(case: streaming.Case) -> None:
+    (x,) = case.inputs(2**18, torch.float32, "cpu")
+    assert x.numel() >= 2**18
+    want = case.function(x)
+    out = torch.full_like(want, torch.nan)
+    case.eager(x, out)
+    torch.testing.assert_close(out, want)
+    for dtype in case.dtypes:
+        (found,) = streaming.measure(case, dtype, TINY, "columns")
         assert found.error is not None
         assert found.error < {torch.bfloat16: 4e-3, torch.float32: 1e-6}[dtype]
 
