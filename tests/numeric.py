@@ -97,3 +97,18 @@ def _close(got: torch.Tensor, want: torch.Tensor, magnitude: Any) -> torch.Tenso
 
 def failures(names: Sequence[str], results: Sequence[str | None]) -> str:
     return "\n".join(f"{name}: {result}" for name, result in zip(names, results, strict=True) if result)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, terms: float, length: int, size: float) -> None:
+    """Within the storage format's half unit, and ``terms`` roundings of float32 (growing with the row's logarithm)."""
+    assert got.shape == want.shape
+    half = torch.finfo(dtype).eps / 2 if dtype != torch.float64 else 0.0
+    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    bound = (half + terms * unit * (4 + math.log2(length))) * (want.abs() + size) + 1e-40
+    error = (got.double() - want).abs()
+    fine = (error <= bound) | (got.double() == want) | (got.isnan() & want.isnan())
+    assert fine.all(), f"{int((~fine).sum())} differ, the worst by {error[~fine].max().item()}"
+
+
+def results(value: Any) -> tuple[torch.Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from tests.numeric import close, results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -52,21 +53,6 @@ def rows(length: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator(device="cuda").manual_seed(seed)
     count = max(2, min(70, 300_000 // length))
     return torch.randn(count, length, device="cuda", generator=generator).to(dtype)
-
-
-def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, terms: float, length: int, size: float) -> None:
-    """Within the storage format's half unit, and ``terms`` roundings of float32 (growing with the row's logarithm)."""
-    assert got.shape == want.shape
-    half = torch.finfo(dtype).eps / 2 if dtype != torch.float64 else 0.0
-    unit = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    bound = (half + terms * unit * (4 + math.log2(length))) * (want.abs() + size) + 1e-40
-    error = (got.double() - want).abs()
-    fine = (error <= bound) | (got.double() == want) | (got.isnan() & want.isnan())
-    assert fine.all(), f"{int((~fine).sum())} differ, the worst by {error[~fine].max().item()}"
-
-
-def results(value: Any) -> tuple[torch.Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

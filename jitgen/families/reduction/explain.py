@@ -24,11 +24,14 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
     lines = [f"row reduction by {', '.join(kinds)} in {count} pass{'es' * (count != 1)} over a row"]
     if tiled:
         kept = "kept in registers, read once" if schedule.kept else "read by every pass"
-        lines.append(
-            f"a row is {kept}: {schedule.threads} threads in {schedule.cluster} block{'s' * (schedule.cluster != 1)}, "
-            f"{schedule.rows} row{'s' * (schedule.rows != 1)} in a block, {schedule.vector} wide"
-        )
+        beside = f"{schedule.beside} of them side by side in a thread" if layout.columns else f"{schedule.vector} wide"
+        threads, blocks = _counted(schedule.threads, "thread"), _counted(schedule.cluster, "block")
+        lines.append(f"a row is {kept}: {threads} in {blocks}, {_counted(schedule.rows, 'row')} in a block, {beside}")
     elif schedule.rows > 1:
         lines.append(f"{schedule.rows} neighbouring rows are walked together")
     lines.append(f"{operations} operations; operands {', '.join(layout.operands)}")
     return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

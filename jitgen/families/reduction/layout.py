@@ -20,6 +20,9 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
+STEPS = {1: "contiguous", 0: "broadcast"}
+"""What an operand with that stride is; with any other it is strided."""
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -31,8 +34,9 @@ class RowLayout:
             for an operand the body reads or writes once a row.
         unit: the largest power of two of elements, at most 16, that every contiguous operand can move at once.
         columns: neighbouring elements belong to neighbouring rows: the innermost outer dimension is the contiguous one.
-        beside: for each operand, where ``columns``: whether its elements of neighbouring rows are neighbours in memory.
-        beside_unit: as ``unit``, of elements of neighbouring rows: for the operands of which ``beside`` says so.
+        beside: for each operand, where ``columns``, what it is from a row to the next: ``"contiguous"``,
+            ``"broadcast"`` or ``"strided"``.
+        beside_unit: as ``unit``, of elements of neighbouring rows: for the operands that ``beside`` calls contiguous.
         shared: for each operand, whether all of several rows read the same elements of it.
         wide: whether an index can reach 2**31.
     """
@@ -41,7 +45,7 @@ class RowLayout:
     operands: tuple[str, ...]
     unit: int
     columns: bool
-    beside: tuple[bool, ...]
+    beside: tuple[str, ...]
     beside_unit: int
     shared: tuple[bool, ...]
     wide: bool
@@ -106,7 +110,7 @@ def resolve(
     strides = tuple((*a, *b) for a, b in zip(outer, row, strict=True))
     geometry = RowGeometry(outer_sizes, length, strides, tuple(offset for _, offset in views))
     kinds = tuple(
-        "row" if operand.row else {1: "contiguous", 0: "broadcast"}.get(stride[-1], "strided")
+        "row" if operand.row else STEPS.get(stride[-1], "strided")
         for operand, stride in zip(body.operands, strides, strict=True)
     )
     if length == 1:
@@ -118,15 +122,17 @@ def resolve(
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in extents)
     leading = strides[leader]
     columns = length > 1 and len(leading) > 1 and abs(leading[-1]) > abs(leading[-2]) > 0
-    beside = tuple(columns and stride[-2] == 1 for stride in strides)
-    contiguous = [kind == "contiguous" for kind in kinds]
+    beside = tuple(
+        {1: "contiguous", 0: "broadcast"}.get(stride[-2], "strided") if columns else "" for stride in strides
+    )
+    contiguous, neighbours = [kind == "contiguous" for kind in kinds], [kind == "contiguous" for kind in beside]
     layout = RowLayout(
         outer=len(outer_sizes),
         operands=kinds,
         unit=_unit(body, geometry, -1, contiguous, buffers) if accesses else 1,
         columns=columns,
         beside=beside,
-        beside_unit=_unit(body, geometry, -2, beside, buffers) if accesses and columns else 1,
+        beside_unit=_unit(body, geometry, -2, neighbours, buffers) if accesses and columns else 1,
         shared=tuple(bool(walked) and not any(walked) for walked in outer),
         wide=wide,
     )

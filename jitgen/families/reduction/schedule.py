@@ -58,8 +58,16 @@ LONG_ROW = 4096
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 BEYOND_CACHE_BYTES = 2**17
 """Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
-MIN_BESIDE, MAX_BESIDE = 16, 32
-"""Neighbouring rows of a block whose elements are neighbours in memory: a sector of 32 bytes or more of each."""
+LINE_BYTES = 128
+"""Of neighbouring rows' elements that a block of columns reads at least, where they are aligned."""
+COLUMN_THREADS = 512
+"""Of a block of columns, before a cluster of blocks is better."""
+COLUMN_UNROLL = 8
+"""Accesses of a thread under way at once: on an H200 four are slower, sixteen no faster."""
+MANY_COLUMNS = 16384
+"""Columns from which on blocks are enough without clusters."""
+HELD_BESIDE, SHARED_COLUMN = 64, 64
+"""Elements a thread of a Triton program keeps of columns; elements of a short column for each thread that shares it."""
 
 CPU_BESIDE = 1024
 """Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
@@ -85,6 +93,8 @@ class RowSchedule:
         wide: 64-bit indices.
         blocks: that must fit a multiprocessor's registers together.
         online: whether what an earlier pass can have is computed there (see ``online.py``).
+        beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
+            neighbours.
     """
 
     threads: int
@@ -97,12 +107,23 @@ class RowSchedule:
     wide: bool
     blocks: int = 1
     online: bool = False
+    beside: int = 1
     pdl: ClassVar[bool] = True
     """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
 
     @property
     def block_threads(self) -> int:
-        return self.threads * self.rows
+        return self.threads * self.lanes
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a block side by side, each with other rows."""
+        return self.rows // self.beside
+
+    @property
+    def elements(self) -> int:
+        """That a thread holds at once."""
+        return self.vector * self.unroll * self.beside
 
     @property
     def full(self) -> bool:
@@ -125,14 +146,26 @@ def schedule(
         lanes = CPU_LANES if beside or geometry.length >= CPU_LONG else CPU_SHORT
         return RowSchedule(1, CPU_BESIDE if beside else 1, 1, lanes, 1, False, 0, True)
     if backend == "triton":
-        return _blocked(kernel, layout, geometry, target)
-    if layout.columns:
-        return _beside(kernel, layout, geometry)
-    return _threaded(kernel, layout, geometry, target)
+        walk = _blocked_columns if layout.columns else _blocked
+    else:
+        walk = _columns if layout.columns else _threaded
+    return walk(kernel, layout, geometry, target)
 
 
-def row_buckets(length: int) -> tuple[int, ...]:
-    """Upper ends of the numbers of rows between which schedules for rows of ``length`` elements differ."""
+def row_blocks(target: Target, backend: str) -> int:
+    """How many blocks of a kernel can share a row, in a cluster; 0 on the CPU, whose threads share what they like."""
+    if target.kind == "cpu":
+        return 0
+    return CLUSTER if backend == "cuda" and target.capability >= 90 else 1
+
+
+def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
+    """Upper ends of the numbers of rows between which schedules for rows of ``length`` elements differ.
+
+    ``columns``: as of ``RowLayout``.
+    """
+    if columns:
+        return (MANY_COLUMNS,)
     return () if length <= LONG_ROW else (SOME_ROWS, FEW_ROWS)
 
 
@@ -215,13 +248,77 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
     return _Share(threads, CLUSTER, online=saves)
 
 
-def _beside(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
-    """Neighbouring elements of neighbouring rows: a warp's lanes take a row each, and several warps share the rows."""
-    threads = 4
-    while threads < MOST_THREADS // WARP and threads * 4 < geometry.length:
+def _columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """Neighbouring elements of neighbouring rows: a thread takes as many rows as one access moves elements of.
+
+    As many threads side by side as read a line of the cache, and as many below one another as the rows are long.
+    """
+    (body,) = kernel.bodies
+    length, size, again = max(geometry.length, 1), _walked_size(kernel, layout), passes(kernel) > 1
+    beside = max(1, min(layout.beside_unit, ACCESS_BYTES // size))
+    held = COLUMN_UNROLL
+    if again:
+        held = max(1, min(held, HELD_BYTES // (beside * residency(body, None).bytes)))
+    lanes = max(1, min(WARP, LINE_BYTES // (beside * size)))
+    threads, cluster = 1, 1
+    while threads * lanes < COLUMN_THREADS and threads * held < length:
         threads *= 2
-    unroll = max(1, min(8, geometry.length // threads))
-    return RowSchedule(threads, WARP, 1, 1, unroll, False, 0, layout.wide, online=passes(kernel) > 1)
+    few = geometry.rows <= MANY_COLUMNS or again
+    while target.capability >= 90 and few and cluster < CLUSTER and cluster * threads * held < length:
+        cluster *= 2
+    while again and threads * lanes < MOST_THREADS and cluster * threads * held < length:
+        threads *= 2
+    lanes = max(lanes, SHORT_BLOCK_THREADS // threads)
+    needed = -(-length // (threads * cluster))
+    if again and needed <= held:
+        steps = length // (threads * cluster)
+        whole = steps if steps >= needed - 1 else 0
+        found = RowSchedule(threads, lanes * beside, cluster, 1, needed, True, whole, layout.wide, beside=beside)
+    else:
+        threads = min(threads, max(1, COLUMN_THREADS // lanes))
+        if geometry.rows > MANY_COLUMNS:
+            cluster = 1
+        unroll = min(COLUMN_UNROLL, -(-length // (threads * cluster)))
+        found = RowSchedule(
+            threads, lanes * beside, cluster, 1, unroll, False, 0, layout.wide, online=again, beside=beside
+        )
+    resident = RESIDENT_THREADS // 2 if found.online else RESIDENT_THREADS
+    return replace(found, blocks=max(1, resident // found.block_threads))
+
+
+def _blocked_columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """The schedule of a Triton program for neighbouring elements of neighbouring rows, those of a line of the cache.
+
+    Of short rows it takes more, so that they are combined by few threads each.
+    """
+    length, size, again = max(geometry.length, 1), _walked_size(kernel, layout), passes(kernel) > 1
+    padded, block = 1 << (length - 1).bit_length(), SHORT_BLOCK_THREADS
+    beside = max(1, min(layout.beside_unit, ACCESS_BYTES // size))
+    held = HELD_BESIDE if beside > 1 else HELD_BESIDE // 4
+    each = held // 2 if again else beside * SHARED_COLUMN
+    line = LINE_BYTES // size
+    rows = min(max(line, block * each // padded), block * beside)
+    while again and block < COLUMN_THREADS // 2 and padded * rows > block * held:
+        block *= 2
+    if again and padded * rows > block * held and size <= NARROW_BYTES:
+        rows //= 2
+    kept = again and padded * rows <= block * held
+    tile = padded
+    if not kept:
+        rows, block = max(rows, line), BLOCK_THREADS if again else block
+        tile = min(padded, block * min(held, (THREAD_BYTES if again else HELD_BYTES) // size) // rows)
+    beside = min(beside, rows)
+    threads = block * beside // rows
+    unroll = tile // threads
+    whole = unroll if geometry.length > 0 and length % tile == 0 else 0
+    return RowSchedule(threads, rows, 1, 1, unroll, kept, whole, layout.wide, online=again and not kept, beside=beside)
+
+
+def _walked_size(kernel: Kernel, layout: RowLayout) -> int:
+    """Bytes of the widest element of an operand that varies along the row."""
+    (body,) = kernel.bodies
+    walked = [o for o, kind in zip(body.operands, layout.operands, strict=True) if kind not in ("row", "broadcast")]
+    return max((item_size(o.dtype) for o in walked if o.buffer is not None), default=4)
 
 
 def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
@@ -234,23 +331,16 @@ def _blocked(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
     double = any(i.dtype in ("float64", "int64") and not i.row for i in body.instructions)
-    unit = layout.beside_unit if layout.columns else layout.unit
-    single = unit * max(sizes) < ACCESS_BYTES or ("strided" in layout.operands and not layout.columns)
+    single = layout.unit * max(sizes) < ACCESS_BYTES or "strided" in layout.operands
     held = HELD_IN_BLOCK // 2 if double or single else HELD_IN_BLOCK
     aim = min(held, THREAD_BYTES // max(sizes))
     padded = 1 << (length - 1).bit_length()
-    if layout.columns:
-        beside = min(MAX_BESIDE, max(MIN_BESIDE, THREAD_BYTES // max(sizes)))
-        rows = min(SHORT_BLOCK_THREADS, max(beside, aim * SHORT_BLOCK_THREADS // padded))
-        threads = SHORT_BLOCK_THREADS // rows
-    else:
-        rows, threads = SHORT_BLOCK_THREADS, 1
-    if padded * max(sizes) <= SHORT_ROW_BYTES and not layout.columns:
+    rows, threads = SHORT_BLOCK_THREADS, 1
+    if padded * max(sizes) <= SHORT_ROW_BYTES:
         aim = max(1, aim // 2)
     while threads * rows < BLOCK_THREADS and threads * aim < padded:
         threads *= 2
-        if not layout.columns:
-            rows = max(1, SHORT_BLOCK_THREADS // threads)
+        rows = max(1, SHORT_BLOCK_THREADS // threads)
     most = BLOCK_THREADS if target.kind == "hip" else MOST_THREADS
     if padded == most * held and rows == 1 and max(sizes) > 2:
         threads = most

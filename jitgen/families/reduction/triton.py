@@ -106,7 +106,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "tile": schedule.tile,
         "block_rows": schedule.rows,
         "loops": not schedule.kept,
-        "stages": _stages(rows, schedule) if schedule.online else 1,
+        "stages": _stages(rows, schedule) if schedule.online or (layout.columns and not schedule.kept) else 1,
         "margin": " " * (4 if schedule.kept else 8),
         "masked": not schedule.full,
         "row_lines": _row_lines(rows),
@@ -170,7 +170,7 @@ def _units(rows: RowContext, layout: RowLayout) -> dict[str, int]:
     unit = layout.beside_unit if layout.columns else layout.unit
     units = {rows.sizes[-1] if layout.columns else "length": unit}
     for operand in rows.operands:
-        if layout.columns and layout.beside[operand.index]:
+        if layout.beside[operand.index] == "contiguous":
             strides = [*operand.strides[:-1], *([operand.inner] if operand.kind == "strided" else [])]
         elif operand.kind == "contiguous" and not layout.columns:
             strides = list(operand.strides)
@@ -185,14 +185,14 @@ def _aligned(operand: RowOperand, layout: RowLayout) -> bool:
     """Whether an operand's address is a multiple of 16 bytes."""
     size = item_size(operand.dtype)
     if layout.columns:
-        return layout.beside[operand.index] and layout.beside_unit * size >= ACCESS_BYTES
+        return layout.beside[operand.index] == "contiguous" and layout.beside_unit * size >= ACCESS_BYTES
     return operand.kind == "contiguous" and layout.unit * size >= ACCESS_BYTES
 
 
 def _at(operand: RowOperand, layout: RowLayout) -> str:
     """The offset of an operand's block, in elements."""
     strides = list(operand.strides)
-    if layout.beside[operand.index]:
+    if layout.beside[operand.index] == "contiguous":
         strides[-1] = "1"
     terms = [operand.offset, *(f"i{dim}" if s == "1" else f"i{dim} * {s}" for dim, s in enumerate(strides))]
     if not _once(operand):

@@ -5,6 +5,7 @@
 //   float total = jitgen::combine_lanes<jitgen::Sum, 32>(mine);
 //   jitgen::combine_row<jitgen::Sum, threads>(mine, scratch_of_row, thread)
 //   jitgen::send_cluster<jitgen::Sum, warps, cluster>(mine, inbox, thread), then receive_cluster(inbox, thread)
+//   jitgen::combine_columns<jitgen::Sum, lanes, threads>(mine, scratch)  // in place, of several rows a thread
 #pragma once
 
 #include "jitgen/math.cuh"
@@ -298,24 +299,91 @@ JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread) {
   return combine_lanes<Op, (values < 32 ? values : 32)>(value);
 }
 
-// The same where a warp's lanes belong to as many rows, and the threads of one row to as many warps.
-template <class T, int threads>
-struct BesideScratch {
-  T partial[threads + 1];  // one more, so that a warp's lanes meet different banks
+// ------------------------------------------------------------------------------------------------------ over columns
+
+// Neighbouring rows whose elements lie side by side: `lanes` neighbouring threads walk `beside` rows each, and `threads`
+// groups of them share the rows.
+
+// What the block's threads share while they combine one value of every row after another: nothing of it is awaited
+// before it is written, because the two halves are written on different sides of a barrier.
+template <int states, int rows, class... States>
+struct ColumnScratch {
+  static constexpr int largest() {
+    int found = 1;
+    for (int size : {int(sizeof(States))...}) found = size > found ? size : found;
+    return found;
+  }
+  alignas(16) unsigned char partial[states * rows * largest()];
+  alignas(16) unsigned char total[rows * largest()];
 };
 
-template <class Op, int threads, class T>
-JITGEN_DEVICE T combine_beside(T value, BesideScratch<T, threads>& scratch, int thread) {
-  scratch.partial[thread] = value;
+// Threads of a block that a row's partial results come from: lanes of a warp are combined by shuffles before.
+template <int lanes, int threads>
+constexpr int column_groups = lanes < 32 ? lanes * threads / 32 : threads;
+
+template <class Op, int lanes, int threads, class T, int beside, class Scratch>
+JITGEN_DEVICE void combine_groups(T (&part)[beside], Scratch& scratch) {
+  constexpr int group = lanes < 32 ? 32 : lanes;
 #pragma unroll
-  for (int distance = threads / 2; distance > 0; distance /= 2) {
-    __syncthreads();
-    if (thread < distance) {
-      scratch.partial[thread] = Op::combine(scratch.partial[thread], scratch.partial[thread + distance]);
-    }
+  for (int distance = lanes; distance < 32; distance *= 2) {
+#pragma unroll
+    for (int j = 0; j < beside; ++j) part[j] = Op::combine(part[j], from_lane(part[j], distance));
+  }
+  if (threadIdx.x % group < lanes) {
+    T* const mine = reinterpret_cast<T*>(scratch.partial) + threadIdx.x / group * (lanes * beside);
+#pragma unroll
+    for (int j = 0; j < beside; ++j) mine[threadIdx.x % lanes * beside + j] = part[j];
   }
   __syncthreads();
-  return scratch.partial[0];
+}
+
+// Of one row, over the block.
+template <class Op, int lanes, int threads, class T, int beside, class Scratch>
+JITGEN_DEVICE T group_total(const Scratch& scratch, int row) {
+  const T* const partial = reinterpret_cast<const T*>(scratch.partial);
+  T value = partial[row];
+#pragma unroll
+  for (int i = 1; i < column_groups<lanes, threads>; ++i) value = Op::combine(value, partial[i * (lanes * beside) + row]);
+  return value;
+}
+
+template <class T, int beside, class Scratch>
+JITGEN_DEVICE void take_totals(T (&part)[beside], const Scratch& scratch, int lane) {
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < beside; ++j) part[j] = reinterpret_cast<const T*>(scratch.total)[lane * beside + j];
+}
+
+template <class Op, int lanes, int threads, class T, int beside, class Scratch>
+JITGEN_DEVICE void combine_columns(T (&part)[beside], Scratch& scratch) {
+  if (threads == 1) return;
+  combine_groups<Op, lanes, threads>(part, scratch);
+#pragma unroll 1
+  for (int row = threadIdx.x; row < lanes * beside; row += lanes * threads) {
+    reinterpret_cast<T*>(scratch.total)[row] = group_total<Op, lanes, threads, T, beside>(scratch, row);
+  }
+  take_totals(part, scratch, threadIdx.x % lanes);
+}
+
+// Over the blocks of a cluster.
+template <class Op, int lanes, int threads, int cluster, class T, int beside, class Scratch>
+JITGEN_DEVICE void combine_columns(T (&part)[beside], Scratch& scratch, Inbox<T, lanes * beside * cluster>& inbox) {
+  constexpr int rows = lanes * beside;
+  combine_groups<Op, lanes, threads>(part, scratch);
+#pragma unroll 1
+  for (int row = threadIdx.x; row < rows; row += lanes * threads) {
+    const T value = group_total<Op, lanes, threads, T, beside>(scratch, row);
+    for (int rank = 0; rank < cluster; ++rank) inbox.send(value, cluster_rank() * rows + row, rank);
+  }
+  inbox.wait();
+#pragma unroll 1
+  for (int row = threadIdx.x; row < rows; row += lanes * threads) {
+    T value = inbox.from[row].whole;
+#pragma unroll
+    for (int i = 1; i < cluster; ++i) value = Op::combine(value, inbox.from[i * rows + row].whole);
+    reinterpret_cast<T*>(scratch.total)[row] = value;
+  }
+  take_totals(part, scratch, threadIdx.x % lanes);
 }
 
 }  // namespace jitgen

@@ -1,0 +1,117 @@
+"""What ``templates/cuda/reduction_rows.j2`` reads beside ``cuda.py``'s context: a row has threads of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.codegen.printing import fields
+from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.reduction.context import RowContext, RowOperand
+from jitgen.families.reduction.cuda_walk import Walk, Walks
+from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.residency import REGISTER_BYTES, held
+from jitgen.families.reduction.schedule import NARROW_BYTES, RESIDENT_THREADS, RowSchedule
+from jitgen.ir.program import Kernel
+
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor; of a thread."""
+REGISTERS_BESIDE = 16
+"""What a kernel takes beside the vectors it holds."""
+MOST_AHEAD = 4
+"""Vectors of an operand to ask for ahead in a cluster, half as many in a block: more were slower on an H200."""
+PREFETCHED_BYTES = 2048
+"""Of a row, from which on it is asked for as a whole before its elements are."""
+
+
+def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, walks: Walks) -> dict[str, Any]:
+    combine, scratch = _combination(schedule)
+    kept = {operand.value for operand in walks.kept_loads}
+    return {
+        "row_load": {o.index: _row_value(o) for o in rows.row_loads},
+        "combine": combine,
+        "scratch": scratch,
+        # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
+        "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
+        "prefetched": _prefetched(layout, schedule, rows),
+        "kept_operands": [_array(operand) for operand in walks.kept_loads],
+        "passes": [_pass(walk, kept) | {"batch": _batch(kernel, schedule, len(walk.late))} for walk in walks.passes],
+    }
+
+
+def _prefetched(layout: RowLayout, schedule: RowSchedule, rows: RowContext) -> list[RowOperand]:
+    """The operands of a kept row that are asked for while the kernel ahead still runs: those of which each has its own.
+
+    In a cluster that pays for 16-bit rows only, on an H200, and where a multiprocessor has room for several blocks: one
+    alone starts when the kernel ahead has ended there.
+    """
+    loads = [operand for operand in rows.passes[0].loads if operand.pointer and not layout.shared[operand.index]]
+    sizes = [item_size(operand.dtype) for operand in loads] or [0]
+    pieces = layout.unit * min(sizes) >= ACCESS_BYTES and all(operand.kind == "contiguous" for operand in loads)
+    long = schedule.tile * schedule.cluster * max(sizes) >= PREFETCHED_BYTES
+    early = schedule.cluster == 1 or (schedule.blocks > 1 and max(sizes) <= NARROW_BYTES)
+    return loads if schedule.kept and pieces and long and early else []
+
+
+def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
+    """Vectors of each of ``late`` operands that are asked for ahead of their use: what the row leaves of the registers.
+
+    The first are on their way while the row is combined. Loads do not pass a store to memory that may be the same, so
+    that without this each vector would wait for the second-level cache by itself.
+    """
+    threads = schedule.block_threads * schedule.blocks
+    registers = min(MOST_REGISTERS, REGISTERS // (threads if schedule.cluster > 1 else max(threads, RESIDENT_THREADS)))
+    taken = held(kernel.bodies[0], schedule.elements).bytes * schedule.elements // REGISTER_BYTES + REGISTERS_BESIDE
+    vectors = (registers - taken) * REGISTER_BYTES // (ACCESS_BYTES * max(1, late))
+    return max(1, min(schedule.unroll, vectors, MOST_AHEAD if schedule.cluster > 1 else MOST_AHEAD // 2))
+
+
+def _combination(schedule: RowSchedule) -> tuple[str, str]:
+    """The function of ``reduce.cuh`` that combines over a row, over ``{op}``, and what it shares, over ``{state}``."""
+    if schedule.cluster > 1:
+        return "receive_cluster<jitgen::{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
+    return "combine_row<jitgen::{op}, threads>", "jitgen::Scratch<{state}, warps>"
+
+
+def _row_value(operand: RowOperand) -> str:
+    return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
+
+
+def _array(operand: RowOperand, count: str = "unroll", at: str = "u") -> dict[str, Any]:
+    """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled."""
+    name, place = f"x{operand.index}", f"from{operand.index}"
+    if operand.kind == "contiguous":
+        kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
+        fetch = f"{{to}} = jitgen::load_vector<width>({place} + column);"
+    else:
+        kind, length = operand.storage, "[width]"
+        step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
+        fetch = f"for (int j = 0; j < width; ++j) {{to}}[j] = {place}[{step}];"
+    return {
+        "array": f"{kind} {name}[{count}]{length}",
+        "fetch": fetch.format(to=f"{name}[{at}]"),
+        "index": operand.index,
+    }
+
+
+def _element(operand: RowOperand, place: str) -> str:
+    if operand.pointer is None:
+        return f"from{operand.index} + (column + j) * {operand.inner}"
+    return f"jitgen::load(x{operand.index}[{place}][j])"
+
+
+def _pass(walk: Walk, kept: set[str]) -> dict[str, Any]:
+    # What is not kept is asked for a few vectors ahead of its use.
+    p = walk.source
+    at = f"u % batch{p.number}"
+    return fields(p) | {
+        "arrays": [_array(o) for o in walk.fetched if o.value not in kept],
+        "fetched": [_array(o) for o in walk.fetched],
+        "late": [_array(o, f"batch{p.number}", at) for o in walk.late],
+        "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
+        "restored": walk.restored,
+        "saved": walk.saved,
+        "lines": walk.lines,
+        "reductions": walk.reductions,
+        "vector_stores": [o for o in p.stores if o.kind == "contiguous"],
+        "element_stores": [o for o in p.stores if o.kind != "contiguous"],
+    }
