@@ -179,8 +179,9 @@ def lower(
     def anew() -> Cut:
         guards = Guards(environment, graph.guards)
         views = [place.view for place in memory]
+        blocks = families.row_blocks(route.target, route.backend)
         program = programs.build(
-            graph, guards.decide, environment, views, prologue=prologue, given=given, split_rows=route.tiled
+            graph, guards.decide, environment, views, prologue=prologue, given=given, row_blocks=blocks
         )
         return Cut(program, tuple(guards))
 

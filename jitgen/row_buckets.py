@@ -23,6 +23,7 @@ from jitgen import weights
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, equal_sizes, topological
+from jitgen.ir.rows import are_columns
 from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import contiguous_strides
 
@@ -89,9 +90,11 @@ def _ends(graph: Graph, environment: Mapping[str, Any]) -> list[int]:
     from jitgen.families.gemm.schedule import ROW_BUCKETS
     from jitgen.families.reduction.schedule import row_buckets
 
-    reductions = (node for node in topological(graph.results) if node.op == "reduce")
-    lengths = (symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1]) for node in reductions)
-    ends = {end for length in lengths for end in row_buckets(symbols.evaluate(length, environment))}
+    ends: set[int] = set()
+    for node in topological(graph.results):
+        if node.op == "reduce":
+            length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
+            ends.update(row_buckets(symbols.evaluate(length, environment), are_columns(node)))
     return sorted(ends.union(ROW_BUCKETS if _first(graph, "matmul") else ()))
 
 

@@ -224,6 +224,10 @@ def columns() -> Iterator[str | None]:
             x = sample((rows, length), dtype)
             yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
             yield compare(lambda x: (x.softmax(0), x.argmin(0)), x, magnitude=4.0)
+    for rows, length in ((1024, 24), (17_000, 24), (16_450, 5)):  # kept unaligned, and in parts
+        x = sample((rows, length), torch.float32)
+        yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
+        yield compare(lambda x: (x.softmax(0), x.amax(0)), x, magnitude=4.0)
     yield compare(lambda x: x.sum(1), torch.randn(3, 50, 32), magnitude=50.0)
     yield compare(lambda x, w: (x * w[:, None]).sum(1), torch.randn(3, 50, 32), torch.randn(50), magnitude=50.0)
 

@@ -24,3 +24,9 @@ def prologue(computed: Prologue, target: Target, backend: str) -> Decision:
     """Whether the kernel of a product computes its activation itself; see ``gemm/schedule.py``."""
     decision: Decision = importlib.import_module("jitgen.families.gemm.schedule").prologue(computed, target, backend)
     return decision
+
+
+def row_blocks(target: Target, backend: str) -> int:
+    """How many blocks of a kernel can share a row, 0 for all there are; see ``reduction/schedule.py``."""
+    blocks: int = importlib.import_module("jitgen.families.reduction.schedule").row_blocks(target, backend)
+    return blocks

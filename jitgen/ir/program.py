@@ -132,7 +132,7 @@ def build(
     memory: Sequence[Strided],
     prologue: Callable[[Prologue], Decision] = _before,
     given: bool = False,
-    split_rows: bool = True,
+    row_blocks: int = 1,
 ) -> Program:
     """The program of ``graph``.
 
@@ -142,9 +142,10 @@ def build(
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
         prologue: whether a matmul kernel computes its activation, given at this call's sizes, while it reads it.
         given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
-        split_rows: whether few long rows are reduced in parts by kernels of their own, since no kernel shares a row.
+        row_blocks: how many blocks of a kernel can share a row; 0 for all there are. Long rows that are too few to keep
+            the device busy are reduced in parts, by kernels of their own.
     """
-    return _Cutter(graph, decide, environment, memory, prologue, given, split_rows).program()
+    return _Cutter(graph, decide, environment, memory, prologue, given, row_blocks).program()
 
 
 class _Cutter:
@@ -156,14 +157,14 @@ class _Cutter:
         memory: Sequence[Strided],
         prologue: Callable[[Prologue], Decision],
         given: bool,
-        split_rows: bool,
+        row_blocks: int,
     ):
         self.graph = graph
         self.builder = Builder()
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
-        self.prologue, self.given, self.split_rows = prologue, given, split_rows
+        self.prologue, self.given, self.row_blocks = prologue, given, row_blocks
         self.prologues: dict[Prologue, Decision] = {}
         self.held_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
@@ -311,8 +312,8 @@ class _Cutter:
             products, others = contractions.group(results, self.mover, self._materialize, self._decide)
             places = [position for position, node in enumerate(others) if node is not None]
             results = [node for node in others if node is not None]
-        if self.split_rows:
-            results = [split_long_rows(node, self.mover, self._materialize) for node in results]
+        if self.row_blocks:
+            results = split_long_rows(results, self.mover, self._materialize, self.row_blocks)
         rows, rest = group(results, self.mover, self._materialize)
         left = [position for position, node in enumerate(rest) if node is not None]
         pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)

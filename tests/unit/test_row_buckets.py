@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec, manifest, pipeline, row_buckets
-from jitgen.families.reduction.schedule import FEW_ROWS, LONG_ROW, SOME_ROWS
+from jitgen.families.reduction.schedule import FEW_ROWS, LONG_ROW, MANY_COLUMNS, SOME_ROWS
 from jitgen.spec import Target
 
 VOCABULARY = 151936
@@ -61,6 +61,18 @@ def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: 
             TensorSpec((rows, length), torch.float32), target="sm_90a", backend=backend
         )
         assert low.key in keys
+
+
+def test_many_columns_need_no_clusters(tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(lambda x: x.sum(0))(torch.randn(1000, 96))
+    (entry,) = json.loads(path.read_text())["entries"]
+    variants = row_buckets.variants(entry)
+    assert {variant["inputs"][0]["sizes"][1] for variant in variants} >= {96, 2 * MANY_COLUMNS}
+    route = pipeline.Route("cuda", "nvrtc", Target.parse("sm_90a"))
+    clusters = {manifest.relower(variant, route).schedules[0].cluster for variant in variants}
+    assert clusters == {1, 2}
 
 
 def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:

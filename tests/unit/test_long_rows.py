@@ -1,0 +1,78 @@
+"""Rows too few to keep a GPU busy are reduced in parts: which, in how many kernels, and what lies in memory between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec
+from jitgen.ir.rows import COLUMN_PARTS, FEW_ROWS, LONG_COLUMN, LONG_ROW, PARTS, SOME_COLUMNS
+
+
+def lowered(function: Callable[..., Any], shape: tuple[int, ...], backend: str = "cuda", target: str = "sm_90a") -> Any:
+    return jitgen.jit(function).lower(TensorSpec(shape, torch.bfloat16), target=target, backend=backend)._lowered
+
+
+def temporaries(low: Any) -> list[tuple[int, ...]]:
+    first = len(low.program.inputs)
+    return [memory.view.sizes for memory in low.memories[first : first + len(low.program.temporaries)]]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_few_long_rows(backend: str) -> None:
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(-1)
+
+    assert temporaries(lowered(total, (FEW_ROWS, LONG_ROW), backend)) == [(FEW_ROWS, PARTS)]
+    assert temporaries(lowered(total, (FEW_ROWS + 1, LONG_ROW), backend)) == []
+    assert temporaries(lowered(total, (FEW_ROWS, LONG_ROW - PARTS), backend)) == []
+    rest = lowered(total, (3, LONG_ROW + 1), backend)
+    assert temporaries(rest) == [(3, PARTS), (3, 1)]
+    assert len(rest.program.kernels) == 3
+
+
+@pytest.mark.parametrize(
+    ("backend", "target", "blocks"), [("cuda", "sm_90a", 8), ("cuda", "sm_80", 1), ("triton", "sm_90a", 1)]
+)
+def test_long_columns(backend: str, target: str, blocks: int) -> None:
+    """What a cluster of blocks can share is taken in parts later."""
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0)
+
+    some = SOME_COLUMNS - 8
+    long = LONG_COLUMN * blocks
+    assert temporaries(lowered(total, (long, some), backend, target)) == [(COLUMN_PARTS, some)]
+    assert temporaries(lowered(total, (long, SOME_COLUMNS), backend, target)) == []
+    assert temporaries(lowered(total, (long - 1, some), backend, target)) == []
+
+
+def test_columns_that_are_walked_again_are_taken_in_parts_only_where_they_are_few() -> None:
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x, 0)
+
+    def several(x: torch.Tensor) -> Any:
+        return x.sum(0), x.amax(0)
+
+    for function in (softmax, several):
+        assert temporaries(lowered(function, (8 * LONG_COLUMN, 4096))) == []
+        assert len(temporaries(lowered(function, (8 * LONG_COLUMN, 500)))) >= 2
+    assert len(temporaries(lowered(softmax, (8 * LONG_COLUMN, 4096), "triton"))) >= 2
+
+
+@pytest.mark.parametrize("shape", [(2**20, 64), (64, 2**20)])
+def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int, int]) -> None:
+    """Exponentials of a softmax, whose maximum is known by then."""
+    low = lowered(lambda x: F.softmax(x, 0 if shape[0] > shape[1] else 1), shape)
+    sizes = temporaries(low)
+    assert len(sizes) == 4
+    assert all(torch.Size(size).numel() <= 64 * PARTS for size in sizes)
+
+
+def test_a_cpu_shares_its_rows_itself() -> None:
+    assert temporaries(lowered(lambda x: x.sum(0), (8 * LONG_COLUMN, 500), "cpp", "x86-64-v3")) == []
