@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -224,12 +225,42 @@ def columns() -> Iterator[str | None]:
             x = sample((rows, length), dtype)
             yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
             yield compare(lambda x: (x.softmax(0), x.argmin(0)), x, magnitude=4.0)
-    for rows, length in ((1024, 24), (17_000, 24), (16_450, 5)):  # kept unaligned, and in parts
+    for rows, length in ((1024, 24), (2100, 24), (2049, 5)):  # kept, and in parts
         x = sample((rows, length), torch.float32)
         yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
         yield compare(lambda x: (x.softmax(0), x.amax(0)), x, magnitude=4.0)
     yield compare(lambda x: x.sum(1), torch.randn(3, 50, 32), magnitude=50.0)
     yield compare(lambda x, w: (x * w[:, None]).sum(1), torch.randn(3, 50, 32), torch.randn(50), magnitude=50.0)
+
+
+@check
+def parts() -> Iterator[str | None]:
+    """Rows too few to keep a GPU busy, with and without elements left over; shorter than what is taken so elsewhere."""
+    smaller = {"PARTS": 16, "LONG_ROW": 2048, "COLUMN_PARTS": 8, "LONG_COLUMN": 512}
+    with patch.multiple("jitgen.ir.parts", **smaller):
+        for shape in ((3, 2048), (512, 12)):
+            low = jitgen.jit(lambda x: x.sum(0 if len(x) == 512 else 1)).lower(
+                jitgen.TensorSpec(shape, torch.float32), target="sm_90", backend="triton"
+            )
+            yield None if len(low.kernels) == 2 else f"{len(low.kernels)} kernels for {shape}"
+        for shape, dim in (((3, 2048), 1), ((2, 2071), 1), ((512, 12), 0), ((2, 517, 12), 1), ((2**11 + 1,), 0)):
+            for dtype in (torch.float32, torch.bfloat16):
+                x = sample(shape, dtype) + 3
+                long = float(max(shape))
+                yield compare(lambda x, d=dim: (x.sum(d), x.mean(d, True), x.norm(dim=d)), x, magnitude=4 * long)
+                yield compare(lambda x, d=dim: (x.var(d), x.std(d, correction=0, keepdim=True)), x, magnitude=16.0)
+                yield compare(lambda x, d=dim: (x.logsumexp(d), x.softmax(d), x.log_softmax(d)), x, magnitude=32.0)
+                yield compare(lambda x, d=dim: (x.argmax(d), x.argmin(d, True), x.max(d)[0], x.any(d)), x)
+        x = torch.randint(-3, 4, (2, 2061), dtype=torch.int32)
+        yield compare(lambda x: (x.argmax(-1), x.argmin(-1), x.argmax(), x.sum(-1)), x)
+        x = torch.randn(9, 2053)
+        x[0], x[1, 500], x[2, 700], x[5, :400] = -math.inf, math.nan, math.inf, -math.inf
+        x[3, -1], x[4, -2:], x[6, 9], x[6, -1], x[7] = 1e30, 1e30, math.nan, math.nan, 3.0
+        x[8] = torch.finfo(torch.float32).min
+        for function in (lambda x: x.logsumexp(-1), lambda x: x.softmax(-1)):
+            yield compare(function, x, magnitude=32.0)
+        yield compare(lambda x: x.var(-1), torch.cat([x[:3], x[6:8]]), magnitude=16.0)
+        yield compare(lambda x: (x.argmax(-1), x.argmin(-1), x.amax(-1)), x)
 
 
 @check

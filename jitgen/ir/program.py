@@ -20,8 +20,9 @@ from jitgen.ir import contractions, symbols
 from jitgen.ir.body import WHOLE, Body, BodyBuilder, Contraction
 from jitgen.ir.contractions import Decision, Prologue
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, Node, Shape, equal_sizes, topological, under_views
+from jitgen.ir.parts import split_long_rows
 from jitgen.ir.regions import MAX_READS, Region, split
-from jitgen.ir.rows import group, split_long_rows
+from jitgen.ir.rows import group
 from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
 
@@ -210,8 +211,8 @@ class _Cutter:
         buffers = (*inputs, *temporaries, *(Buffer(node.dtype, node.shape) for node in results))
         shapes = [buffer.shape for buffer in buffers]
         kernels: list[Kernel] = []
-        for position, stage in stages:
-            kernels += self._kernels(stage, [len(inputs) + position], shapes, len(kernels))
+        for positions, stage in stages:
+            kernels += self._kernels(stage, [len(inputs) + p for p in positions], shapes, len(kernels))
         first = len(inputs) + len(temporaries)
         kernels += self._kernels(regions, range(first, first + early), shapes, len(kernels))
         kernels += self._kernels(copies, range(first + early, first + len(results)), shapes, len(kernels))
@@ -320,16 +321,24 @@ class _Cutter:
         regions = [*_renumbered(rows, places), *_renumbered(pointwise, [places[position] for position in left])]
         return self._viewable([*products, *regions])
 
-    def _stages(self) -> list[tuple[int, list[Region]]]:
-        """(position, regions) of every temporary, each after the ones it reads."""
+    def _stages(self) -> list[tuple[list[int], list[Region]]]:
+        """(positions, regions) of the temporaries, each after those it reads; reductions of the same rows as one."""
         waiting: dict[int, list[Region]] = {}
         while len(waiting) < len(self.values):
             position = len(waiting)
             waiting[position] = self._regions([self.values[position]])
-        ordered: list[tuple[int, list[Region]]] = []
+        ordered: list[tuple[list[int], list[Region]]] = []
         while waiting:
-            ready = next(p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys())
-            ordered.append((ready, waiting.pop(ready)))
+            ready = [p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys()]
+            first, *others = ready
+            regions, positions = waiting.pop(first), [first]
+            for other in others:
+                joined = _of_the_same_rows(regions, waiting[other], len(positions))
+                if joined is not None:
+                    regions = [joined]
+                    positions.append(other)
+                    waiting.pop(other)
+            ordered.append((positions, regions))
         return ordered
 
     def _temporaries_read(self, regions: Sequence[Region]) -> set[int]:
@@ -434,6 +443,24 @@ def _activation_of(body: Body, contraction: Contraction) -> tuple[Any, ...]:
     x = tuple((i.op, i.args, i.dtype, body.operands[i.attr] if i.op == "load" else i.attr) for i in contraction.x)
     kinds = tuple((body.operands[index].kind, body.operands[index].dtype) for index in contraction.weight)
     return x, kinds, replace(contraction, x=(), weight=())
+
+
+def _of_the_same_rows(left: Sequence[Region], right: Sequence[Region], number: int) -> Region | None:
+    """One region of row reductions that computes what two do, the second's result as ``number``; or None."""
+    if len(left) != 1 or len(right) != 1:
+        return None
+    (one,), (other,) = left, right
+    if not one.row_rank or (one.shape, one.row_rank) != (other.shape, other.row_rank):
+        return None
+    if not _elements_read(one) & _elements_read(other):
+        return None
+    return replace(one, stores=(*one.stores, *(replace(store, result=number) for store in other.stores)))
+
+
+def _elements_read(region: Region) -> set[int]:
+    """The tensors, seen through their views, that are read element by element."""
+    nodes = topological(store.value for store in region.stores)
+    return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
 
 
 def _without(regions: Sequence[Region], results: Container[int]) -> list[Region]:

@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.regions import Region, Store
-from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
-from jitgen.spec import DTYPES
 
 KINDS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
@@ -53,7 +50,7 @@ def group(results: Sequence[Node], mover: Mover, materialize: Materialize) -> tu
             continue
         rows, store = _as_rows(position, node, mover, materialize)
         if rows is None or store is None:
-            rest[position] = _without_reductions(node, mover, materialize)
+            rest[position] = without_reductions(node, mover, materialize)
         else:
             gathered.setdefault(rows, []).append(store)
             rest[position] = None
@@ -124,7 +121,7 @@ def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Nod
                 return mover.builder.like(rebuilt, [materialize(source)])
         return rebuilt
 
-    result = _rewrite(_rewrite(root, mover, whole), mover, part)
+    result = rewritten(rewritten(root, mover, whole), mover, part)
     return result if has_reduce(result) else None
 
 
@@ -136,7 +133,7 @@ def _is_foreign(node: Node, rows: _Rows) -> bool:
     return node.op == "reduce" and not _is_over(node, rows)
 
 
-def _rewrite(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:
+def rewritten(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:
     """``root`` with every node replaced by ``change(node, node over the replaced inputs)``."""
     memo: dict[int, Node] = {}
     for node in topological([root]):
@@ -146,7 +143,7 @@ def _rewrite(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> 
     return memo[id(root)]
 
 
-def _without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
+def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
     """``root`` with every reduction read from a temporary."""
 
     def read(node: Node, rebuilt: Node) -> Node:
@@ -154,112 +151,13 @@ def _without_reductions(root: Node, mover: Mover, materialize: Materialize) -> N
             return materialize(node)
         return mover.move(rebuilt.inputs[0], node.attrs, node.shape) if node.op == "view" else rebuilt
 
-    return _rewrite(root, mover, read)
-
-
-# ------------------------------------------------------------------------------------------------- few, long rows
-
-PARTS = 512
-LONG_ROW = 2**18
-FEW_ROWS = 64
-"""Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep
-one block busy, and a sum of so many terms in one sequence would lose digits. A CPU's threads share a row instead."""
-COLUMN_PARTS = 64
-LONG_COLUMN, SOME_COLUMNS = 2**11, 2**13
-"""The same of rows that lie side by side, as columns do, of which a block takes as many as fill a line of the cache:
-fewer than ``SOME_COLUMNS`` of at least ``LONG_COLUMN`` elements for each block that can share them."""
-FEW_BYTES = 2**14
-"""Of neighbouring elements of all columns, below which blocks with a line each leave half of a GPU idle. Columns that
-one kernel would walk several times, while parts are read again for each reduction, are left whole from here on."""
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
-
-
-def split_long_rows(roots: Sequence[Node], mover: Mover, materialize: Materialize, blocks: int) -> list[Node]:
-    """``roots`` with each reduction of few long rows made of a reduction of their parts, and of what is left over.
-
-    ``blocks``: that can share rows within one kernel.
-    The number of parts is fixed, so the order of a sum depends on the row's length alone. argmax and argmin stay whole.
-    """
-    reductions = [node for node in topological(roots) if node.op == "reduce"]
-    full = {node.inputs[0].shape for node in reductions}
-    once = len(reductions) == 1 and not any(root.shape in full for root in roots)
-
-    def change(node: Node, rebuilt: Node) -> Node:
-        if node.op != "reduce" or node.attrs[0] not in _COMBINE:
-            return rebuilt
-        parts = _parts(node, once, mover, blocks)
-        return _in_parts(rebuilt, parts, mover, materialize) if parts > 1 else rebuilt
-
-    return [_rewrite(root, mover, change) if has_reduce(root) else root for root in roots]
+    return rewritten(root, mover, read)
 
 
 def are_columns(node: Node) -> bool:
     """Whether neighbouring elements of what ``node`` reduces belong to different rows: in a dense tensor they do."""
     shape = node.inputs[0].shape
     return len(shape) - 1 not in node.attrs[1] and shape[-1] != 1
-
-
-def _parts(node: Node, once: bool, mover: Mover, blocks: int) -> int:
-    """How many parts the rows that ``node`` reduces are taken in."""
-    length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
-    count = symbols.product(node.shape)
-    if mover.decide(symbols.compare("ge", length, LONG_ROW)) and mover.decide(symbols.compare("le", count, FEW_ROWS)):
-        return PARTS
-    if are_columns(node) and mover.decide(symbols.compare("ge", length, LONG_COLUMN * blocks)):
-        few = SOME_COLUMNS if once else FEW_BYTES // (blocks * _widest(node))
-        return COLUMN_PARTS if mover.decide(symbols.compare("lt", count, few)) else 1
-    return 1
-
-
-def _widest(node: Node) -> int:
-    """Bytes of the widest element that ``node`` is computed from."""
-    return max((DTYPES[part.dtype].itemsize for part in topological([node]) if part.op == "input"), default=1)
-
-
-def _in_parts(node: Node, count: int, mover: Mover, materialize: Materialize) -> Node:
-    """``node`` of ``count`` parts of its rows: their values lie row by row or, of columns, part by part."""
-    kind, dims = node.attrs
-    # What the rows depend on as a whole is known before their parts are walked.
-    value = _without_reductions(node.inputs[0], mover, materialize)
-    accumulator = "float32" if node.dtype in ("float16", "bfloat16") else node.dtype
-    outer = tuple(dim for dim in range(len(node.shape)) if dim not in dims)
-    columns = are_columns(node)
-    order = (*dims, *outer) if columns else (*outer, *dims)
-    at = 0 if columns else len(outer)
-    others = tuple(value.shape[dim] for dim in outer)
-    length = symbols.product(value.shape[dim] for dim in dims)
-
-    def shape(*sizes: Size) -> Shape:
-        return (*sizes, *others) if columns else (*others, *sizes)
-
-    if order != tuple(range(len(order))):
-        value = mover.move(value, ("permute", order), tuple(value.shape[dim] for dim in order))
-    if value.dtype != accumulator:
-        value = mover.builder.make("cast", (value,), accumulator, value.shape, (), node.location)
-    flat = mover.move(value, ("reshape",), shape(length))
-
-    def combine(operand: Node, dim: int) -> Node:
-        kept = (*operand.shape[:dim], 1, *operand.shape[dim + 1 :])
-        return mover.builder.make("reduce", (operand,), accumulator, kept, (kind, (dim,)), node.location)
-
-    each = symbols.floordiv(length, count)
-    even = symbols.mul(each, count)
-    body = mover.slice(flat, at, 0, even)  # type: ignore[arg-type]
-    parts = combine(mover.move(body, ("reshape",), shape(count, each)), at + 1)  # type: ignore[arg-type]
-    total = combine(materialize(mover.move(parts, ("squeeze", at + 1), shape(count))), at)
-    if not mover.decide(symbols.compare("eq", even, length)):
-        rest = mover.slice(flat, at, even, symbols.sub(length, even))  # type: ignore[arg-type]
-        left = materialize(combine(rest, at))
-        total = mover.builder.make(_COMBINE[kind], (total, left), accumulator, total.shape, (), node.location)
-    if total.dtype != node.dtype:
-        total = mover.builder.make("cast", (total,), node.dtype, total.shape, (), node.location)
-    for _ in range(len(dims) - 1):
-        total = mover.move(total, ("unsqueeze", at), (*total.shape[:at], 1, *total.shape[at:]))
-    back = tuple(order.index(dim) for dim in range(len(order)))
-    if back != tuple(range(len(back))):
-        total = mover.move(total, ("permute", back), node.shape)
-    return total
 
 
 def _joins(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.ir.rows import COLUMN_PARTS, FEW_ROWS, LONG_COLUMN, LONG_ROW, PARTS, SOME_COLUMNS
+from jitgen.ir.parts import COLUMN_PARTS, FEW_ROWS, LONG_COLUMN, LONG_ROW, PARTS, SOME_COLUMNS
 
 
 def lowered(function: Callable[..., Any], shape: tuple[int, ...], backend: str = "cuda", target: str = "sm_90a") -> Any:
@@ -52,17 +52,31 @@ def test_long_columns(backend: str, target: str, blocks: int) -> None:
     assert temporaries(lowered(total, (long - 1, some), backend, target)) == []
 
 
-def test_columns_that_are_walked_again_are_taken_in_parts_only_where_they_are_few() -> None:
+def test_columns_that_are_needed_again_are_taken_in_parts_only_where_they_are_few() -> None:
     def softmax(x: torch.Tensor) -> torch.Tensor:
         return F.softmax(x, 0)
 
-    def several(x: torch.Tensor) -> Any:
-        return x.sum(0), x.amax(0)
-
-    for function in (softmax, several):
-        assert temporaries(lowered(function, (8 * LONG_COLUMN, 4096))) == []
-        assert len(temporaries(lowered(function, (8 * LONG_COLUMN, 500)))) >= 2
+    assert temporaries(lowered(softmax, (8 * LONG_COLUMN, 4096))) == []
+    assert len(temporaries(lowered(softmax, (8 * LONG_COLUMN, 500)))) >= 2
     assert len(temporaries(lowered(softmax, (8 * LONG_COLUMN, 4096), "triton"))) >= 2
+
+
+@pytest.mark.parametrize("shape", [(2**20,), (1, 2**20), (2**20, 64)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.sum(0), x.amax(0)),
+        lambda x: x.argmin(0),
+        lambda x: x.max(0),
+        lambda x: x.var(0),
+        lambda x: torch.std(x, 0, correction=0),
+        lambda x: x.logsumexp(0),
+    ],
+)
+def test_parts_are_read_once(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    low = lowered(lambda x: function(x[0] if len(x) == 1 else x), shape)
+    assert len(low.program.kernels) == 2
+    assert sum(operand.buffer == 0 for k in low.program.kernels for b in k.bodies for operand in b.operands) == 1
 
 
 @pytest.mark.parametrize("shape", [(2**20, 64), (64, 2**20)])
@@ -72,6 +86,7 @@ def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int,
     sizes = temporaries(low)
     assert len(sizes) == 4
     assert all(torch.Size(size).numel() <= 64 * PARTS for size in sizes)
+    assert len(low.program.kernels) <= 4
 
 
 def test_a_cpu_shares_its_rows_itself() -> None:
