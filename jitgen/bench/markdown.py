@@ -22,14 +22,13 @@ def tables(content: Mapping[str, Any]) -> str:
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
     work = [row for row in rows if row["group"] in ("streaming", "intensity")]
-    reductions = [row for row in rows if row["group"] == "rows"]
-    columns = [row for row in rows if row["group"] == "columns"]
+    reductions = [[row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions")]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
     products = [row for row in rows if row["group"] == "products"]
     parts = [", ".join(facts) + "."]
     if work:
         parts.append(_table(header, map(_work, work)))
-    parts += [_across(cases) for cases in (reductions, columns, products) if cases]
+    parts += [_across(cases) for cases in (*reductions, products) if cases]
     if calls:
         parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
     return "\n\n".join(parts)

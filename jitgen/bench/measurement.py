@@ -82,7 +82,7 @@ class Measurement:
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     """||out - reference|| / ||reference||; NaN where either holds one, so that nothing unwritten is overlooked."""
     difference = torch.linalg.vector_norm(out.double() - reference)
-    return float(difference / torch.linalg.vector_norm(reference))
+    return float(difference / torch.linalg.vector_norm(reference.double()))
 
 
 def duration(seconds: float) -> str:

@@ -165,7 +165,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
         calls[0]()
         errors[backend] = _error(case, inputs, results)
         for out in results:
-            out.fill_(torch.nan)
+            out.fill_(_unwritten(out.dtype))
         subjects[backend] = calls
     copied = copied_elements(moved, dtype)
     subjects["copy_"] = _copies(copied, dtype, bench)
@@ -212,10 +212,15 @@ def _one(results: tuple[torch.Tensor, ...]) -> Result:
 
 
 def one_set(case: Case, dtype: torch.dtype, bench: Bench) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Inputs, and the memory of their results, which holds NaN."""
+    """Inputs, and the memory of their results, which holds NaN, or the lowest integer."""
     inputs = case.inputs(_elements(bench, dtype), dtype, bench.device)
     results = _tuple(case.function(*(tensor.to("meta") for tensor in inputs)))
-    return inputs, tuple(torch.full(r.shape, torch.nan, dtype=r.dtype, device=bench.device) for r in results)
+    return inputs, tuple(torch.full(r.shape, _unwritten(r.dtype), dtype=r.dtype, device=bench.device) for r in results)
+
+
+def _unwritten(dtype: torch.dtype) -> float:
+    """What no result is."""
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def keeping(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
@@ -288,7 +293,8 @@ def _error(case: Case, inputs: tuple[torch.Tensor, ...], outs: tuple[torch.Tenso
     worst = 0.0
     for start in {0, (rows - count) // 2, rows - count}:
         part = slice(start, start + count)
-        references = _tuple(case.function(*(tensor[part].double() for tensor in inputs)))
+        exact = (t[part].double() if t.is_floating_point() else t[part] for t in inputs)
+        references = _tuple(case.function(*exact))
         for out, reference in zip(outs, references, strict=True):
             worst = max(worst, relative_error(out[part], reference))
     return worst

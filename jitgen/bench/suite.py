@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import ahead, coldstart, columns, intensity, overhead, products, rows, streaming
+from jitgen.bench import ahead, coldstart, columns, intensity, overhead, products, reductions, rows, streaming
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
@@ -14,12 +14,18 @@ GROUPS = {
     "streaming": streaming.run,
     "rows": rows.run,
     "columns": columns.run,
+    "reductions": reductions.run,
     "products": products.run,
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
 }
-AHEAD = {"streaming": lambda bench: streaming.CASES, "rows": rows.cases, "columns": lambda bench: columns.CASES}
+AHEAD = {
+    "streaming": lambda bench: streaming.CASES,
+    "rows": rows.cases,
+    "columns": lambda bench: columns.CASES,
+    "reductions": lambda bench: reductions.CASES,
+}
 """Cases whose functions another process can import."""
 
 

@@ -13,7 +13,7 @@ from jitgen.cli.show import print_table
 if TYPE_CHECKING:
     from jitgen.bench.measurement import Measurement
 
-GROUPS = ("streaming", "rows", "columns", "products", "intensity", "overhead", "coldstart")
+GROUPS = ("streaming", "rows", "columns", "reductions", "products", "intensity", "overhead", "coldstart")
 
 
 @click.command()

@@ -19,7 +19,19 @@ import torch
 from click.testing import CliRunner
 
 from jitgen import settings
-from jitgen.bench import ahead, columns, intensity, markdown, measurement, overhead, rows, streaming, suite, timing
+from jitgen.bench import (
+    ahead,
+    columns,
+    intensity,
+    markdown,
+    measurement,
+    overhead,
+    reductions,
+    rows,
+    streaming,
+    suite,
+    timing,
+)
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compile import host
@@ -109,6 +121,20 @@ def test_a_case_of_columns(case: streaming.Case) -> None:
         (found,) = streaming.measure(case, dtype, TINY, "columns")
         assert found.error is not None
         assert found.error < {torch.bfloat16: 4e-3, torch.float32: 1e-6}[dtype]
+
+
+@pytest.mark.parametrize("case", reductions.CASES, ids=lambda case: case.name)
+def test_a_case_of_other_reductions(case: streaming.Case) -> None:
+    inputs = case.inputs(2**18, torch.float32, "cpu")
+    assert inputs[0].numel() <= 2**18
+    want = case.function(*inputs)
+    out = torch.full_like(want, streaming._unwritten(want.dtype))
+    torch.testing.assert_close(case.eager(*inputs, out), want)
+    for dtype in case.dtypes:
+        (found,) = streaming.measure(case, dtype, TINY, "reductions")
+        assert found.error is not None
+        # A sum of as many positive as negative numbers may be much smaller than they are.
+        assert found.error < {torch.bfloat16: 4e-3, torch.float32: 1e-6}[dtype] * (100 if "sum" in case.name else 1)
 
 
 @pytest.mark.parametrize("reduction", rows.REDUCTIONS, ids=lambda reduction: reduction.name)

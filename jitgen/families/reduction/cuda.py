@@ -25,11 +25,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     if schedule.whole:
         inside = "true" if schedule.full else f"u < whole || {inside}"
     found = walks(kernel, layout, schedule, rows)
-    if layout.columns:
-        own = cuda_columns.context(kernel, layout, rows, found)
-    else:
-        own = cuda_rows.context(kernel, layout, schedule, rows, found)
-    return own | {
+    walked = cuda_columns if layout.columns else cuda_rows
+    return walked.context(kernel, layout, schedule, rows, found) | {
         "columns": layout.columns,
         "parameters": parameters,
         "index": f"int{bits}_t",

@@ -13,12 +13,13 @@ from jitgen.codegen.printing import Line, fields
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_walk import Walk, Walks
 from jitgen.families.reduction.layout import RowLayout
+from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.body import Instruction
 from jitgen.ir.program import Kernel
 
 
-def context(kernel: Kernel, layout: RowLayout, rows: RowContext, walks: Walks) -> dict[str, Any]:
-    columns = _Columns(kernel, layout, rows)
+def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, walks: Walks) -> dict[str, Any]:
+    columns = _Columns(kernel, layout, schedule, rows)
     kept = {operand.value for operand in walks.kept_loads}
     return {
         "uniform": columns.uniform,
@@ -34,10 +35,10 @@ def context(kernel: Kernel, layout: RowLayout, rows: RowContext, walks: Walks) -
 class _Columns:
     """Builds the parts of the context in which rows of one thread differ."""
 
-    def __init__(self, kernel: Kernel, layout: RowLayout, rows: RowContext):
+    def __init__(self, kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions: Sequence[Instruction] = body.instructions
-        self.layout, self.rows = layout, rows
+        self.layout, self.rows, self.kept = layout, rows, schedule.kept
         every = [*(line for p in rows.passes for line in p.before), *rows.after]
         own = self._own()
         self.uniform = [line for line in every if line.position not in own]
@@ -72,11 +73,17 @@ class _Columns:
             "restored": walk.restored,
             "saved": walk.saved,
             "lines": walk.lines,
-            "reductions": [r | {"step": _step(r)} for r in walk.reductions],
+            "reductions": [r | {"step": self._step(r, walk)} for r in walk.reductions],
             # Whether all that a thread holds of a row may join a state at once.
             "grouped": any(r["streamed"] for r in walk.reductions) and not walk.source.stores,
             "stores": [self.store(o) for o in walk.source.stores],
         }
+
+    def _step(self, r: dict[str, Any], walk: Walk) -> str:
+        """A state with the element at ``j`` in it. Every second pass goes back, where rows are not kept."""
+        back = r["indexed"] and walk.source.number % 2 == 1 and not self.kept
+        step: str = r["unordered" if back else "step"]
+        return step.format(part=f"part_{r['result']}[j]")
 
     def block(self, lines: Sequence[Line]) -> dict[str, Any]:
         """Lines of row values, and the row values of before that they read."""
@@ -129,14 +136,6 @@ class _Columns:
         step = f" + j * {operand.strides[-1]}"
         put = f"for (int j = 0; j < beside; ++j) {start}[{(place + step).removeprefix(' + ')}] = {name}[j];"
         return found | {"array": f"{operand.storage} {name}[beside];", "put": put}
-
-
-def _step(r: dict[str, Any]) -> str:
-    """A state with the element at ``j`` in it."""
-    part = f"part_{r['result']}[j]"
-    if r["streamed"]:
-        return f"jitgen::{r['op']}::with({part}, {{{r['element']}}})"
-    return f"jitgen::{r['op']}::combine({part}, {r['element']})"
 
 
 def _place(operand: RowOperand) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from jitgen.codegen.printing import fields
@@ -26,15 +27,19 @@ PREFETCHED_BYTES = 2048
 def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, walks: Walks) -> dict[str, Any]:
     combine, scratch = _combination(schedule)
     kept = {operand.value for operand in walks.kept_loads}
+    taken = walks.passes[0].fetched if schedule.turns > 1 else ()
     return {
+        "taken": [_array(operand, turns=True) for operand in taken],
         "row_load": {o.index: _row_value(o) for o in rows.row_loads},
         "combine": combine,
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "prefetched": _prefetched(layout, schedule, rows),
-        "kept_operands": [_array(operand) for operand in walks.kept_loads],
-        "passes": [_pass(walk, kept) | {"batch": _batch(kernel, schedule, len(walk.late))} for walk in walks.passes],
+        "kept_operands": [_array(operand) for operand in walks.kept_loads if operand not in taken],
+        "passes": [
+            _pass(walk, kept, taken) | {"batch": _batch(kernel, schedule, len(walk.late))} for walk in walks.passes
+        ],
     }
 
 
@@ -68,16 +73,19 @@ def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
 def _combination(schedule: RowSchedule) -> tuple[str, str]:
     """The function of ``reduce.cuh`` that combines over a row, over ``{op}``, and what it shares, over ``{state}``."""
     if schedule.cluster > 1:
-        return "receive_cluster<jitgen::{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
-    return "combine_row<jitgen::{op}, threads>", "jitgen::Scratch<{state}, warps>"
+        return "receive_cluster<{op}, warps, cluster>", "jitgen::Inbox<{state}, warps * cluster>"
+    return "combine_row<{op}, threads>", "jitgen::Scratch<{state}, warps>"
 
 
 def _row_value(operand: RowOperand) -> str:
     return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
 
 
-def _array(operand: RowOperand, count: str = "unroll", at: str = "u") -> dict[str, Any]:
-    """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled."""
+def _array(operand: RowOperand, count: str = "unroll", at: str = "u", turns: bool = False) -> dict[str, Any]:
+    """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled.
+
+    ``turns``: for those of all rows that a thread takes.
+    """
     name, place = f"x{operand.index}", f"from{operand.index}"
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
@@ -87,7 +95,8 @@ def _array(operand: RowOperand, count: str = "unroll", at: str = "u") -> dict[st
         step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
         fetch = f"for (int j = 0; j < width; ++j) {{to}}[j] = {place}[{step}];"
     return {
-        "array": f"{kind} {name}[{count}]{length}",
+        "name": name,
+        "array": f"{kind} of_{name}[turns][{count}]{length}" if turns else f"{kind} {name}[{count}]{length}",
         "fetch": fetch.format(to=f"{name}[{at}]"),
         "index": operand.index,
     }
@@ -99,19 +108,20 @@ def _element(operand: RowOperand, place: str) -> str:
     return f"jitgen::load(x{operand.index}[{place}][j])"
 
 
-def _pass(walk: Walk, kept: set[str]) -> dict[str, Any]:
-    # What is not kept is asked for a few vectors ahead of its use.
+def _pass(walk: Walk, kept: set[str], taken: Collection[RowOperand]) -> dict[str, Any]:
+    # What is not kept is asked for a few vectors ahead of its use; what is ``taken``, all rows at once.
     p = walk.source
+    fetched = [operand for operand in walk.fetched if operand not in taken]
     at = f"u % batch{p.number}"
     return fields(p) | {
-        "arrays": [_array(o) for o in walk.fetched if o.value not in kept],
-        "fetched": [_array(o) for o in walk.fetched],
+        "arrays": [_array(o) for o in fetched if o.value not in kept],
+        "fetched": [_array(o) for o in fetched],
         "late": [_array(o, f"batch{p.number}", at) for o in walk.late],
         "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
         "restored": walk.restored,
         "saved": walk.saved,
         "lines": walk.lines,
-        "reductions": walk.reductions,
+        "reductions": [r | {"step": r["step"].format(part=f"part_{r['result']}")} for r in walk.reductions],
         "vector_stores": [o for o in p.stores if o.kind == "contiguous"],
         "element_stores": [o for o in p.stores if o.kind != "contiguous"],
     }

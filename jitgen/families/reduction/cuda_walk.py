@@ -125,29 +125,28 @@ def _reductions(p: Pass, place: str) -> tuple[dict[str, Any], ...]:
 
 def _reduction(r: Reduction, place: str) -> dict[str, Any]:
     """``place``: of an element in its row."""
-    if r.kind in _STREAMED:
+    found = fields(r) | {"streamed": r.kind in _STREAMED, "indexed": r.kind in ("argmax", "argmin"), "element": r.value}
+    if found["streamed"]:
         op, state, first, member = _STREAMED[r.kind]
+        op = f"jitgen::{op.format(coarse=str(r.coarse).lower())}"
         lowest = constant(torch.finfo(DTYPES[r.value_dtype]).min, r.value_dtype)
-        return fields(r) | {
-            "op": op.format(coarse=str(r.coarse).lower()),
-            "streamed": True,
+        found |= {
             "state": f"jitgen::{state}<{r.value_type}>",
             "identity": first.format(lowest=lowest),
-            "element": r.value,
             "member": member,
         }
-    indexed = r.kind in ("argmax", "argmin")
-    return fields(r) | {
-        "op": _OPS[r.kind],
-        "streamed": False,
-        "state": f"jitgen::Indexed<{r.value_type}>" if indexed else r.type,
-        "identity": _identity(r),
-        "element": f"jitgen::Indexed<{r.value_type}>{{{r.value}, {place}}}" if indexed else r.value,
-        "member": ".index" if indexed else "",
+        return found | {"op": op, "step": f"{op}::with({{part}}, {{{{{r.value}}}}})"}
+    op, neutral = f"jitgen::{_OPS[r.kind]}", constant(identity(r.kind, r.value_dtype), r.value_dtype)
+    if not found["indexed"]:
+        step = f"{op}::combine({{part}}, {r.value})"
+        return found | {"op": op, "state": r.type, "identity": neutral, "member": "", "step": step}
+    state = f"jitgen::Indexed<{r.value_type}, Index>"
+    return found | {
+        "op": op,
+        "state": state,
+        "identity": f"{{{neutral}, {state}::nowhere}}",
+        "member": ".index",
+        "step": f"{op}::with({{part}}, {r.value}, Index({place}))",
+        # In any order, of several at one place the first.
+        "unordered": f"{op}::combine({{part}}, {state}{{{{{r.value}, Index({place})}}}})",
     }
-
-
-def _identity(r: Reduction) -> str:
-    value = constant(identity(r.kind, r.value_dtype), r.value_dtype)
-    # Any index beyond the row's: of equal values the one in the row wins.
-    return f"{{{value}, 0x7fffffffffffffffLL}}" if r.kind.startswith("arg") else value

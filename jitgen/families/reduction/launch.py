@@ -56,7 +56,7 @@ def launch_arguments(
         "stride": lambda o, d: geometry.strides[o][d],
     }
     integers = tuple(value[what](operand, dim) for _, what, operand, dim in integer_names(kernel, layout))
-    blocks = -(-geometry.rows // schedule.rows) * schedule.cluster
+    blocks = -(-geometry.rows // (schedule.rows * schedule.turns)) * schedule.cluster
     elements = geometry.rows * max(geometry.length, 1)
     flops = pointwise_flops(body.instructions, elements)
     return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)

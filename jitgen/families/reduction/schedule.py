@@ -23,6 +23,8 @@ BLOCK_THREADS = 512
 SHORT_BLOCK_THREADS = 128
 THREAD_BYTES = 64
 """Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
+FEW_ACCESSES = 4
+"""What a thread of a short row aims at instead where accesses are narrow: the threads of a warp read side by side."""
 HELD_BYTES = 128
 """Bytes of its row a thread holds before a block of more threads is better; half as many before a cluster is, where a
 row is combined but once."""
@@ -30,7 +32,7 @@ MOST_HELD_BYTES = 160
 """Bytes a thread can hold beside what it computes with, of 1024 on a multiprocessor; measured on an H200."""
 SHORT_ROW_BYTES, SHORT_ROW = 4096, 4096
 """Rows up to so many bytes have twice the threads, for most of their time is latency, not transfer; where a row is
-combined but once, rows of up to so many elements."""
+combined but once before it is stored, rows of up to so many elements."""
 LATE_OPERANDS, LATE_RESIDENT_THREADS = 2, 512
 """Operands that only a later pass needs, from which on a cluster has half the threads, with twice the registers each:
 room to ask for such operands ahead (LayerNorm of rows of 151936 in float32 is 8 % faster on an H200)."""
@@ -53,6 +55,10 @@ with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no 
 PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
 SOME_ROWS, FEW_ROWS = 32, 64
 """A block for each of ``FEW_ROWS`` or less leaves half of an H200 idle, two for each of ``SOME_ROWS`` or less too."""
+MANY_ROWS, MOST_TURNS, TURN_BYTES = 2**16, 4, 64
+"""Short rows from which on a thread takes several; at most how many, and how many bytes of them."""
+FEW_TURNS = 1024
+"""Elements from which on no row is short in that sense, or hardly one."""
 LONG_ROW = 4096
 """Elements up to which schedules are the same however few rows there are, whatever an element takes."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
@@ -64,6 +70,8 @@ COLUMN_THREADS = 512
 """Of a block of columns, before a cluster of blocks is better."""
 COLUMN_UNROLL = 8
 """Accesses of a thread under way at once: on an H200 four are slower, sixteen no faster."""
+STATE_BYTES = 80
+"""Accumulated by a thread beside the accesses under way; for more, half as many threads fit a multiprocessor."""
 MANY_COLUMNS = 16384
 """Columns from which on blocks are enough without clusters."""
 HELD_BESIDE, SHARED_COLUMN = 64, 64
@@ -95,6 +103,7 @@ class RowSchedule:
         online: whether what an earlier pass can have is computed there (see ``online.py``).
         beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
             neighbours.
+        turns: as many rows does a thread take, one after another; all are asked for before the first is used.
     """
 
     threads: int
@@ -108,6 +117,7 @@ class RowSchedule:
     blocks: int = 1
     online: bool = False
     beside: int = 1
+    turns: int = 1
     pdl: ClassVar[bool] = True
     """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
 
@@ -166,6 +176,8 @@ def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
     """
     if columns:
         return (MANY_COLUMNS,)
+    if length <= FEW_TURNS:
+        return (MANY_ROWS,)
     return () if length <= LONG_ROW else (SOME_ROWS, FEW_ROWS)
 
 
@@ -180,19 +192,22 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     if passes(kernel) == 1:
         element = sum(sizes)
     threads = 4
-    while threads < BLOCK_THREADS and threads * THREAD_BYTES < length * element:
+    narrower = min(THREAD_BYTES, FEW_ACCESSES * vector * max(sizes))
+    while threads < BLOCK_THREADS and threads * (narrower if threads < WARP else THREAD_BYTES) < length * element:
         threads *= 2
     once = passes(kernel) == 2
     narrow = max(sizes) <= NARROW_BYTES
     if threads == BLOCK_THREADS and narrow and not once and length * element <= BLOCK_THREADS // 2 * HELD_BYTES:
         threads //= 2  # two blocks wait for one another less than one does for itself
     short = length <= SHORT_ROW if once else length * element <= SHORT_ROW_BYTES
-    if short and threads < BLOCK_THREADS and length % (2 * threads * vector) == 0:
+    if short and passes(kernel) > 1 and threads < BLOCK_THREADS and length % (2 * threads * vector) == 0:
         threads *= 2
     rows = max(1, SHORT_BLOCK_THREADS // threads)
     if passes(kernel) == 1:
         unroll = max(1, min(4, -(-length // (threads * vector))))
-        return RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
+        found = RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
+        single = length <= found.tile
+        return replace(found, turns=_turns(found, geometry, element)) if single else found
     share = _Share(threads)
     clusters = target.capability >= 90
     if length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
@@ -208,7 +223,15 @@ def _threaded(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: 
     )
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
+    schedule = replace(schedule, turns=_turns(schedule, geometry, element))
     return replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
+
+
+def _turns(schedule: RowSchedule, geometry: RowGeometry, element: int) -> int:
+    """Rows a thread takes where there are many short ones, which no barrier divides: as many as make ``TURN_BYTES``."""
+    if schedule.threads > WARP or geometry.rows < MANY_ROWS:
+        return 1
+    return max(1, min(MOST_TURNS, TURN_BYTES // (schedule.vector * schedule.unroll * element)))
 
 
 @dataclass(frozen=True)
@@ -282,8 +305,16 @@ def _columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         found = RowSchedule(
             threads, lanes * beside, cluster, 1, unroll, False, 0, layout.wide, online=again, beside=beside
         )
-    resident = RESIDENT_THREADS // 2 if found.online else RESIDENT_THREADS
+    crowded = found.online or beside * _state_bytes(kernel) > STATE_BYTES
+    resident = RESIDENT_THREADS // 2 if crowded else RESIDENT_THREADS
     return replace(found, blocks=max(1, resident // found.block_threads))
+
+
+def _state_bytes(kernel: Kernel) -> int:
+    """Bytes of what a row's reductions have accumulated, all together."""
+    (body,) = kernel.bodies
+    values = [(i.attr, body.instructions[i.args[0]].dtype) for i in body.instructions if i.op == "reduce"]
+    return sum(max(4, item_size(dtype)) + 4 * kind.startswith("arg") for kind, dtype in values)
 
 
 def _blocked_columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:

@@ -12,11 +12,12 @@
 
 namespace jitgen {
 
-// A value and where in the row it stands, for argmax and argmin.
-template <class T>
+// A value and where in the row it stands, for argmax and argmin; `nowhere` is behind every place.
+template <class T, class Index>
 struct Indexed {
+  static constexpr Index nowhere = ~(Index(1) << (8 * sizeof(Index) - 1));
   T value;
-  int64_t index;
+  Index index;
 };
 
 // ---------------------------------------------------------------------------------------------------------- what
@@ -59,16 +60,23 @@ struct All {
 // The first place of the extremum; NaN counts as beyond every number.
 template <bool largest>
 struct ArgExtremum {
-  template <class T>
-  static JITGEN_DEVICE bool wins(const Indexed<T>& a, const Indexed<T>& b) {
+  template <class T, class Index>
+  static JITGEN_DEVICE bool wins(const Indexed<T, Index>& a, const Indexed<T, Index>& b) {
     const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
     if (a_nan || b_nan) return a_nan && (!b_nan || a.index < b.index);
     if (a.value == b.value) return a.index < b.index;
     return largest ? a.value > b.value : a.value < b.value;
   }
-  template <class T>
-  static JITGEN_DEVICE Indexed<T> combine(const Indexed<T>& a, const Indexed<T>& b) {
+  template <class T, class Index>
+  static JITGEN_DEVICE Indexed<T, Index> combine(const Indexed<T, Index>& a, const Indexed<T, Index>& b) {
     return wins(a, b) ? a : b;
+  }
+  // The same where the value stands behind all before it. Where none is beyond the first state, the caller knows where.
+  template <class T, class Index>
+  static JITGEN_DEVICE Indexed<T, Index> with(const Indexed<T, Index>& state, T value, Index index) {
+    const bool behind = largest ? value <= state.value : value >= state.value;
+    const bool wins = !behind && state.value == state.value;
+    return {wins ? value : state.value, wins ? index : state.index};
   }
 };
 using ArgMax = ArgExtremum<true>;

@@ -1,0 +1,101 @@
+"""Reductions of other shapes than those of models' norms: very short rows, few long ones, one of all elements.
+
+Measured as the streaming cases are. What is reduced to next to nothing is read at twice the pace of a copy at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from jitgen.bench.measurement import Bench, Measurement
+from jitgen.bench.streaming import Case, measure
+
+
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1)
+
+
+def total_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
+    return torch.sum(x, -1, out=out)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x, -1)
+
+
+def softmax_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
+    return torch.softmax(x, -1, out=out)
+
+
+def place(x: torch.Tensor) -> torch.Tensor:
+    return x.argmax(-1)
+
+
+def place_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
+    return torch.argmax(x, -1, out=out)
+
+
+def variance(x: torch.Tensor) -> torch.Tensor:
+    return x.var(-1)
+
+
+def variance_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
+    return torch.var(x, -1, out=out)
+
+
+def logsumexp(x: torch.Tensor) -> torch.Tensor:
+    return x.logsumexp(-1)
+
+
+def logsumexp_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
+    return torch.logsumexp(x, -1, out=out)
+
+
+def cross_entropy(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, classes, reduction="none")
+
+
+def cross_entropy_eager(logits: torch.Tensor, classes: torch.Tensor, out: torch.Tensor) -> Any:
+    return F.cross_entropy(logits, classes, reduction="none")  # which has no out=
+
+
+def rows(
+    count: int | None, length: int | None, elements: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, ...]:
+    """``count`` rows of ``length``; None is as many as ``elements`` make."""
+    shape = (elements // length if count is None else count, elements // count if length is None else length)  # type: ignore[operator]
+    return (torch.randn(shape, dtype=dtype, device=device),)
+
+
+def labelled(length: int, elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    """Logits of ``length`` classes, and which is right."""
+    (logits,) = rows(None, length, elements, dtype, device)
+    return logits, torch.randint(length, logits.shape[:1], device=device)
+
+
+SHORT, SHORT_UNALIGNED, FEW, ONE = (None, 32), (None, 100), (16, None), (1, None)
+CASES = (
+    Case("sum, rows of 32", total, total_eager, partial(rows, *SHORT)),
+    Case("sum, rows of 100", total, total_eager, partial(rows, *SHORT_UNALIGNED)),
+    Case("sum, 1 row", total, total_eager, partial(rows, *ONE)),
+    Case("softmax, rows of 32", softmax, softmax_eager, partial(rows, *SHORT)),
+    Case("softmax, rows of 100", softmax, softmax_eager, partial(rows, *SHORT_UNALIGNED)),
+    Case("argmax, rows of 100", place, place_eager, partial(rows, *SHORT_UNALIGNED)),
+    Case("argmax, 16 rows", place, place_eager, partial(rows, *FEW)),
+    Case("argmax, 1 row", place, place_eager, partial(rows, *ONE)),
+    Case("variance, 16 rows", variance, variance_eager, partial(rows, *FEW)),
+    Case("variance, 1 row", variance, variance_eager, partial(rows, *ONE)),
+    Case("log-sum-exp, 16 rows", logsumexp, logsumexp_eager, partial(rows, *FEW)),
+    Case("cross entropy, rows of 32000", cross_entropy, cross_entropy_eager, partial(labelled, 32000)),
+)
+
+
+def run(bench: Bench) -> Iterator[Measurement]:
+    for case in CASES:
+        for dtype in case.dtypes:
+            yield from measure(case, dtype, bench, "reductions")
