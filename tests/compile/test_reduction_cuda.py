@@ -84,6 +84,21 @@ def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.d
     assert report["spill_bytes"] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(5, 64), (1500, 256), (300, 100_000), (9000, 9000)])
+def test_many_reductions_of_columns_fit(dtype: torch.dtype, shape: tuple[int, int], tmp_path, monkeypatch) -> None:
+    """Their states, in a thread's registers and in a block's shared memory, however many rows an access reaches."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def many(x: torch.Tensor) -> Any:
+        found = (x.sum(0), x.amax(0), x.amin(0), x.argmax(0), x.argmin(0), x.prod(0), x.any(0), x.all(0))
+        return found if not x.is_floating_point() else (*found, x.var(0), x.logsumexp(0), x.norm(dim=0))
+
+    lowered = jitgen.jit(many).lower(TensorSpec(shape, dtype), target="sm_90a")
+    (report,) = lowered.compile().report
+    assert report["spill_bytes"] == 0
+
+
 def test_cross_entropy_reads_the_logits_in_one_kernel() -> None:
     logits, target = TensorSpec(("M", 4096), torch.bfloat16), TensorSpec(("M",), torch.int64)
     none = jitgen.jit(lambda x, t: F.cross_entropy(x, t, reduction="none")).lower(logits, target, target="sm_90a")

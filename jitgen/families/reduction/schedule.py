@@ -8,12 +8,13 @@ is read again by each pass: both *loop* over the row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jitgen.families.layout import ACCESS_BYTES, CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
-from jitgen.families.reduction.online import DEVIATIONS, online
+from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
 from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, FEW_ELEMENTS, late_loads, passes, residency
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -70,8 +71,11 @@ COLUMN_THREADS = 512
 """Of a block of columns, before a cluster of blocks is better."""
 COLUMN_UNROLL = 8
 """Accesses of a thread under way at once: on an H200 four are slower, sixteen no faster."""
-STATE_BYTES = 80
-"""Accumulated by a thread beside the accesses under way; for more, half as many threads fit a multiprocessor."""
+STATE_BYTES, MOST_STATE_BYTES = 80, 256
+"""Accumulated by a thread beside the accesses under way, from which on half as many threads fit a multiprocessor, and
+from which on it takes fewer rows."""
+SHARED_BYTES = 40 * 1024
+"""Of shared memory for columns' results: all that a block has without asking is 48 KiB."""
 MANY_COLUMNS = 16384
 """Columns from which on blocks are enough without clusters."""
 HELD_BESIDE, SHARED_COLUMN = 64, 64
@@ -103,7 +107,7 @@ class RowSchedule:
         online: whether what an earlier pass can have is computed there (see ``online.py``).
         beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
             neighbours.
-        turns: as many rows does a thread take, one after another; all are asked for before the first is used.
+        turns: rows that a thread takes one after another; all are asked for before the first is used.
     """
 
     threads: int
@@ -278,7 +282,10 @@ def _columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
     """
     (body,) = kernel.bodies
     length, size, again = max(geometry.length, 1), _walked_size(kernel, layout), passes(kernel) > 1
+    states = _states(online(kernel, layout), layout.wide)
     beside = max(1, min(layout.beside_unit, ACCESS_BYTES // size))
+    while beside > 1 and beside * sum(states) > MOST_STATE_BYTES:
+        beside //= 2
     held = COLUMN_UNROLL
     if again:
         held = max(1, min(held, HELD_BYTES // (beside * residency(body, None).bytes)))
@@ -291,6 +298,10 @@ def _columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         cluster *= 2
     while again and threads * lanes < MOST_THREADS and cluster * threads * held < length:
         threads *= 2
+    while cluster > 1 and _shared_bytes(states, threads, lanes, beside, cluster) > SHARED_BYTES:
+        cluster //= 2
+    while threads > 1 and _shared_bytes(states, threads, lanes, beside, cluster) > SHARED_BYTES:
+        threads //= 2
     lanes = max(lanes, SHORT_BLOCK_THREADS // threads)
     needed = -(-length // (threads * cluster))
     if again and needed <= held:
@@ -305,16 +316,29 @@ def _columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: T
         found = RowSchedule(
             threads, lanes * beside, cluster, 1, unroll, False, 0, layout.wide, online=again, beside=beside
         )
-    crowded = found.online or beside * _state_bytes(kernel) > STATE_BYTES
+    crowded = found.online or beside * sum(_states(kernel, False)) > STATE_BYTES
     resident = RESIDENT_THREADS // 2 if crowded else RESIDENT_THREADS
     return replace(found, blocks=max(1, resident // found.block_threads))
 
 
-def _state_bytes(kernel: Kernel) -> int:
-    """Bytes of what a row's reductions have accumulated, all together."""
+def _states(kernel: Kernel, wide: bool) -> list[int]:
+    """Bytes of what each reduction of a row has accumulated, whose places are ``wide`` or not."""
     (body,) = kernel.bodies
-    values = [(i.attr, body.instructions[i.args[0]].dtype) for i in body.instructions if i.op == "reduce"]
-    return sum(max(4, item_size(dtype)) + 4 * kind.startswith("arg") for kind, dtype in values)
+    sizes = []
+    for instruction in body.instructions:
+        if instruction.op == "reduce":
+            size = max(4, item_size(body.instructions[instruction.args[0]].dtype))
+            numbers = {SUM_EXP: 2, DEVIATIONS: 3}.get(instruction.attr, 1)
+            sizes.append(size * numbers + (8 if wide else 4) * instruction.attr.startswith("arg"))
+    return sizes
+
+
+def _shared_bytes(states: Sequence[int], threads: int, lanes: int, beside: int, cluster: int) -> int:
+    """Of a block of columns: what its warps combine by turns, and what other blocks send."""
+    lanes = max(lanes, SHORT_BLOCK_THREADS // threads)
+    groups = threads * lanes // max(lanes, WARP) + 1
+    sent = cluster * sum(states) if cluster > 1 else 0
+    return lanes * beside * (groups * max(states, default=0) + sent)
 
 
 def _blocked_columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
