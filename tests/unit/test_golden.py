@@ -46,6 +46,10 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)
 
 
+def column_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 0)
+
+
 def mlp_up(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
@@ -80,6 +84,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "quantize_row.cu": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "cuda", "sm_90a"),
     "quantize_row.py": (quantize_row, (Spec(("M", 4096), half), Spec(("M",), single)), "triton", "sm_90a"),
     "softmax.cpp": (softmax, (Spec(("M", "N"), half),), "cpp", "x86-64-v4"),
+    "softmax.cu": (softmax, (Spec((100_000, 64), half),), "cuda", "sm_90a"),
+    "column_softmax.cu": (column_softmax, (Spec((512, 4096), half),), "cuda", "sm_90a"),
     "causal.cpp": (causal, (Spec(("Q", "K"), single),), "cpp", "x86-64-v4"),
     "mlp_up.cu": (mlp_up, (Spec((1, 4096), half), *2 * [INT4]), "cuda", "sm_90a"),
     "mlp_down.py": (

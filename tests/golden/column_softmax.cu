@@ -1,0 +1,123 @@
+
+// jitgen 0.1.0: column_softmax, template cuda/reduction.cu.j2
+// target sm_90a, RowSchedule(threads=64, rows=64, cluster=1, vector=1, unroll=8, kept=True, whole=8, wide=False, blocks=2, online=False, beside=8, turns=1)
+// (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/dependent_launch.cuh>
+#include <jitgen/reduce.cuh>
+
+using Index = int32_t;
+using Unsigned = uint32_t;
+constexpr int threads = 64;  // of each row in one block
+constexpr int lanes = 8;  // threads side by side
+constexpr int beside = 8;  // rows of a thread
+constexpr int cluster = 1;
+constexpr int unroll = 8;
+constexpr int whole = 8;  // elements of every thread that lie in the row
+
+extern "C" __global__ void __launch_bounds__(threads * lanes, 2)
+jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, Index n0, Index s0_0, Index r0, Index s1_0, Index r1) {
+  __shared__ jitgen::ColumnScratch<jitgen::column_groups<lanes, threads>, lanes * beside, float, float> scratch;
+  const int thread = threadIdx.x / lanes;
+  const Index rows = n0;
+  const Index wanted = (Index(blockIdx.x) / cluster * lanes + threadIdx.x % lanes) * beside;
+  // A block's surplus threads walk the last rows too and store nothing, so that all meet at every barrier.
+  const bool live = wanted < rows;
+  const Index row = live ? wanted : rows - beside;
+  const Index i0 = Index(Unsigned(row));
+  const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
+  jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+  const Index first = thread;
+  // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
+  jitgen::next_kernel_may_start();
+  jitgen::previous_kernel_wait();
+  float row_v5[beside];
+  float row_v1[beside];
+  float row_v4[beside];
+  jitgen::Vector<jitgen::bfloat16, beside> x0[unroll];
+
+  // Pass 0.
+  float part_v1[beside];
+#pragma unroll
+  for (int j = 0; j < beside; ++j) part_v1[j] = -__int_as_float(0x7f800000);
+  {
+    constexpr Index start = 0;
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index column = start + u * (cluster * threads) + first;
+      if (true) {
+        x0[u] = jitgen::load_vector<beside>(from0 + column * r0);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index column = start + u * (cluster * threads) + first;
+      if (true) {
+#pragma unroll
+        for (int j = 0; j < beside; ++j) {
+          const float v0 = jitgen::load(x0[u][j]);
+          part_v1[j] = jitgen::Max::combine(part_v1[j], v0);
+        }
+      }
+    }
+  }
+  jitgen::combine_columns<jitgen::Max, lanes, threads>(part_v1, scratch);
+#pragma unroll
+  for (int j = 0; j < beside; ++j) row_v1[j] = part_v1[j];
+
+  // Pass 1.
+  float part_v4[beside];
+#pragma unroll
+  for (int j = 0; j < beside; ++j) part_v4[j] = 0.0f;
+  {
+    constexpr Index start = 0;
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index column = start + u * (cluster * threads) + first;
+      if (true) {
+#pragma unroll
+        for (int j = 0; j < beside; ++j) {
+          const float v1 = row_v1[j];
+          const float v0 = jitgen::load(x0[u][j]);
+          const float v2 = v0 - v1;
+          const float v3 = jitgen::coarse_exp(v2);
+          part_v4[j] = jitgen::Sum::combine(part_v4[j], v3);
+        }
+      }
+    }
+  }
+  jitgen::combine_columns<jitgen::Sum, lanes, threads>(part_v4, scratch);
+#pragma unroll
+  for (int j = 0; j < beside; ++j) row_v4[j] = part_v4[j];
+
+  // Pass 2.
+#pragma unroll
+  for (int j = 0; j < beside; ++j) {
+    const float v4 = row_v4[j];
+    const float v5 = jitgen::reciprocal(v4);
+    row_v5[j] = v5;
+  }
+  {
+    constexpr Index start = 0;
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index column = start + u * (cluster * threads) + first;
+      if (true) {
+        jitgen::Vector<jitgen::bfloat16, beside> y1;
+#pragma unroll
+        for (int j = 0; j < beside; ++j) {
+          const float v5 = row_v5[j];
+          const float v1 = row_v1[j];
+          const float v0 = jitgen::load(x0[u][j]);
+          const float v2 = v0 - v1;
+          const float v3 = jitgen::coarse_exp(v2);
+          const float v6 = v3 * v5;
+          y1[j] = jitgen::store<jitgen::bfloat16>(v6);
+        }
+        if (live) jitgen::store_vector(to1 + column * r1, y1);
+      }
+    }
+  }
+}

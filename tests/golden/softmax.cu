@@ -1,0 +1,124 @@
+
+// jitgen 0.1.0: softmax, template cuda/reduction.cu.j2
+// target sm_90a, RowSchedule(threads=8, rows=16, cluster=1, vector=8, unroll=1, kept=True, whole=1, wide=False, blocks=8, online=False, beside=1, turns=4)
+// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/dependent_launch.cuh>
+#include <jitgen/reduce.cuh>
+
+using Index = int32_t;
+using Unsigned = uint32_t;
+constexpr int threads = 8;  // of one row in one block
+constexpr int rows_of_block = 16;
+constexpr int cluster = 1;
+constexpr int width = 8;
+constexpr int unroll = 1;
+constexpr int whole = 1;  // vectors of every thread that lie in the row
+constexpr int warps = threads < 32 ? 1 : threads / 32;
+constexpr int turns = 4;  // rows of a thread, one after another
+
+extern "C" __global__ void __launch_bounds__(threads * rows_of_block, 8)
+jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, Index n0, Index s0_0, Index s1_0) {
+  __shared__ jitgen::Scratch<float, warps> scratch_v1[rows_of_block];
+  __shared__ jitgen::Scratch<float, warps> scratch_v4[rows_of_block];
+  const int thread = threadIdx.x % threads;
+  const int row_of_block = threadIdx.x / threads;
+  const Index last = n0 - 1;
+  const Index first = (thread) * width;
+  // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
+  jitgen::next_kernel_may_start();
+  jitgen::previous_kernel_wait();
+  // All rows are asked for before the first is used.
+  jitgen::Vector<jitgen::bfloat16, width> of_x0[turns][unroll];
+#pragma unroll
+  for (int turn = 0; turn < turns; ++turn) {
+    // A block's surplus threads walk the last row too and store nothing, so that all meet at every barrier.
+    const Index wanted = (Index(blockIdx.x) * turns + turn) * rows_of_block + row_of_block;
+    const bool live = wanted <= last;
+    const Index row = live ? wanted : last;
+    const Index i0 = Index(Unsigned(row));
+    const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
+    jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+    auto& x0 = of_x0[turn];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const Index column = u * (threads * width) + first;
+      if (true) {
+        x0[u] = jitgen::load_vector<width>(from0 + column);
+      }
+    }
+  }
+#pragma unroll
+  for (int turn = 0; turn < turns; ++turn) {
+    // A block's surplus threads walk the last row too and store nothing, so that all meet at every barrier.
+    const Index wanted = (Index(blockIdx.x) * turns + turn) * rows_of_block + row_of_block;
+    const bool live = wanted <= last;
+    const Index row = live ? wanted : last;
+    const Index i0 = Index(Unsigned(row));
+    const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
+    jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+    auto& x0 = of_x0[turn];
+    float kept_v3[unroll][width];
+
+    // Pass 0.
+    float part_v1 = -__int_as_float(0x7f800000);
+    {
+      constexpr Index start = 0;
+  #pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        const Index column = start + u * (cluster * threads * width) + first;
+        if (true) {
+  #pragma unroll
+          for (int j = 0; j < width; ++j) {
+            const float v0 = jitgen::load(x0[u][j]);
+            part_v1 = jitgen::Max::combine(part_v1, v0);
+          }
+        }
+      }
+    }
+    const float v1 = jitgen::combine_row<jitgen::Max, threads>(part_v1, scratch_v1[row_of_block], thread);
+
+    // Pass 1.
+    float part_v4 = 0.0f;
+    {
+      constexpr Index start = 0;
+  #pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        const Index column = start + u * (cluster * threads * width) + first;
+        if (true) {
+  #pragma unroll
+          for (int j = 0; j < width; ++j) {
+            const float v0 = jitgen::load(x0[u][j]);
+            const float v2 = v0 - v1;
+            const float v3 = jitgen::coarse_exp(v2);
+            kept_v3[u][j] = v3;
+            part_v4 = jitgen::Sum::combine(part_v4, v3);
+          }
+        }
+      }
+    }
+    const float v4 = jitgen::combine_row<jitgen::Sum, threads>(part_v4, scratch_v4[row_of_block], thread);
+
+    // Pass 2.
+    const float v5 = jitgen::reciprocal(v4);
+    {
+      constexpr Index start = 0;
+  #pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        const Index column = start + u * (cluster * threads * width) + first;
+        if (true) {
+          jitgen::Vector<jitgen::bfloat16, width> y1;
+  #pragma unroll
+          for (int j = 0; j < width; ++j) {
+            const float v3 = kept_v3[u][j];
+            const float v6 = v3 * v5;
+            y1[j] = jitgen::store<jitgen::bfloat16>(v6);
+          }
+          if (live) jitgen::store_vector(to1 + column, y1);
+        }
+      }
+    }
+  }
+}
