@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: softmax, template cpp/reduction.cpp.j2
-// target x86-64-v4, RowSchedule(threads=1, rows=1, cluster=1, vector=64, unroll=1, kept=False, whole=0, wide=True, blocks=1, online=False, beside=1, turns=1)
+// target x86-64-v4, RowSchedule(threads=1, rows=1, cluster=1, vector=64, unroll=1, kept=True, whole=0, wide=True, blocks=1, online=False, beside=1, turns=1)
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
@@ -12,13 +12,10 @@
 
 namespace {
 constexpr int64_t block = 4096;  // elements walked at once: they fit the first-level cache
-constexpr int64_t kept_elements = 262144;  // rows up to here keep what is costly to compute again
 // The last pass of a row, which stores: what it needs to be done later.
-template <bool held>
 struct Last {
   const jitgen::bfloat16* x0;
   jitgen::bfloat16* x1;
-  float v1;
   float v5;
   int64_t length;
   bool streaming;
@@ -26,13 +23,12 @@ struct Last {
 };
 
 // A row on its way out, block by block.
-template <bool held>
 struct Way {
-  const Last<held>& of;
+  const Last& of;
   alignas(jitgen::cache_line) jitgen::bfloat16 buffer1[block];
   const jitgen::Output<jitgen::bfloat16> output1{of.x1, buffer1, of.streaming};
   jitgen::bfloat16* target1;
-  explicit Way(const Last<held>& of) : of(of) {}
+  explicit Way(const Last& of) : of(of) {}
   JITGEN_MEMBER void begin(int64_t start) {
     target1 = output1.begin(start);
   }
@@ -40,19 +36,15 @@ struct Way {
   JITGEN_MEMBER void group(int64_t start, int64_t first, Size size) const {
     const auto x0 = of.x0;
     const auto x1 = of.x1;
-    const float v1 = of.v1;
     const float v5 = of.v5;
     const int64_t length = of.length;
     char* const scratch = of.scratch;
     float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
-      const jitgen::Halves<decltype(size)> halves_v0(x0 + start + first, size);
       jitgen::GroupOfNarrowNan<jitgen::bfloat16, decltype(size)> group1(target1 + first, size);
 #pragma omp simd
       for (int64_t lane = 0; lane < size; ++lane) {
         const int64_t i = first + lane;
-        const float v0 = halves_v0.at(lane);
-        const float v2 = v0 - v1;
-        const float v3 = held ? kept_v3[start + i] : jitgen::coarse_exp_below(v2);
+        const float v3 = kept_v3[start + i];
         const float v6 = v3 * v5;
         group1.set(lane, v6);
       }
@@ -72,11 +64,10 @@ struct Way {
   }
 };
 // Where there is a row before (`beside`), its last pass is done too.
-template <bool held>
-void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, const Last<held>& before, Last<held>& last, bool beside) {
+void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, const Last& before, Last& last, bool beside) {
   const int64_t blocks = (length + block - 1) / block;
   const jitgen::Range mine = team.share(blocks);
-  Way<held> way(before);
+  Way way(before);
   float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
   // Pass 0
   jitgen::Blocks<jitgen::MaxOfNumbers<float>> blocks_v1(team, 0, blocks);
@@ -115,7 +106,7 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
         const float v0 = halves_v0.at(lane);
         const float v2 = v0 - v1;
         const float v3 = jitgen::coarse_exp_below(v2);
-        if (held) kept_v3[start + i] = v3;
+        kept_v3[start + i] = v3;
         lanes_v4.take(lane, i, v3);
       }
       if (beside) way.group(start, first, size);
@@ -127,7 +118,7 @@ void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16*
   const float v4 = blocks_v4.result();
   // Pass 2
   const float v5 = jitgen::reciprocal(v4);
-  last = {x0, x1, v1, v5, length, streaming, scratch};
+  last = {x0, x1, v5, length, streaming, scratch};
   team.meet();
 }
 
@@ -140,34 +131,36 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
   // Fewer rows than threads: all threads share each row, and leave their blocks' results here.
   const bool shared = threads > 1 && rows < threads && blocks >= threads;
   char* const memory = shared ? jitgen::room(2 * blocks * jitgen::partial_bytes) : nullptr;
+  // What is costly to compute again is kept, each block's by the thread that walks it.
+  const int64_t kept_bytes = length * 4;
+  char* const shared_scratch = shared ? jitgen::room(kept_bytes) : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = omp_get_thread_num(), present = omp_get_num_threads();
     const jitgen::Team team = memory ? jitgen::Team{thread, present, memory} : jitgen::Team::alone();
     const jitgen::Range mine = memory ? jitgen::Range{0, rows} : jitgen::share(rows, 1, thread, present);
     auto at = jitgen::Walk<1>::from(sizes, mine.begin);
-    const bool keeps = length <= kept_elements && !memory;
-    const int64_t kept_bytes = length * 4;
-    char* const scratch = keeps ? jitgen::room(2 * kept_bytes) : nullptr;
-    if (keeps) {
-      // The last pass of a row is done beside the next one, so two rows are kept by turns.
-      Last<true> lasts[2] = {};
+    char* const scratch = shared ? shared_scratch : jitgen::room(2 * kept_bytes);
+    if (shared) {
+      Last last = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
-        const bool odd = number & 1;
-        row<true>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, lasts[!odd], lasts[odd], number != mine.begin);
-      }
-      if (mine.begin < mine.end) Way<true>(lasts[(mine.end - 1) & 1]).finish({0, blocks});
-    } else {
-      Last<false> last = {};
-      for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
-        row<false>(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, last, last, false);
-        Way<false>(last).finish(team.share(blocks));
+        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, last, last, false);
+        Way(last).finish(team.share(blocks));
         team.meet();
       }
+    } else {
+      // The last pass of a row is done beside the next one, so two rows are kept by turns.
+      Last lasts[2] = {};
+      for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
+        const bool odd = number & 1;
+        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, lasts[!odd], lasts[odd], number != mine.begin);
+      }
+      if (mine.begin < mine.end) Way(lasts[(mine.end - 1) & 1]).finish({0, blocks});
     }
-    __builtin_free(scratch);
+    if (!shared) __builtin_free(scratch);
     if (streaming) jitgen::stream_fence();
   }
+  __builtin_free(shared_scratch);
   __builtin_free(memory);
 }
 }  // namespace

@@ -30,9 +30,6 @@ from jitgen.ir.program import Kernel
 
 BLOCK = 4096
 """Elements of a row that are walked at once: with its results and its scratch it fits the first-level cache."""
-KEPT_BYTES = 2**20
-"""Of one thread's scratch rows together. Beyond the second-level cache too, reading an exponential costs less than
-computing it; rows much longer would drive others out of the last-level cache."""
 FETCHED_BYTES = 2**20
 """Of a row's operands, up to which the next row is fetched while this one is computed. What the second-level cache
 cannot hold of it then waits in the next one, still far nearer than memory."""
@@ -71,7 +68,7 @@ class _Builder:
         self.width, self.tiled, self.lanes = schedule.rows, schedule.rows > 1, schedule.vector
         self.row_loads = [o for o in rows.operands if o.role != "store" and o.kind in ("row", "broadcast")]
         self.short = self.lanes < CPU_LANES
-        self.kept: dict[str, tuple[str, str]] = {} if self.tiled else self._kept()
+        self.kept: dict[str, tuple[str, str]] = self._kept() if schedule.kept else {}
         slots = itertools.count()
         of_numbers = {f"v{position}" for position in maxima_of_numbers(body.instructions)}
         self.reductions = [
@@ -127,7 +124,6 @@ class _Builder:
             "ahead": AHEAD,
             "kept": self._scratches(),
             "kept_bytes": self._kept_bytes(),
-            "kept_elements": KEPT_BYTES // (self._kept_bytes() or 1),
         }
 
     # ------------------------------------------------------------------------------------------------- parameters
@@ -167,9 +163,11 @@ class _Builder:
 
     def _pass(self, walk: Pass, reductions: Sequence[dict[str, Any]]) -> dict[str, Any]:
         again = {operand.value for operand in walk.again} | {line.value for line in walk.repeated}
+        needed = self._needed(walk, again)
         lines = sorted((*walk.lines, *walk.repeated), key=lambda line: line.position)
-        loads = [o for o in (*walk.loads, *walk.again) if o.kind not in ("row", "broadcast")]
-        used = [line.position for line in lines]
+        lines = [line for line in lines if line.value in needed]
+        loads = [o for o in (*walk.loads, *walk.again) if o.kind not in ("row", "broadcast") and o.value in needed]
+        used = [line.position for line in lines if not (line.value in again and line.value in self.kept)]
         values = {reduction.value for reduction in walk.reductions} | {operand.value for operand in walk.stores}
         return {
             "number": walk.number,
@@ -184,6 +182,18 @@ class _Builder:
             "stores": [self._store(operand) for operand in walk.stores],
             "streamed": [self._store(operand) for operand in walk.stores if self._is_streamed(operand)],
         }
+
+    def _needed(self, walk: Pass, again: Container[str]) -> set[str]:
+        """The values of elements that a pass reads or computes: not what those that are kept were computed from."""
+        stack = [reduction.value for reduction in walk.reductions] + [operand.value for operand in walk.stores]
+        needed: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if name not in needed and name.startswith("v"):
+                needed.add(name)
+                if not (name in self.kept and name in again):
+                    stack += [f"v{argument}" for argument in self.instructions[int(name[1:])].args]
+        return needed
 
     def _row_lines(self, values: Sequence[Line]) -> dict[str, Any]:
         """Lines of row values, and the row values they read."""
@@ -224,7 +234,7 @@ class _Builder:
         return {"type": line.type, "value": line.value, "expression": expression, "mark": line.mark}
 
     def _or_kept(self, name: str, expression: str, again: bool) -> str:
-        return f"held ? {_scratch(name)}[start + i] : {expression}" if again and name in self.kept else expression
+        return f"{_scratch(name)}[start + i]" if again and name in self.kept else expression
 
     def _store(self, operand: RowOperand) -> dict[str, Any]:
         return {

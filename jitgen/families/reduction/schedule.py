@@ -85,6 +85,9 @@ CPU_BESIDE = 1024
 """Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
 CPU_SHORT = 16
 """Rows shorter than this are walked together too: one alone does not fill a vector."""
+CPU_KEPT = 2**18
+"""Elements of a row up to which what is costly is kept. Beyond the second-level cache too, reading an exponential costs
+less than computing it; rows much longer would drive others out of the last-level cache."""
 CPU_LONG = 256
 """Rows shorter than this are taken by as many as the shortest has: more accumulators cost more than they hide."""
 
@@ -158,7 +161,8 @@ def schedule(
     if target.kind == "cpu":
         beside = layout.columns or geometry.length < CPU_SHORT
         lanes = CPU_LANES if beside or geometry.length >= CPU_LONG else CPU_SHORT
-        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, lanes, 1, False, 0, True)
+        kept = not beside and geometry.length <= CPU_KEPT and passes(kernel) > 1
+        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, lanes, 1, kept, 0, True)
     if backend == "triton":
         walk = _blocked_columns if layout.columns else _blocked
     else:
