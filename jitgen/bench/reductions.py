@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from jitgen.bench.measurement import Bench, Measurement
+from jitgen.bench.rows import softmax, softmax_eager
 from jitgen.bench.streaming import Case, measure
 
 
@@ -22,14 +23,6 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 def total_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
     return torch.sum(x, -1, out=out)
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return F.softmax(x, -1)
-
-
-def softmax_eager(x: torch.Tensor, out: torch.Tensor) -> Any:
-    return torch.softmax(x, -1, out=out)
 
 
 def place(x: torch.Tensor) -> torch.Tensor:
@@ -64,33 +57,33 @@ def cross_entropy_eager(logits: torch.Tensor, classes: torch.Tensor, out: torch.
     return F.cross_entropy(logits, classes, reduction="none")  # which has no out=
 
 
-def rows(
-    count: int | None, length: int | None, elements: int, dtype: torch.dtype, device: str
-) -> tuple[torch.Tensor, ...]:
-    """``count`` rows of ``length``; None is as many as ``elements`` make."""
-    shape = (elements // length if count is None else count, elements // count if length is None else length)  # type: ignore[operator]
-    return (torch.randn(shape, dtype=dtype, device=device),)
+def rows_of(length: int, elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(elements // length, length, dtype=dtype, device=device),)
+
+
+def few_rows(count: int, elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(count, elements // count, dtype=dtype, device=device),)
 
 
 def labelled(length: int, elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
     """Logits of ``length`` classes, and which is right."""
-    (logits,) = rows(None, length, elements, dtype, device)
+    (logits,) = rows_of(length, elements, dtype, device)
     return logits, torch.randint(length, logits.shape[:1], device=device)
 
 
-SHORT, SHORT_UNALIGNED, FEW, ONE = (None, 32), (None, 100), (16, None), (1, None)
+SHORT, UNALIGNED, FEW, ONE = partial(rows_of, 32), partial(rows_of, 100), partial(few_rows, 16), partial(few_rows, 1)
 CASES = (
-    Case("sum, rows of 32", total, total_eager, partial(rows, *SHORT)),
-    Case("sum, rows of 100", total, total_eager, partial(rows, *SHORT_UNALIGNED)),
-    Case("sum, 1 row", total, total_eager, partial(rows, *ONE)),
-    Case("softmax, rows of 32", softmax, softmax_eager, partial(rows, *SHORT)),
-    Case("softmax, rows of 100", softmax, softmax_eager, partial(rows, *SHORT_UNALIGNED)),
-    Case("argmax, rows of 100", place, place_eager, partial(rows, *SHORT_UNALIGNED)),
-    Case("argmax, 16 rows", place, place_eager, partial(rows, *FEW)),
-    Case("argmax, 1 row", place, place_eager, partial(rows, *ONE)),
-    Case("variance, 16 rows", variance, variance_eager, partial(rows, *FEW)),
-    Case("variance, 1 row", variance, variance_eager, partial(rows, *ONE)),
-    Case("log-sum-exp, 16 rows", logsumexp, logsumexp_eager, partial(rows, *FEW)),
+    Case("sum, rows of 32", total, total_eager, SHORT),
+    Case("sum, rows of 100", total, total_eager, UNALIGNED),
+    Case("sum, 1 row", total, total_eager, ONE),
+    Case("softmax, rows of 32", softmax, softmax_eager, SHORT),
+    Case("softmax, rows of 100", softmax, softmax_eager, UNALIGNED),
+    Case("argmax, rows of 100", place, place_eager, UNALIGNED),
+    Case("argmax, 16 rows", place, place_eager, FEW),
+    Case("argmax, 1 row", place, place_eager, ONE),
+    Case("variance, 16 rows", variance, variance_eager, FEW),
+    Case("variance, 1 row", variance, variance_eager, ONE),
+    Case("log-sum-exp, 16 rows", logsumexp, logsumexp_eager, FEW),
     Case("cross entropy, rows of 32000", cross_entropy, cross_entropy_eager, partial(labelled, 32000)),
 )
 
