@@ -129,7 +129,8 @@ def test_a_case_of_other_reductions(case: streaming.Case) -> None:
     assert inputs[0].numel() <= 2**18
     want = case.function(*inputs)
     out = torch.full_like(want, streaming._unwritten(want.dtype))
-    torch.testing.assert_close(case.eager(*inputs, out), want)
+    allocated = case.eager(*inputs, out)  # cross entropy, which has no out=
+    torch.testing.assert_close(out if allocated is None else allocated, want)
     for dtype in case.dtypes:
         (found,) = streaming.measure(case, dtype, TINY, "reductions")
         assert found.error is not None
