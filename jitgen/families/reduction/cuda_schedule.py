@@ -1,0 +1,215 @@
+"""How a row kernel in CUDA C++ walks its rows, and how it walks columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.reduction.layout import RowGeometry, RowLayout
+from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
+from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, FEW_ELEMENTS, late_loads, passes, residency
+from jitgen.families.reduction.schedule import (
+    BEYOND_CACHE_BYTES,
+    BLOCK_THREADS,
+    CLUSTER,
+    COLUMN_THREADS,
+    FEW_ROWS,
+    HELD_BYTES,
+    LEAST_THREADS,
+    LINE_BYTES,
+    MANY_COLUMNS,
+    MANY_ROWS,
+    MOST_THREADS,
+    MOST_TURNS,
+    NARROW_BYTES,
+    RESIDENT_THREADS,
+    SHORT_BLOCK_THREADS,
+    SHORT_ROW,
+    SHORT_ROW_BYTES,
+    SOME_ROWS,
+    THREAD_BYTES,
+    TURN_BYTES,
+    WARP,
+    RowSchedule,
+    walked_size,
+)
+from jitgen.ir.ops import OPS
+from jitgen.ir.program import Kernel
+from jitgen.spec import Target
+
+FEW_ACCESSES = 4
+"""What a thread of a short row aims at instead where accesses are narrow: the threads of a warp read side by side."""
+MOST_HELD_BYTES = 160
+"""Bytes a thread can hold beside what it computes with, of 1024 on a multiprocessor; measured on an H200."""
+LATE_OPERANDS, LATE_RESIDENT_THREADS = 2, 512
+"""Operands that only a later pass needs, from which on a cluster has half the threads, with twice the registers each:
+room to ask for such operands ahead (LayerNorm of rows of 151936 in float32 is 8 % faster on an H200)."""
+PAIR = 2
+"""Blocks of a row where each has a multiprocessor to itself. An H200 holds 66 such clusters, but only 62 of 8 blocks
+with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no cluster of more than two."""
+PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
+STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+COLUMN_UNROLL = 8
+"""Accesses of a thread under way at once: on an H200 four are slower, sixteen no faster."""
+STATE_BYTES, MOST_STATE_BYTES = 80, 256
+"""Accumulated by a thread beside the accesses under way, from which on half as many threads fit a multiprocessor, and
+from which on it takes fewer rows."""
+SHARED_BYTES = 40 * 1024
+"""Of shared memory for columns' results: all that a block has without asking is 48 KiB."""
+
+
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """Rows of neighbouring elements: as many threads as hold 64 bytes each; for longer rows more bytes for a thread,
+    then a cluster of blocks."""
+    (body,) = kernel.bodies
+    length = max(geometry.length, 1)
+    sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
+    vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes)))
+    element = residency(body, None).bytes
+    if passes(kernel) == 1:
+        element = sum(sizes)
+    threads = 4
+    narrower = min(THREAD_BYTES, FEW_ACCESSES * vector * max(sizes))
+    while threads < BLOCK_THREADS and threads * (narrower if threads < WARP else THREAD_BYTES) < length * element:
+        threads *= 2
+    once = passes(kernel) == 2
+    narrow = max(sizes) <= NARROW_BYTES
+    if threads == BLOCK_THREADS and narrow and not once and length * element <= BLOCK_THREADS // 2 * HELD_BYTES:
+        threads //= 2  # two blocks wait for one another less than one does for itself
+    short = length <= SHORT_ROW if once else length * element <= SHORT_ROW_BYTES
+    if short and passes(kernel) > 1 and threads < BLOCK_THREADS and length % (2 * threads * vector) == 0:
+        threads *= 2
+    rows = max(1, SHORT_BLOCK_THREADS // threads)
+    if passes(kernel) == 1:
+        unroll = max(1, min(4, -(-length // (threads * vector))))
+        found = RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
+        single = length <= found.tile
+        return replace(found, turns=_turns(found, geometry, element)) if single else found
+    share = _Share(threads)
+    clusters = target.capability >= 90
+    if length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
+        share = _clustered(kernel, layout, geometry, length * element, narrow) if clusters else _Share(MOST_THREADS)
+    needed = -(-length // (share.threads * share.cluster * vector))
+    unroll = next((step for step in STEPS if step >= needed), needed) if share.cluster == 1 else needed
+    if unroll * vector * element > share.held + vector * element:
+        return RowSchedule(BLOCK_THREADS, 1, 1, vector, 4, False, 0, layout.wide, online=True)
+    steps = length // (share.threads * share.cluster * vector)
+    whole = steps if steps >= unroll - 1 else 0
+    schedule = RowSchedule(
+        share.threads, rows, share.cluster, vector, unroll, True, whole, layout.wide, online=share.online
+    )
+    # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
+    roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
+    schedule = replace(schedule, turns=_turns(schedule, geometry, element))
+    return replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
+
+
+def _turns(schedule: RowSchedule, geometry: RowGeometry, element: int) -> int:
+    """Rows a thread takes where there are many short ones, which no barrier divides: as many as make ``TURN_BYTES``."""
+    if schedule.threads > WARP or geometry.rows < MANY_ROWS:
+        return 1
+    return max(1, min(MOST_TURNS, TURN_BYTES // (schedule.vector * schedule.unroll * element)))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Who holds a row: ``threads`` of each of ``cluster`` blocks, each at most ``held`` bytes of it.
+
+    ``resident``: threads of a multiprocessor, which share its registers; ``online``: see ``RowSchedule``.
+    """
+
+    threads: int
+    cluster: int = 1
+    resident: int = RESIDENT_THREADS
+    held: int = MOST_HELD_BYTES
+    online: bool = False
+
+
+def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: int, narrow: bool) -> _Share:
+    """Of a row of ``size`` bytes: small blocks of several rows on a multiprocessor; of few rows, all of it for one.
+
+    Blocks wait long for one another, and one pass less saves such a wait. It is worth its arithmetic where that takes
+    no exponentials and elements have 16 bits, or where nothing else has the multiprocessor meanwhile.
+    """
+    (body,) = kernel.bodies
+    streamed = online(kernel, layout)
+    (rewritten,) = streamed.bodies
+    saves = passes(streamed) > 1 and narrow
+    costly = any(i.op in OPS and OPS[i.op].flops >= EXPENSIVE_FLOPS and not i.row for i in rewritten.instructions)
+    few = SOME_ROWS < geometry.rows <= FEW_ROWS and BEYOND_CACHE_BYTES < size <= PAIR_BYTES
+    if saves and few and not costly:
+        return _Share(MOST_THREADS, PAIR, online=True)
+    saves = saves and any((i.op, i.attr) == ("reduce", DEVIATIONS) for i in rewritten.instructions)
+    threads = BLOCK_THREADS
+    while threads > LEAST_THREADS and size <= threads // 2 * CLUSTER * MOST_HELD_BYTES:
+        threads //= 2
+    if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
+        return _Share(threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, saves)
+    return _Share(threads, CLUSTER, online=saves)
+
+
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+    """Neighbouring elements of neighbouring rows: a thread takes as many rows as one access moves elements of.
+
+    As many threads side by side as read a line of the cache, and as many below one another as the rows are long.
+    """
+    (body,) = kernel.bodies
+    length, size, again = max(geometry.length, 1), walked_size(kernel, layout), passes(kernel) > 1
+    states = _states(online(kernel, layout), layout.wide)
+    beside = max(1, min(layout.beside_unit, ACCESS_BYTES // size))
+    while beside > 1 and beside * sum(states) > MOST_STATE_BYTES:
+        beside //= 2
+    held = COLUMN_UNROLL
+    if again:
+        held = max(1, min(held, HELD_BYTES // (beside * residency(body, None).bytes)))
+    lanes = max(1, min(WARP, LINE_BYTES // (beside * size)))
+    threads, cluster = 1, 1
+    while threads * lanes < COLUMN_THREADS and threads * held < length:
+        threads *= 2
+    few = geometry.rows <= MANY_COLUMNS or again
+    while target.capability >= 90 and few and cluster < CLUSTER and cluster * threads * held < length:
+        cluster *= 2
+    while again and threads * lanes < MOST_THREADS and cluster * threads * held < length:
+        threads *= 2
+    while cluster > 1 and _shared_bytes(states, threads, lanes, beside, cluster) > SHARED_BYTES:
+        cluster //= 2
+    while threads > 1 and _shared_bytes(states, threads, lanes, beside, cluster) > SHARED_BYTES:
+        threads //= 2
+    lanes = max(lanes, SHORT_BLOCK_THREADS // threads)
+    needed = -(-length // (threads * cluster))
+    if again and needed <= held:
+        steps = length // (threads * cluster)
+        whole = steps if steps >= needed - 1 else 0
+        found = RowSchedule(threads, lanes * beside, cluster, 1, needed, True, whole, layout.wide, beside=beside)
+    else:
+        threads = min(threads, max(1, COLUMN_THREADS // lanes))
+        if geometry.rows > MANY_COLUMNS:
+            cluster = 1
+        unroll = min(COLUMN_UNROLL, -(-length // (threads * cluster)))
+        found = RowSchedule(
+            threads, lanes * beside, cluster, 1, unroll, False, 0, layout.wide, online=again, beside=beside
+        )
+    crowded = found.online or beside * sum(_states(kernel, False)) > STATE_BYTES
+    resident = RESIDENT_THREADS // 2 if crowded else RESIDENT_THREADS
+    return replace(found, blocks=max(1, resident // found.block_threads))
+
+
+def _states(kernel: Kernel, wide: bool) -> list[int]:
+    """Bytes of what each reduction of a row has accumulated, whose places are ``wide`` or not."""
+    (body,) = kernel.bodies
+    sizes = []
+    for instruction in body.instructions:
+        if instruction.op == "reduce":
+            size = max(4, item_size(body.instructions[instruction.args[0]].dtype))
+            numbers = {SUM_EXP: 2, DEVIATIONS: 3}.get(instruction.attr, 1)
+            sizes.append(size * numbers + (8 if wide else 4) * instruction.attr.startswith("arg"))
+    return sizes
+
+
+def _shared_bytes(states: Sequence[int], threads: int, lanes: int, beside: int, cluster: int) -> int:
+    """Of a block of columns: what its warps combine by turns, and what other blocks send."""
+    lanes = max(lanes, SHORT_BLOCK_THREADS // threads)
+    groups = threads * lanes // max(lanes, WARP) + 1
+    sent = cluster * sum(states) if cluster > 1 else 0
+    return lanes * beside * (groups * max(states, default=0) + sent)
