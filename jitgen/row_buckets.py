@@ -1,7 +1,8 @@
 """Which other numbers of rows a recorded call stands for.
 
-A matmul kernel is one for each bucket of rows (``families/gemm/schedule.py``), a reduction of long rows one for few of
-them and one for many (``families/reduction/schedule.py``), and a size of 1 is a trace of its own.
+A matmul kernel is one for each bucket of rows (``families/gemm/schedule.py``), a reduction of long rows, of very short
+ones or of columns one for few of them and one for many (``families/reduction/schedule.py``), and a size of 1 is a trace
+of its own.
 From one recorded call follow the calls of the same function with as many rows as each bucket has, with each of the
 sizes that count rows being 1, and, where it has one row, with more: a recorded prefill is enough for the decoding that
 comes after it, and a recorded step of decoding for the prefill.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.streaming import Case, measure
+from jitgen.bench.streaming import Case, measure_all
 
 
 def column_sum(x: torch.Tensor) -> torch.Tensor:
@@ -72,6 +72,4 @@ CASES = tuple(
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    for case in CASES:
-        for dtype in case.dtypes:
-            yield from measure(case, dtype, bench, "columns")
+    return measure_all(CASES, bench, "columns")

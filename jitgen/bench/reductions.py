@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.bench.rows import softmax, softmax_eager
-from jitgen.bench.streaming import Case, measure
+from jitgen.bench.streaming import Case, measure_all
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
@@ -89,6 +89,4 @@ CASES = (
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    for case in CASES:
-        for dtype in case.dtypes:
-            yield from measure(case, dtype, bench, "reductions")
+    return measure_all(CASES, bench, "reductions")

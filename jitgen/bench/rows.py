@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from jitgen.bench.measurement import Bench, Measurement
-from jitgen.bench.streaming import COPIED, Case, Result, measure
+from jitgen.bench.streaming import COPIED, Case, Result, measure_all
 
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 151936)
 CPU_LENGTHS = tuple(length for length in LENGTHS if length != 32768)
@@ -159,6 +159,4 @@ def cases(bench: Bench) -> Iterator[Case]:
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    for case in cases(bench):
-        for dtype in case.dtypes:
-            yield from measure(case, dtype, bench, "rows")
+    return measure_all(cases(bench), bench, "rows")

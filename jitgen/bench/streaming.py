@@ -8,7 +8,7 @@ norms), it allocates. torch.compile gets the function with ``out.copy_(...)`` ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -146,9 +146,13 @@ CASES = (
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    for case in CASES:
+    return measure_all(CASES, bench, "streaming")
+
+
+def measure_all(cases: Iterable[Case], bench: Bench, group: str) -> Iterator[Measurement]:
+    for case in cases:
         for dtype in case.dtypes:
-            yield from measure(case, dtype, bench, "streaming")
+            yield from measure(case, dtype, bench, group)
 
 
 def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:

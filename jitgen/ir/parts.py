@@ -281,8 +281,10 @@ class _Rows:
             scaled = self._make("mul", total, scale)
             terms.append(self._make("where", self._is_finite(own), scaled, total, dtype=total.dtype))
         # Every term is exp(-inf - m), or one of them is exp(inf - m), or NaN: which it is, the maximum tells.
-        number = top if otherwise is None else self.builder.const(otherwise.attrs[0], self.accumulator)
-        base = top if otherwise is None else self._make("where", self._is_finite(top), top, number, dtype=top.dtype)
+        base = top
+        if otherwise is not None:
+            number = self.builder.const(otherwise.attrs[0], self.accumulator)
+            base = self._make("where", self._is_finite(top), top, number, dtype=top.dtype)
         beyond = self._make("exp", self._make("sub", top, base))
         total = self._combined("sum", terms)
         return self._make("where", self._is_finite(top), total, beyond, dtype=total.dtype)

@@ -99,6 +99,27 @@ def test_many_reductions_of_columns_fit(dtype: torch.dtype, shape: tuple[int, in
     assert report["spill_bytes"] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [64, 512])
+def test_many_short_rows_of_which_little_is_kept(dtype: torch.dtype, length: int, tmp_path, monkeypatch) -> None:
+    """A thread holds many elements of such rows, and takes several of them; places are computed in both passes."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).sum(-1, keepdim=True) * x[:, :1].expand_as(x)
+
+    def placed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[-1], device=x.device)
+        return (x + places).sum(-1, keepdim=True) * places
+
+    for function in (scaled, placed):
+        spec = TensorSpec((100_000, length), dtype)
+        lowered = jitgen.jit(function).lower(spec, spec, target="sm_90a")
+        assert lowered._lowered.schedules[0].turns > 1
+        (report,) = lowered.compile().report
+        assert report["spill_bytes"] == 0
+
+
 def test_cross_entropy_reads_the_logits_in_one_kernel() -> None:
     logits, target = TensorSpec(("M", 4096), torch.bfloat16), TensorSpec(("M",), torch.int64)
     none = jitgen.jit(lambda x, t: F.cross_entropy(x, t, reduction="none")).lower(logits, target, target="sm_90a")

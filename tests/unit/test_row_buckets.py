@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec, manifest, pipeline, row_buckets
-from jitgen.families.reduction.schedule import FEW_ROWS, LONG_ROW, MANY_COLUMNS, SOME_ROWS
+from jitgen.families.reduction.schedule import FEW_ROWS, LONG_ROW, MANY_COLUMNS, MANY_ROWS, SOME_ROWS
 from jitgen.spec import Target
 
 VOCABULARY = 151936
@@ -61,6 +61,18 @@ def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: 
             TensorSpec((rows, length), torch.float32), target="sm_90a", backend=backend
         )
         assert low.key in keys
+
+
+@pytest.mark.parametrize("rows", [100, MANY_ROWS, MANY_ROWS + 1])
+def test_threads_take_several_of_many_short_rows(rows: int, tmp_path: Path) -> None:
+    """Whichever is recorded, the kernels for few and for many are prepared."""
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(lambda x: x.sum(-1))(torch.randn(rows, 32))
+    (entry,) = json.loads(path.read_text())["entries"]
+    route = pipeline.Route("cuda", "nvrtc", Target.parse("sm_90a"))
+    turns = {manifest.relower(variant, route).schedules[0].turns for variant in row_buckets.variants(entry)}
+    assert turns == {1, 2}
 
 
 def test_many_columns_need_no_clusters(tmp_path: Path) -> None:

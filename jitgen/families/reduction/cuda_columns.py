@@ -38,7 +38,7 @@ class _Columns:
     def __init__(self, kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions: Sequence[Instruction] = body.instructions
-        self.layout, self.rows, self.kept = layout, rows, schedule.kept
+        self.layout, self.kept = layout, schedule.kept
         every = [*(line for p in rows.passes for line in p.before), *rows.after]
         own = self._own()
         self.uniform = [line for line in every if line.position not in own]

@@ -47,14 +47,14 @@ def _prefetched(layout: RowLayout, schedule: RowSchedule, rows: RowContext) -> l
     """The operands of a kept row that are asked for while the kernel ahead still runs: those of which each has its own.
 
     In a cluster that pays for 16-bit rows only, on an H200, and where a multiprocessor has room for several blocks: one
-    alone starts when the kernel ahead has ended there.
+    alone starts when the kernel ahead has ended there. Rows of which a thread takes several are too short.
     """
     loads = [operand for operand in rows.passes[0].loads if operand.pointer and not layout.shared[operand.index]]
     sizes = [item_size(operand.dtype) for operand in loads] or [0]
     pieces = layout.unit * min(sizes) >= ACCESS_BYTES and all(operand.kind == "contiguous" for operand in loads)
     long = schedule.tile * schedule.cluster * max(sizes) >= PREFETCHED_BYTES
     early = schedule.cluster == 1 or (schedule.blocks > 1 and max(sizes) <= NARROW_BYTES)
-    return loads if schedule.kept and pieces and long and early else []
+    return loads if schedule.kept and schedule.turns == 1 and pieces and long and early else []
 
 
 def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:

@@ -107,7 +107,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
 
 def _turns(schedule: RowSchedule, geometry: RowGeometry, element: int) -> int:
     """Rows a thread takes where there are many short ones, which no barrier divides: as many as make ``TURN_BYTES``."""
-    if schedule.threads > WARP or geometry.rows < MANY_ROWS:
+    if schedule.threads > WARP or geometry.rows <= MANY_ROWS:
         return 1
     return max(1, min(MOST_TURNS, TURN_BYTES // (schedule.vector * schedule.unroll * element)))
 

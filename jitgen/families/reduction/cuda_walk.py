@@ -101,8 +101,7 @@ def _again(p: Pass, place: str) -> Walk:
 
 def _resident(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, place: str) -> Walk:
     """A pass over a row of which ``kept`` is kept, and what is in ``plan`` is there when the pass begins."""
-    again = [o for o in rows.operands if o.role != "store" and o.value in plan.kept]
-    again += [o for o in p.again if o.pointer is None]
+    again = [o for o in rows.operands if o.role != "store" and (o.value in plan.kept or _is_index(o, p))]
     fetched = [o for o in p.loads if o.pointer]
     types = {line.value: line.type for other in rows.passes for line in other.lines}
     return Walk(
@@ -117,6 +116,11 @@ def _resident(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, place: str
         saved=tuple(line.value for line in p.lines if line.value in kept),
         reductions=_reductions(p, place),
     )
+
+
+def _is_index(operand: RowOperand, p: Pass) -> bool:
+    """Whether a place along the row, which is computed wherever it is needed, is needed again."""
+    return operand.pointer is None and operand in p.again
 
 
 def _reductions(p: Pass, place: str) -> tuple[dict[str, Any], ...]:

@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
-STEPS = {1: "contiguous", 0: "broadcast"}
+KINDS = {1: "contiguous", 0: "broadcast"}
 """What an operand with that stride is; with any other it is strided."""
 
 
@@ -110,7 +110,7 @@ def resolve(
     strides = tuple((*a, *b) for a, b in zip(outer, row, strict=True))
     geometry = RowGeometry(outer_sizes, length, strides, tuple(offset for _, offset in views))
     kinds = tuple(
-        "row" if operand.row else STEPS.get(stride[-1], "strided")
+        "row" if operand.row else KINDS.get(stride[-1], "strided")
         for operand, stride in zip(body.operands, strides, strict=True)
     )
     if length == 1:
@@ -122,9 +122,7 @@ def resolve(
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in extents)
     leading = strides[leader]
     columns = length > 1 and len(leading) > 1 and abs(leading[-1]) > abs(leading[-2]) > 0
-    beside = tuple(
-        {1: "contiguous", 0: "broadcast"}.get(stride[-2], "strided") if columns else "" for stride in strides
-    )
+    beside = tuple(KINDS.get(stride[-2], "strided") if columns else "" for stride in strides)
     contiguous, neighbours = [kind == "contiguous" for kind in kinds], [kind == "contiguous" for kind in beside]
     layout = RowLayout(
         outer=len(outer_sizes),

@@ -41,7 +41,7 @@ NARROW_BYTES = 2
 SOME_ROWS, FEW_ROWS = 32, 64
 """A block for each of ``FEW_ROWS`` or less leaves half of an H200 idle, two for each of ``SOME_ROWS`` or less too."""
 MANY_ROWS, MOST_TURNS, TURN_BYTES = 2**16, 4, 64
-"""Short rows from which on a thread takes several; at most how many, and how many bytes of them."""
+"""Short rows beyond which a thread takes several; at most how many, and how many bytes of them."""
 FEW_TURNS = 1024
 """Elements from which on no row is short in that sense, or hardly one."""
 LONG_ROW = 4096
