@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -104,6 +105,31 @@ class RowContext:
     row_stores: tuple[RowOperand, ...]
     integers: tuple[str, ...]
     scalars: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class RowValues:
+    """What rows that are walked together have of their own each: ``pairs`` of (type, name), in arrays over rows."""
+
+    instructions: Sequence[Instruction]
+    pairs: Sequence[tuple[str, str]]
+
+    @property
+    def names(self) -> set[str]:
+        return {name for _, name in self.pairs}
+
+    def read(self, positions: Iterable[int], values: Collection[str]) -> list[tuple[str, str]]:
+        """Those that instructions at ``positions`` read, or that are among ``values``."""
+        read = {f"v{argument}" for position in positions for argument in self.instructions[position].args}
+        return [pair for pair in self.pairs if pair[1] in read or pair[1] in values]
+
+    def block(self, lines: Sequence[Line]) -> dict[str, Any]:
+        """``lines`` of such values, and those of before that they read."""
+        names = self.names
+        own = [line for line in lines if line.value in names]
+        computed = {line.value for line in own}
+        inputs = [pair for pair in self.read([line.position for line in own], ()) if pair[1] not in computed]
+        return {"lines": own, "inputs": inputs}
 
 
 def identity(kind: str, dtype: str) -> bool | int | float:

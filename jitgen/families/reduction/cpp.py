@@ -14,13 +14,13 @@ at a time. Looking for NaN is left out where ``numbers.py`` can tell that no res
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
 from jitgen.families.layout import CPU_LANES, is_coarse, item_size
-from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand
+from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, RowValues
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.numbers import has_narrow_nan, is_exp_below, maxima_of_numbers
 from jitgen.families.reduction.schedule import CPU_LONG, RowSchedule
@@ -84,6 +84,7 @@ class _Builder:
             self.row_values += [(line.type, line.value) for line in walk.before if not self._is_constant(line)]
             self.row_values += [(reduction["type"], reduction["result"]) for reduction in reductions]
         self.row_values += [(line.type, line.value) for line in rows.after if not self._is_constant(line)]
+        self.of_rows = RowValues(self.instructions, self.row_values)
 
     def context(self) -> dict[str, Any]:
         rows = self.rows
@@ -115,9 +116,9 @@ class _Builder:
             "late": self._is_late(),
             "last_names": [name for _, name in passes[-1]["inputs"]],
             "reductions": [reduction for of_pass in self.reductions for reduction in of_pass],
-            "after": self._row_lines(rows.after),
+            "after": self.of_rows.block(rows.after),
             "row_stores": [self._store(operand) for operand in rows.row_stores],
-            "row_results": self._row_inputs((), {operand.value for operand in rows.row_stores}),
+            "row_results": self.of_rows.read((), {operand.value for operand in rows.row_stores}),
             "streamed": streamed,
             "stage_parameters": "".join(f", {kind} {name}" for kind, name in stages if self.short),
             "stage_arguments": "".join(f", {name}" for _, name in stages if self.short),
@@ -173,8 +174,8 @@ class _Builder:
             "number": walk.number,
             "cheap": self._is_cheap(walk),
             "fetched": self.fetched if walk.number == min(1, len(self.rows.passes) - 1) else [],
-            "before": self._row_lines(walk.before),
-            "inputs": self._row_inputs(used, values),
+            "before": self.of_rows.block(walk.before),
+            "inputs": self.of_rows.read(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
             "lines": [self._line(line, line.value in again) for line in lines],
             "keeps": [{"value": name, "scratch": _scratch(name)} for name in walk.keeps if name in self.kept],
@@ -194,18 +195,6 @@ class _Builder:
                 if not (name in self.kept and name in again):
                     stack += [f"v{argument}" for argument in self.instructions[int(name[1:])].args]
         return needed
-
-    def _row_lines(self, values: Sequence[Line]) -> dict[str, Any]:
-        """Lines of row values, and the row values they read."""
-        lines = [line for line in values if not self._is_constant(line)]
-        own = {line.value for line in lines}
-        inputs = [pair for pair in self._row_inputs([line.position for line in lines], ()) if pair[1] not in own]
-        return {"lines": lines, "inputs": inputs}
-
-    def _row_inputs(self, positions: Iterable[int], values: Iterable[str]) -> list[tuple[str, str]]:
-        """(type, name) of the row values that instructions at ``positions`` read, or that are among ``values``."""
-        read = {f"v{argument}" for position in positions for argument in self.instructions[position].args}
-        return [pair for pair in self.row_values if pair[1] in read | set(values)]
 
     def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
         place = self._place(operand)

@@ -6,11 +6,11 @@ array with an element for each row of the thread, ``row_<value>``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from jitgen.codegen.printing import Line, fields
-from jitgen.families.reduction.context import RowContext, RowOperand
+from jitgen.codegen.printing import fields
+from jitgen.families.reduction.context import RowContext, RowOperand, RowValues
 from jitgen.families.reduction.cuda_walk import Walk, Walks
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
@@ -27,7 +27,7 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         "row_loads": [columns.load(operand, "", "") for operand in rows.row_loads],
         "kept_operands": [columns.load(operand, "unroll", "u") for operand in walks.kept_loads],
         "passes": [columns.walk(walk, kept) for walk in walks.passes],
-        "after": columns.block(rows.after),
+        "after": columns.of_rows.block(rows.after),
         "row_stores": [columns.store(operand) for operand in rows.row_stores],
     }
 
@@ -47,7 +47,7 @@ class _Columns:
         self.row_values += [(line.type, line.value) for line in every if line.position in own]
         self.row_values += [(r.type, r.result) for p in rows.passes for r in p.reductions]
         """(type, name) of the values of which each row has its own."""
-        self.names = {name for _, name in self.row_values}
+        self.of_rows = RowValues(self.instructions, self.row_values)
 
     def _own(self) -> set[int]:
         """Positions of the row values that depend on the row."""
@@ -65,10 +65,10 @@ class _Columns:
         results = {r["value"] for r in walk.reductions} | {o.value for o in walk.source.stores}
         return {
             "number": walk.source.number,
-            "before": self.block(walk.source.before),
+            "before": self.of_rows.block(walk.source.before),
             "arrays": [self.load(o, "unroll", "u") for o in fetched if o.value not in kept],
             "fetched": [self.load(o, "unroll", "u") for o in fetched],
-            "inputs": self.inputs(positions, results),
+            "inputs": self.of_rows.read(positions, results),
             "loads": [self.load(o, "unroll", "u") for o in walk.needed],
             "restored": walk.restored,
             "saved": walk.saved,
@@ -84,18 +84,6 @@ class _Columns:
         back = r["indexed"] and walk.source.number % 2 == 1 and not self.kept
         step: str = r["unordered" if back else "step"]
         return step.format(part=f"part_{r['result']}[j]")
-
-    def block(self, lines: Sequence[Line]) -> dict[str, Any]:
-        """Lines of row values, and the row values of before that they read."""
-        own = [line for line in lines if line.value in self.names]
-        computed = {line.value for line in own}
-        inputs = [pair for pair in self.inputs((line.position for line in own), ()) if pair[1] not in computed]
-        return {"lines": own, "inputs": inputs}
-
-    def inputs(self, positions: Iterable[int], values: Collection[str]) -> list[tuple[str, str]]:
-        """(type, name) of the row values that instructions at ``positions`` read, or that are among ``values``."""
-        read = {f"v{argument}" for position in positions for argument in self.instructions[position].args}
-        return [pair for pair in self.row_values if pair[1] in read or pair[1] in values]
 
     def load(self, operand: RowOperand, count: str, at: str) -> dict[str, Any]:
         """An operand's elements in registers, ``count`` times those of a thread's rows.
@@ -128,7 +116,7 @@ class _Columns:
     def store(self, operand: RowOperand) -> dict[str, Any]:
         """A result: ``array`` of a thread's rows' elements, and how it is ``put`` into memory."""
         name, start, place = f"y{operand.index}", f"to{operand.index}", _place(operand)
-        value = f"row_{operand.value}[j]" if operand.value in self.names else operand.value
+        value = f"row_{operand.value}[j]" if operand.value in self.of_rows.names else operand.value
         found = fields(operand) | {"row_value": value}
         if self.layout.beside[operand.index] == "contiguous":
             array = f"jitgen::Vector<{operand.storage}, beside> {name};"
