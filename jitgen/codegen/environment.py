@@ -11,7 +11,6 @@ are stripped after rendering and become the ``LineMap`` by which a compiler's co
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -135,14 +134,22 @@ def header(language: str, name: str) -> str:
     return (templates_directory() / language / "include" / name).read_text()
 
 
+_FUNCTION = re.compile(r"^@.*\ndef (\w+)\(.*(?:\n(?:[ \t)].*)?)*", re.MULTILINE)
+
+
+@cache
+def _functions(header_text: str) -> dict[str, str]:
+    """The decorated functions of a Python header by name.
+
+    Not by ``ast``: CPython 3.11 parses in one thread at a time only, and Triton may be parsing in another
+    (github.com/python/cpython/issues/106905).
+    """
+    return {found[1]: found[0].rstrip() for found in _FUNCTION.finditer(header_text)}
+
+
 def select_functions(header_text: str, used_in: str) -> str:
     """The functions of a Python header that the text ``used_in`` names, and those they call, in the header's order."""
-    definitions = {node.name: node for node in ast.parse(header_text).body if isinstance(node, ast.FunctionDef)}
-    lines = header_text.splitlines()
-    texts = {
-        name: "\n".join(lines[node.decorator_list[0].lineno - 1 : node.end_lineno])
-        for name, node in definitions.items()
-    }
+    texts = _functions(header_text)
     wanted: set[str] = set()
     waiting = [used_in]
     while waiting:
