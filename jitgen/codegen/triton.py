@@ -52,6 +52,9 @@ SIGNATURE_TYPES: dict[str, str] = {
 }
 """Storage dtype to its name in a kernel signature: ``"bf16"`` for a scalar, ``"*bf16"`` for a pointer to it."""
 
+MULTIPLE = 16
+"""What it pays to know that a pointer's address or an integer is a multiple of, at most: an access has 16 bytes."""
+
 ROWS: dict[str, str | dict[str, str]] = {
     # arithmetic
     "add": "({0} + {1})",

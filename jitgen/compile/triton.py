@@ -11,7 +11,8 @@ A ``KernelSource`` carries these options:
 
 - ``signature``: types of the run-time parameters in order, such as ``["*bf16", "i32", "fp32"]``.
 - ``constants``: values of the other parameters by name; they are not parameters of the binary.
-- ``divisible``: positions in ``signature`` of pointers and integers that are multiples of 16.
+- ``multiples``: for each of ``signature``, what it is known to be a multiple of: bytes for a pointer, 1 for a number
+  of which nothing is known.
 - ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``: as Triton has them; ``enable_fp_fusion``: False by default.
 """
 
@@ -163,8 +164,9 @@ def _ast_source(source: KernelSource, path: str) -> Any:
         raise CompileError(f"{source.name} takes {', '.join(remaining)}, and its signature has {len(given)} types")
     types = dict(zip(remaining, given, strict=True))
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
-    divisible = [function.arg_names.index(remaining[position]) for position in source.option("divisible", ())]
-    attributes = {(position,): [["tt.divisibility", 16]] for position in divisible}
+    multiples = zip(remaining, source.option("multiples", ()), strict=False)
+    known = {function.arg_names.index(name): multiple for name, multiple in multiples if multiple > 1}
+    attributes = {(position,): [["tt.divisibility", multiple]] for position, multiple in known.items()}
     return ASTSource(function, signature, dict(constants), attributes)
 
 

@@ -42,7 +42,7 @@ def scale_source(target: str = "sm_90a", text: str = SCALE, **options: object) -
     given = {
         "signature": ["*bf16", "*bf16", "fp32", "i64"],
         "constants": {"BLOCK": 1024, "stride": 1},
-        "divisible": [0, 1, 3],
+        "multiples": [16, 16, 1, 16],
         "num_warps": 4,
     } | options
     return KernelSource("scale", "triton", "triton", Target.parse(target), text, options=tuple(sorted(given.items())))
@@ -111,7 +111,7 @@ def test_parameters_are_those_of_the_binary() -> None:
 
 def test_divisible_parameters_give_wide_accesses() -> None:
     wide = compiler.compile(scale_source()).files["kernel.ptx"]
-    narrow = compiler.compile(scale_source(divisible=[])).files["kernel.ptx"]
+    narrow = compiler.compile(scale_source(multiples=[])).files["kernel.ptx"]
     assert b"ld.global.v4" in wide
     assert b"ld.global.v4" not in narrow
 

@@ -124,9 +124,6 @@ def region0(tile, tiles_i, tiles_j, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0
 
 @triton.jit
 def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
-    # This changes nothing, and says what they are multiples of.
-    s0_0_0 = s0_0_0 // 8 * 8
-    s0_3_0 = s0_3_0 // 4 * 4
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()

@@ -21,7 +21,7 @@ class OperandContext:
     ``kind`` is the layout's; ``role`` is load, iota or store; ``value`` names the element's value, ``type`` its compute
     type, ``storage`` its storage type, ``dtype`` its storage dtype; ``strides`` are expressions, one per dimension;
     ``pointer`` is the parameter (None for an iota), ``local`` the pointer moved to where a thread works; ``offset`` is
-    an iota's first value; ``aligned`` says that its address is a multiple of 16 bytes.
+    an iota's first value; ``alignment`` is what its address is a multiple of, in bytes.
     """
 
     index: int
@@ -35,7 +35,7 @@ class OperandContext:
     pointer: str | None
     local: str
     offset: str = ""
-    aligned: bool = False
+    alignment: int = 1
 
     @property
     def memory(self) -> bool:
@@ -164,7 +164,7 @@ def _operand(region: int, index: int, operand: Operand, layout: Layout, value: s
         pointer=f"p{region}_{index}" if operand.buffer is not None else None,
         local=f"x{index}",
         offset=integer_name(region, "offset", index, -1) if operand.kind == "iota" else "",
-        aligned=kind == "contiguous" and layout.unit * item_size(operand.dtype) >= ACCESS_BYTES,
+        alignment=min((layout.unit if kind == "contiguous" else 1) * item_size(operand.dtype), ACCESS_BYTES),
     )
 
 

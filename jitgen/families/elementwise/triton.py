@@ -15,6 +15,7 @@ from jitgen.families.elementwise.context import (
     region_parameters,
 )
 from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule
+from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
 WARP = 32
@@ -30,8 +31,9 @@ def build(
     signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in pointers]
     signature += [integer] * len(names)
     signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    divisible = [position for position, operand in enumerate(pointers) if operand.aligned]
-    divisible += [len(pointers) + place for place, name in enumerate(names) if _divisible(name, regions)]
+    multiples = [operand.alignment for operand in pointers]
+    multiples += [min(_unit(name, regions), triton.MULTIPLE) for name in names]
+    multiples += [1] * len(scalars)
     contexts = [_region(region, len(regions), schedule) for region in regions]
     context = {
         "include": _used(contexts),
@@ -41,7 +43,7 @@ def build(
     }
     options: dict[str, Any] = {
         "signature": signature,
-        "divisible": divisible,
+        "multiples": multiples,
         "num_warps": schedule.threads // WARP,
         "enable_fp_fusion": False,
     }
@@ -58,13 +60,16 @@ def _used(regions: Sequence[dict[str, Any]]) -> str:
     return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
 
 
-def _divisible(name: str, regions: Sequence[RegionContext]) -> bool:
-    """Whether an integer parameter is a multiple of 16: a collapsed row's size, or a stride between such rows."""
-    return any(
-        name == region.inner_size or any(name in o.strides[:-1] for o in region.operands if o.kind == "contiguous")
-        for region in regions
-        if region.rank > 1 and region.unit == 16
-    )
+def _unit(name: str, regions: Sequence[RegionContext]) -> int:
+    """What an integer parameter is a multiple of: a collapsed row's size, or a stride between such rows."""
+    for region in regions:
+        if region.rank > 1 and name == region.inner_size:
+            return region.unit
+        for operand in region.operands:
+            if operand.kind == "contiguous" and name in operand.strides[:-1]:
+                # A unit of more than one access promises no more than that its accesses are aligned.
+                return min(region.unit, ACCESS_BYTES // item_size(operand.dtype))
+    return 1
 
 
 def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
 def _load(operand: OperandContext, outer: Sequence[str], column: str) -> str:
     at = operand.position(outer, column)
     if operand.role == "iota":
-        return f"({at}).to(tl.int64)"
+        return f"({at}).to({triton.TYPES[operand.dtype]})"
     if operand.kind == "scalar":
         return triton.load_cast(f"tl.load({operand.pointer})", operand.dtype)
     return triton.load_cast(f"tl.load({operand.pointer} + {at}, mask=live)", operand.dtype)

@@ -32,9 +32,6 @@ from jitgen.families.gemm.triton_products import Form, contraction, form_of, loa
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
-DIVISOR = 16
-"""What a parameter marked as divisible is a multiple of, as Triton has it."""
-
 
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
@@ -47,22 +44,20 @@ def build(
     signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in pointers]
     signature += [integer] * len(products.integers)
     signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    divisible = [place for place, operand in enumerate(pointers) if _aligned(operand)]
-    divisible += [
-        len(pointers) + place for place, name in enumerate(products.integers) if units.get(name, 1) >= DIVISOR
-    ]
+    multiples = [min(operand.unit * item_size(operand.dtype), ACCESS_BYTES) for operand in pointers]
+    multiples += [min(units.get(name, 1), triton.MULTIPLE) for name in products.integers]
+    multiples += [1] * len(kernel.scalars)
     scalars = [name for name, _ in products.scalars]
     context = {
         "parameters": [*(operand.pointer for operand in pointers), *products.integers, *scalars],
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
-        "units": [(name, unit) for name, unit in units.items() if 1 < unit < DIVISOR],
         "regions": regions,
         "tiles": [f"tiles{index}" for index in range(len(regions))],
         "include": _used(regions),
     }
     options = {
         "signature": signature,
-        "divisible": divisible,
+        "multiples": multiples,
         "num_warps": schedule.warps,
         "num_stages": schedule.stages,
         "enable_fp_fusion": False,
@@ -79,12 +74,7 @@ def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, in
             # A row's one stride may be any, whatever its unit.
             if operand.kind in ("full", "k", "outer"):
                 units |= dict.fromkeys((stride for stride in operand.strides if not stride.isdigit()), operand.unit)
-    return {name: min(unit, DIVISOR) for name, unit in units.items()}
-
-
-def _aligned(operand: GemmOperand) -> bool:
-    """Whether an operand's address is a multiple of 16 bytes."""
-    return operand.unit * item_size(operand.dtype) >= ACCESS_BYTES
+    return units
 
 
 # ----------------------------------------------------------------------------------------------------------- regions
@@ -195,7 +185,7 @@ def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, 
     if operand.role == "store":
         return found | {"stored": triton.store_cast(operand.value, operand.dtype)}
     if operand.role == "iota":
-        return found | {"expression": f"({at}).to(tl.int64)"}
+        return found | {"expression": f"({at}).to({triton.TYPES[operand.dtype]})"}
     loaded = f"tl.load({operand.pointer})"
     if operand.kind != "scalar":
         loaded = f"tl.load({operand.pointer} + {at}, mask={mask})"

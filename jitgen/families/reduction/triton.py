@@ -17,7 +17,7 @@ import torch
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
-from jitgen.families.layout import ACCESS_BYTES, MAX_UNIT, item_size
+from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
@@ -64,7 +64,8 @@ class Block:
     """What is known of a program's block: ``shape`` as text, and what masks it along the row and as a whole.
 
     ``inside`` masks columns, ``live`` an access to elements, ``row_live`` one to a row's value; each is empty where
-    there is nothing to mask. ``full_values`` are the values that have an element for each of the block.
+    there is nothing to mask. ``full_values`` are the values that have an element for each of the block. ``columns``:
+    as of ``RowLayout``.
     """
 
     shape: str
@@ -72,6 +73,7 @@ class Block:
     live: str
     row_live: str
     full_values: frozenset[str]
+    columns: bool
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
@@ -84,6 +86,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         live=" & ".join(([] if whole_rows else ["row_live"]) + ([] if schedule.full else ["inside"])),
         row_live="" if whole_rows else "row_live",
         full_values=_full_values(kernel, layout),
+        columns=layout.columns,
     )
     passes = [_pass(p, rows, layout, schedule, block, dialect) for p in rows.passes]
     if schedule.kept and _ahead_bytes(rows, schedule) <= AHEAD_BYTES:
@@ -97,12 +100,12 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in memory]
     signature += [integer] * len(rows.integers)
     signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    divisible = [position for position, operand in enumerate(memory) if _aligned(operand, layout)]
-    divisible += [len(memory) + place for place, name in enumerate(rows.integers) if units.get(name) == MAX_UNIT]
+    multiples = [_alignment(operand, layout) for operand in memory]
+    multiples += [min(units.get(name, 1), triton.MULTIPLE) for name in rows.integers]
+    multiples += [1] * len(kernel.scalars)
     context: dict[str, Any] = {
         "parameters": [*(o.pointer for o in memory), *rows.integers, *(name for name, _ in rows.scalars)],
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
-        "units": [(name, unit) for name, unit in units.items() if 1 < unit < MAX_UNIT],
         "tile": schedule.tile,
         "block_rows": schedule.rows,
         "loops": not schedule.kept,
@@ -117,7 +120,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     context["include"] = _used(context, rows.after)
     options = {
         "signature": signature,
-        "divisible": divisible,
+        "multiples": multiples,
         "num_warps": schedule.block_threads // WARP,
         "enable_fp_fusion": False,
     }
@@ -181,12 +184,12 @@ def _units(rows: RowContext, layout: RowLayout) -> dict[str, int]:
     return units
 
 
-def _aligned(operand: RowOperand, layout: RowLayout) -> bool:
-    """Whether an operand's address is a multiple of 16 bytes."""
-    size = item_size(operand.dtype)
-    if layout.columns:
-        return layout.beside[operand.index] == "contiguous" and layout.beside_unit * size >= ACCESS_BYTES
-    return operand.kind == "contiguous" and layout.unit * size >= ACCESS_BYTES
+def _alignment(operand: RowOperand, layout: RowLayout) -> int:
+    """Bytes that an operand's address is a multiple of."""
+    unit = layout.unit if operand.kind == "contiguous" and not layout.columns else 1
+    if layout.columns and layout.beside[operand.index] == "contiguous":
+        unit = layout.beside_unit
+    return min(unit * item_size(operand.dtype), ACCESS_BYTES)
 
 
 def _at(operand: RowOperand, layout: RowLayout) -> str:
@@ -212,7 +215,7 @@ def _operand(operand: RowOperand, layout: RowLayout, block: Block, policy: str =
     if operand.role == "store":
         return found | {"stored": triton.store_cast(operand.value, operand.dtype)}
     if operand.role == "iota":
-        return found | {"expression": f"({at}).to(tl.int64)"}
+        return found | {"expression": f"({at}).to({triton.TYPES[operand.dtype]})"}
     mask += f', eviction_policy="{policy}"' if policy else ""
     return found | {"expression": triton.load_cast(f"tl.load({operand.pointer} + {at}{mask})", operand.dtype)}
 
@@ -265,7 +268,7 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     start = [f"{total} = tl.broadcast_to({neutral}, {block.shape})"]
     totals = total
     if kind == SUM_EXP:
-        return _sum_exp(r, value, block, dialect)
+        return _sum_exp(r, value, schedule, block, dialect)
     if indexed:
         # Beyond every column, so that of equal values the row's own is taken.
         beyond = "9223372036854775807, tl.int64" if schedule.wide else "2147483647, tl.int32"
@@ -278,15 +281,22 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     }
 
 
-def _sum_exp(r: Reduction, value: str, block: Block, dialect: Dialect) -> dict[str, Any]:
+def _sum_exp(r: Reduction, value: str, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
+    """A thread's neighbours along the row, or its elements of a column, of each tile share what they are scaled by."""
     dtype, top, total = r.value_dtype, f"top_{r.result}", f"total_{r.result}"
     lowest = dialect.constant(torch.finfo(DTYPES[dtype]).min, dtype)
+    together, dim = (schedule.unroll, 1) if block.columns else (schedule.vector, 2)
+    places = schedule.tile // together
+    step = f"exp_sum_with({top}, {total}, {value}, {r.coarse})"
+    if together > 1:
+        shape = (schedule.rows, *((together, places) if dim == 1 else (places, together)))
+        step = f"exp_sum_with_several({top}, {total}, tl.reshape({value}, {shape}), {dim}, {r.coarse})"
     return {
         "start": [
-            f"{top} = tl.broadcast_to({lowest}, {block.shape})",
-            f"{total} = tl.broadcast_to({dialect.constant(0.0, dtype)}, {block.shape})",
+            f"{top} = tl.broadcast_to({lowest}, ({schedule.rows}, {places}))",
+            f"{total} = tl.broadcast_to({dialect.constant(0.0, dtype)}, ({schedule.rows}, {places}))",
         ],
-        "step": f"{top}, {total} = exp_sum_with({top}, {total}, {value}, {r.coarse})",
+        "step": f"{top}, {total} = {step}",
         "end": [f"{r.result} = exp_sum_of_row({top}, {total})"],
     }
 

@@ -10,17 +10,30 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def power_of(value, COARSE: tl.constexpr):
+    """exp(value). COARSE: every result of the kernel has 16 bits or fewer."""
+    if COARSE:
+        return tl.exp(value)
+    else:
+        return libdevice.exp(value)
+
+
+@triton.jit
 def exp_sum_with(top, total, value, COARSE: tl.constexpr):
     """The largest value met and the sum of exp(value - largest), with one more value; -inf adds 0. ``top`` is finite at
-    first, so that no difference is of two infinities. COARSE: every result of the kernel has 16 bits or fewer."""
-    distance = tl.abs(value - top) * -1.0
-    if COARSE:
-        power = tl.exp(distance)
-    else:
-        power = libdevice.exp(distance)
+    first, so that no difference is of two infinities."""
+    power = power_of(tl.abs(value - top) * -1.0, COARSE)
     higher = value > top
     total = tl.fma(total, tl.where(higher, power, 1.0), tl.where(higher, 1.0, power))
     return tl.where(higher, value, top), total
+
+
+@triton.jit
+def exp_sum_with_several(top, total, values, DIM: tl.constexpr, COARSE: tl.constexpr):
+    """The same with all values of dimension ``DIM``, which a thread has: they rescale the sum together."""
+    higher = tl.maximum(top, tl.max(values, DIM))
+    added = tl.sum(power_of(values - tl.expand_dims(higher, DIM), COARSE), DIM)
+    return higher, tl.fma(total, power_of(top - higher, COARSE), added)
 
 
 @triton.jit
