@@ -236,7 +236,7 @@ def columns() -> Iterator[str | None]:
 @check
 def parts() -> Iterator[str | None]:
     """Rows too few to keep a GPU busy, with and without elements left over; shorter than what is taken so elsewhere."""
-    smaller = {"PARTS": 16, "LONG_ROW": 2048, "COLUMN_PARTS": 8, "LONG_COLUMN": 512}
+    smaller = {"PARTS": 16, "SPLIT_ROW": 1024, "LONG_ROW": 2048, "COLUMN_PARTS": 8, "LONG_COLUMN": 512}
     with patch.multiple("jitgen.ir.parts", **smaller):
         for shape in ((3, 2048), (512, 12)):
             low = jitgen.jit(lambda x: x.sum(0 if len(x) == 512 else 1)).lower(
@@ -320,7 +320,8 @@ def quantization() -> Iterator[str | None]:
         if (codes.float() != want.float()).float().mean() > 0.01:
             yield f"fp8 codes of length {length}"
         yield mismatch(scale, want_scale.double(), magnitude=0.1)
-        for function, arguments in ((int8_rows, (x,)), (fp8_rows, (x, weight))):
+        many = jitgen.TensorSpec((100, length), torch.bfloat16)  # a few so long would be taken in parts
+        for function, arguments in ((int8_rows, (many,)), (fp8_rows, (many, weight))):
             kernels = jitgen.jit(function).lower(*arguments, target="sm_90", backend="triton").kernels
             if len(kernels) != 1:
                 yield f"{len(kernels)} kernels of {function.__name__}"

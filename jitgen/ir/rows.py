@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.regions import Region, Store
-from jitgen.ir.views import Mover
+from jitgen.ir.views import BARRIERS, Mover
 
 KINDS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
@@ -144,14 +144,75 @@ def rewritten(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) ->
 
 
 def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
-    """``root`` with every reduction read from a temporary."""
-
-    def read(node: Node, rebuilt: Node) -> Node:
+    """``root`` with every reduction read from a temporary, or what is computed for whole rows before it meets elements:
+    softmax's quotient is taken once for each row, not once for each element."""
+    order = topological([root])
+    reduced: set[int] = set()
+    for node in order:
+        if node.op == "reduce" or any(id(child) in reduced for child in node.inputs):
+            reduced.add(id(node))
+    held: dict[int, Node] = {}
+    needed = {id(root)}
+    for node in reversed(order):
+        if id(node) not in needed or id(node) not in reduced:
+            continue
+        alike = [dim for dim, size in enumerate(node.shape) if size != 1 and not varies(node, (dim,))]
         if node.op == "reduce":
-            return materialize(node)
-        return mover.move(rebuilt.inputs[0], node.attrs, node.shape) if node.op == "view" else rebuilt
+            held[id(node)] = node
+        elif node.op not in BARRIERS and alike:
+            held[id(node)] = _one_of(node, alike, mover)
+        elif node.op == "view" and node.attrs[0] == "expand" and node.inputs[0].op not in BARRIERS:
+            held[id(node)] = node.inputs[0]
+        else:
+            needed.update(map(id, node.inputs))
+    read: dict[int, Node] = {}
+    for node in order:
+        if id(node) not in needed or id(node) not in reduced:
+            read[id(node)] = node
+        elif id(node) in held:
+            one = _from_memory(held[id(node)], mover, materialize)
+            read[id(node)] = one if one.shape == node.shape else mover.move(one, ("expand",), node.shape)
+        elif node.op == "view":
+            read[id(node)] = mover.move(read[id(node.inputs[0])], node.attrs, node.shape)
+        else:
+            read[id(node)] = mover.builder.like(node, [read[id(child)] for child in node.inputs])
+    return read[id(root)]
 
-    return rewritten(root, mover, read)
+
+def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
+    """``node`` from a temporary; one that is no reduction, as it is computed, not as it would be stored."""
+    if node.op == "reduce" or node.dtype not in ("float16", "bfloat16"):
+        return materialize(node)
+    one = mover.builder.const(1.0, "float32")
+    exact = mover.builder.make("mul", (node, one), "float32", node.shape, (), node.location)
+    return mover.builder.make("mul", (materialize(exact), one), node.dtype, node.shape, (), node.location)
+
+
+def _one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
+    """``root``, a pointwise result that is the same all along ``dims``, with one element there."""
+    order = topological([root])
+    needed = {id(root)}
+    for node in reversed(order):
+        if id(node) in needed and node.op not in BARRIERS:
+            needed.update(map(id, node.inputs))
+    found: dict[int, Node] = {}
+    for node in order:
+        if id(node) not in needed:
+            continue
+        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+        if source.op in ("const", "scalar"):
+            found[id(node)] = source
+            continue
+        shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
+        if node.op not in BARRIERS:
+            found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
+        elif source is not node and all(source.shape[dim] == 1 for dim in dims):
+            found[id(node)] = mover.move(source, ("expand",), shape)
+        else:
+            found[id(node)] = node
+            for dim in dims:
+                found[id(node)] = mover.slice(found[id(node)], dim, 0, 1)
+    return found[id(root)]
 
 
 def are_columns(node: Node) -> bool:

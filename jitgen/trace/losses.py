@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
 from jitgen.trace.activations import logsigmoid
 from jitgen.trace.movement import unsqueeze
-from jitgen.trace.normalizations import shifted
 from jitgen.trace.reductions import average, kept, reduce
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
@@ -40,6 +42,25 @@ def reduced(trace: Trace, loss: Node, reduction: str, legacy: tuple[Any, Any] = 
     return kept(trace, average(trace, loss, dims), dims, False)
 
 
+def _chosen_less(trace: Trace, input: Node, chosen: Node, less: Node) -> Node:
+    """The element at ``chosen``, (rows, 1), of each row less ``less``; 0 where the row has none there.
+
+    It is picked as a masked sum over the row, beside what else the row is read for.
+    """
+    dim = len(input.shape) - 1
+    classes = input.shape[dim]
+    least, most = (pointwise(trace, op, chosen, end, result="bool") for op, end in (("ge", 0), ("lt", classes)))
+    known = pointwise(trace, "bitwise_and", least, most, result="bool")
+    # Places are compared as often as a row has elements: in 32 bits that is half the work.
+    narrow = trace.guards.decide(symbols.compare("le", classes, torch.iinfo(torch.int32).max))
+    index = "int32" if narrow else "int64"
+    place = trace.cast(where(trace, known, chosen, -1), index)
+    column = trace.make("iota", (), index, (classes,), (0,))
+    here = pointwise(trace, "eq", expand(trace, column, input.shape), expand(trace, place, input.shape), result="bool")
+    picked = combine(trace, "sum", where(trace, here, input, 0.0), (dim,))
+    return where(trace, known, pointwise(trace, "sub", picked, less), 0.0)
+
+
 @row("cross_entropy")
 def cross_entropy(
     trace: Trace,
@@ -52,18 +73,15 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Node:
-    """Class indices over the last of (rows, classes), or (classes,): the chosen logit is a masked sum over the row."""
+    """Class indices over the last of (rows, classes), or (classes,)."""
     if weight is not None or len(input.shape) > 2 or DTYPES[target.dtype].is_floating_point:
         raise UnsupportedError("cross_entropy takes (rows, classes) logits and class indices, without weights")
     dim = len(input.shape) - 1
-    classes = input.shape[dim]
-    column = trace.make("iota", (), "int64", (classes,), (0,))
     chosen = unsqueeze(trace, trace.cast(target, "int64"), len(target.shape))
-    here = pointwise(trace, "eq", expand(trace, column, input.shape), expand(trace, chosen, input.shape), result="bool")
-    apart = shifted(trace, input, (dim,))
+    top = combine(trace, "max", input, (dim,))
+    apart = pointwise(trace, "sub", input, expand(trace, top, input.shape))
     total = pointwise(trace, "log", combine(trace, "sum", pointwise(trace, "exp", apart), (dim,)))
-    picked = combine(trace, "sum", where(trace, here, apart, 0.0), (dim,))
-    loss = pointwise(trace, "sub", total, picked)
+    loss = pointwise(trace, "sub", total, _chosen_less(trace, input, chosen, top))
     if label_smoothing:
         even = pointwise(trace, "sub", total, average(trace, apart, (dim,)))
         kept_part = pointwise(trace, "mul", loss, 1.0 - label_smoothing)

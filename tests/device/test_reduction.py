@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.families.reduction.schedule import BUSY_ROWS, ENOUGH_ROWS
 from tests.numeric import close, results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -130,6 +131,25 @@ AGAIN = (
 ROWS_READ_AGAIN = [("cuda", 200_000), ("triton", 40_000), ("triton", 151_936)]
 
 
+@pytest.mark.parametrize(
+    ("count", "length"), [(BUSY_ROWS + 1, 9001), (ENOUGH_ROWS, 20_000), (ENOUGH_ROWS + 3, 33_000), (200, 70_001)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_many_rows_that_are_read_once(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
+    """A block for each, which keeps nothing."""
+    x = torch.randn(count, length, device="cuda").to(dtype)
+    w = weight(x, 0.5)
+    for name in ("logsumexp", "variance", "standard deviation"):
+        function, terms = FLOATING[name]
+        got, want = jitgen.jit(backend=backend)(function)(x, w), function(x.double(), w.double())
+        close(got, want, dtype, terms, length, max(1.0, x.double().abs().max().item()))
+    classes = torch.randint(length, (len(x),), device="cuda")
+    classes[3] = -100
+    losses = jitgen.jit(backend=backend)(lambda x, t: F.cross_entropy(x, t, reduction="none"))(x, classes)
+    close(losses, F.cross_entropy(x.double(), classes, reduction="none"), dtype, 16, length, 16.0)
+
+
 @pytest.mark.parametrize(("backend", "length"), ROWS_READ_AGAIN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torch.dtype) -> None:
@@ -182,7 +202,8 @@ def test_special_rows_that_every_pass_reads_again(backend: str, length: int, dty
         assert (variance / exact - 1).abs() < 1e-4
 
 
-FEW_ROWS = [(33, 70_000), (64, 100_001), (40, 151_936), (64, 163_840), (64, 163_856)]
+FEW_ROWS = [(8, 40_001), (20, 33_003), (48, 70_000), (49, 70_000), (9, 262_145)]
+FEW_ROWS += [(64, 100_001), (40, 151_936), (64, 163_840), (64, 163_856)]
 
 
 @pytest.mark.parametrize(("count", "length"), FEW_ROWS)

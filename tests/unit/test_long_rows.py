@@ -11,7 +11,16 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.ir.parts import COLUMN_PARTS, FEW_ROWS, LONG_COLUMN, LONG_ROW, PARTS, SOME_COLUMNS
+from jitgen.ir.parts import (
+    COLUMN_PARTS,
+    FEW_ROWS,
+    LONG_COLUMN,
+    LONG_ROW,
+    PARTS,
+    SOME_COLUMNS,
+    SPLIT_ROW,
+    SPLIT_ROWS,
+)
 
 
 def lowered(function: Callable[..., Any], shape: tuple[int, ...], backend: str = "cuda", target: str = "sm_90a") -> Any:
@@ -23,17 +32,50 @@ def temporaries(low: Any) -> list[tuple[int, ...]]:
     return [memory.view.sizes for memory in low.memories[first : first + len(low.program.temporaries)]]
 
 
-@pytest.mark.parametrize("backend", ["cuda", "triton"])
-def test_few_long_rows(backend: str) -> None:
-    def total(x: torch.Tensor) -> torch.Tensor:
-        return x.sum(-1)
+def total(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1)
 
-    assert temporaries(lowered(total, (FEW_ROWS, LONG_ROW), backend)) == [(FEW_ROWS, PARTS)]
-    assert temporaries(lowered(total, (FEW_ROWS + 1, LONG_ROW), backend)) == []
-    assert temporaries(lowered(total, (FEW_ROWS, LONG_ROW - PARTS), backend)) == []
-    rest = lowered(total, (3, LONG_ROW + 1), backend)
-    assert temporaries(rest) == [(3, PARTS), (3, 1)]
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x, -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "backend", "most"),
+    [(total, "cuda", FEW_ROWS), (softmax, "cuda", 0), (total, "triton", SPLIT_ROWS), (softmax, "triton", SPLIT_ROWS)],
+)
+def test_few_long_rows(function: Callable[..., Any], backend: str, most: int) -> None:
+    """Where blocks can share a row, elements that are needed again are left to them up to ``LONG_ROW``."""
+
+    def parts(rows: int, length: int) -> list[tuple[int, ...]]:
+        return temporaries(lowered(function, (rows, length), backend))
+
+    assert (FEW_ROWS, PARTS) in parts(FEW_ROWS, LONG_ROW)
+    assert parts(FEW_ROWS + 1, LONG_ROW) == []
+    assert parts(most + 1, LONG_ROW - 1) == []
+    assert parts(2, SPLIT_ROW - 1) == []
+    if most:
+        assert (most, PARTS) in parts(most, SPLIT_ROW)
+
+
+@pytest.mark.parametrize("length", [SPLIT_ROW + 1, 40001, 151936, LONG_ROW + 1])
+def test_parts_are_aligned_and_the_last_is_shorter(length: int) -> None:
+    rest = lowered(total, (3, length))
+    (rows, count), last = temporaries(rest)
+    assert (rows, last) == (3, (3, 1))
     assert len(rest.program.kernels) == 3
+    each, shorter = (geometry.length for (geometry,) in rest.geometries[:2])
+    assert (each % 8, count * each + shorter) == (0, length)
+    assert shorter < each
+    assert count <= PARTS
+
+
+def test_what_rows_have_is_computed_once_for_each() -> None:
+    """Softmax of parts: the kernel that writes it reads a maximum and a quotient, and takes one exponential."""
+    low = lowered(softmax, (2, LONG_ROW))
+    (last,) = low.program.kernels[-1].bodies
+    assert [i.op for i in last.instructions if i.op in ("exp", "reciprocal", "where", "maximum")] == ["exp"]
+    assert {buffer.dtype for buffer in low.program.temporaries} == {"float32"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec, manifest, pipeline, row_buckets
-from jitgen.families.reduction.schedule import FEW_ROWS, LONG_ROW, MANY_COLUMNS, MANY_ROWS, SOME_ROWS
+from jitgen.families.reduction.schedule import (
+    BUSY_ROWS,
+    ENOUGH_ROWS,
+    FEW_ROWS,
+    LONG_ROW,
+    MANY_COLUMNS,
+    MANY_ROWS,
+    SOME_ROWS,
+)
+from jitgen.ir.parts import SPLIT_ROWS
 from jitgen.spec import Target
 
 VOCABULARY = 151936
@@ -29,11 +38,11 @@ def lowered(rows: int, length: int, backend: str):
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_numbers_of_rows_share_plans(backend: str) -> None:
-    long = {rows: lowered(rows, VOCABULARY, backend).key for rows in (2, 7, SOME_ROWS, 33, FEW_ROWS, 65, 500, 8192)}
-    assert len({long[rows] for rows in (2, 7, SOME_ROWS)}) == 1
-    assert len({long[rows] for rows in (33, FEW_ROWS)}) == 1
-    assert len({long[rows] for rows in (65, 500, 8192)}) == 1
-    assert len(set(long.values())) > 1
+    alike = [(2, 7, SOME_ROWS), (33, SPLIT_ROWS), (SPLIT_ROWS + 1, FEW_ROWS), (65, BUSY_ROWS), (500, ENOUGH_ROWS)]
+    alike += [(2000, 8192)]
+    long = [{lowered(count, VOCABULARY, backend).key for count in rows} for rows in alike]
+    assert [len(keys) for keys in long] == [1] * len(alike)
+    assert len(set().union(*long)) > 1
     short = {lowered(rows, LONG_ROW, backend).key for rows in (2, 33, FEW_ROWS, 65, 8192)}
     assert len(short) == 1
 
@@ -46,7 +55,7 @@ def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) 
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-@pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 3), (LONG_ROW, 1)])
+@pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 6), (2 * LONG_ROW, 5), (LONG_ROW, 1)])
 def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: int, tmp_path: Path) -> None:
     path = tmp_path / "specs.json"
     with jitgen.record(path):
@@ -93,4 +102,5 @@ def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:
         jitgen.jit(lambda x: x.float().sum(-1))(torch.randn(3, 100000))
     (entry,) = json.loads(path.read_text())["entries"]
     sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_buckets.variants(entry)}
-    assert {(3, 100000), (64, 100000), (128, 100000), (1, 100000)} <= sizes
+    ends = {SOME_ROWS, SPLIT_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS, 2 * ENOUGH_ROWS}
+    assert sizes >= {(count, 100000) for count in (ends - {SOME_ROWS}) | {1, 3}}

@@ -12,12 +12,15 @@ from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, FEW_ELEMENTS, l
 from jitgen.families.reduction.schedule import (
     BEYOND_CACHE_BYTES,
     BLOCK_THREADS,
+    BUSY_ROWS,
     CLUSTER,
     COLUMN_THREADS,
+    ENOUGH_ROWS,
     FEW_ROWS,
     HELD_BYTES,
     LEAST_THREADS,
     LINE_BYTES,
+    LONG_ROW,
     MANY_COLUMNS,
     MANY_ROWS,
     MOST_THREADS,
@@ -49,6 +52,13 @@ PAIR = 2
 """Blocks of a row where each has a multiprocessor to itself. An H200 holds 66 such clusters, but only 62 of 8 blocks
 with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no cluster of more than two."""
 PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
+ONCE_BYTES, ONCE_THREADS, ONCE_ELEMENTS, ONCE_LENGTH = 2**14, 256, 16, 2**16
+"""Bytes of a row from which on nobody keeps it where all is known once it is read; threads of a small block, elements
+of each under way, and the length of a row from which on there are twice as many threads."""
+FEW_ROWS_BYTES = 2**17
+"""Of each of a few long rows, up to which a cluster of the smallest blocks has it: latency counts, not registers."""
+MOST_RESIDENT_THREADS, DOUBLE_BYTES = 2048, 8
+"""Of a multiprocessor; elements so wide are combined in more registers than so many threads have."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 COLUMN_UNROLL = 8
 """Accesses of a thread under way at once: on an H200 four are slower, sixteen no faster."""
@@ -86,9 +96,16 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         found = RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
         single = length <= found.tile
         return replace(found, turns=_turns(found, geometry, element)) if single else found
+    if geometry.rows > BUSY_ROWS and length * max(sizes) > ONCE_BYTES and passes(online(kernel)) == 1:
+        return _read_once(layout, geometry, sizes, vector)
     share = _Share(threads)
     clusters = target.capability >= 90
-    if length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
+    if clusters and geometry.rows <= FEW_ROWS and LONG_ROW < length <= FEW_ROWS_BYTES // element:
+        threads = 2 * WARP
+        while threads * CLUSTER * THREAD_BYTES < length * element:
+            threads *= 2
+        share = _Share(threads, CLUSTER)
+    elif length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
         share = _clustered(kernel, layout, geometry, length * element, narrow) if clusters else _Share(MOST_THREADS)
     needed = -(-length // (share.threads * share.cluster * vector))
     unroll = next((step for step in STEPS if step >= needed), needed) if share.cluster == 1 else needed
@@ -112,6 +129,14 @@ def _turns(schedule: RowSchedule, geometry: RowGeometry, element: int) -> int:
     return max(1, min(MOST_TURNS, TURN_BYTES // (schedule.vector * schedule.unroll * element)))
 
 
+def _read_once(layout: RowLayout, geometry: RowGeometry, sizes: Sequence[int], vector: int) -> RowSchedule:
+    """A block for each row, which keeps nothing: larger where rows are long or not so many."""
+    threads = ONCE_THREADS * (1 + (geometry.rows <= ENOUGH_ROWS)) * (1 + (geometry.length > ONCE_LENGTH))
+    resident = MOST_RESIDENT_THREADS if max(sizes) < DOUBLE_BYTES and sum(sizes) <= ACCESS_BYTES else RESIDENT_THREADS
+    unroll = max(1, min(ONCE_ELEMENTS, THREAD_BYTES // sum(sizes)) // vector)
+    return RowSchedule(threads, 1, 1, vector, unroll, False, 0, layout.wide, resident // threads, online=True)
+
+
 @dataclass(frozen=True)
 class _Share:
     """Who holds a row: ``threads`` of each of ``cluster`` blocks, each at most ``held`` bytes of it.
@@ -133,7 +158,7 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
     no exponentials and elements have 16 bits, or where nothing else has the multiprocessor meanwhile.
     """
     (body,) = kernel.bodies
-    streamed = online(kernel, layout)
+    streamed = online(kernel)
     (rewritten,) = streamed.bodies
     saves = passes(streamed) > 1 and narrow
     costly = any(i.op in OPS and OPS[i.op].flops >= EXPENSIVE_FLOPS and not i.row for i in rewritten.instructions)
@@ -156,7 +181,7 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Ta
     """
     (body,) = kernel.bodies
     length, size, again = max(geometry.length, 1), walked_size(kernel, layout), passes(kernel) > 1
-    states = _states(online(kernel, layout), layout.wide)
+    states = _states(online(kernel), layout.wide)
     beside = max(1, min(layout.beside_unit, ACCESS_BYTES // size))
     while beside > 1 and beside * sum(states) > MOST_STATE_BYTES:
         beside //= 2

@@ -16,7 +16,7 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
     """A title, and how a row is walked."""
     (layout,) = layouts
     if schedule.online:
-        kernel = online(kernel, layout)
+        kernel = online(kernel)
     (body,) = kernel.bodies
     kinds = [instruction.attr for instruction in body.instructions if instruction.op == "reduce"]
     count = passes(kernel)

@@ -11,9 +11,8 @@ and so known a pass earlier:
   (Welford, "Note on a method for calculating corrected sums of squares and products", 1962), which are combined as by
   Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
 
-A third is exact: the one element that an index picks, less a row's value, is picked first and lessened then; without
-it cross entropy would walk the row once more. What a maximum or a mean that is not finite does to the formulas that
-are replaced is said by a line or two of row values behind the reduction, so accumulating need not care.
+What a maximum or a mean that is not finite does to the formulas that are replaced is said by a line or two of row
+values behind the reduction, so accumulating need not care.
 
 The maximum and the sum themselves stay: they are a single operation an element. A kernel of which this saves no pass
 is left as it is.
@@ -25,7 +24,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import passes
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, identity_of, placed
@@ -35,19 +33,19 @@ SUM_EXP, DEVIATIONS = "sum_exp", "deviations"
 """Kinds of ``reduce`` that only a kernel with looping passes has, in Triton and CUDA C++."""
 
 
-def online(kernel: Kernel, layout: RowLayout) -> Kernel:
+def online(kernel: Kernel) -> Kernel:
     """``kernel``, or one of the same operands, results and parameters that walks its rows fewer times."""
     (body,) = kernel.bodies
-    rewritten = replace(kernel, bodies=(_Rewriting(kernel, layout).body(),)) if body.row_rank else kernel
+    rewritten = replace(kernel, bodies=(_Rewriting(kernel).body(),)) if body.row_rank else kernel
     return rewritten if passes(rewritten) < passes(kernel) else kernel
 
 
 class _Rewriting:
     """Emits the body's instructions anew, in order, with each reduction that matches replaced."""
 
-    def __init__(self, kernel: Kernel, layout: RowLayout):
+    def __init__(self, kernel: Kernel):
         (self.source,) = kernel.bodies
-        self.kernel, self.layout = kernel, layout
+        self.kernel = kernel
         self.instructions = self.source.instructions
         self.emitted: list[Instruction] = []
         self.positions: dict[tuple[object, ...], int] = {}
@@ -55,7 +53,7 @@ class _Rewriting:
         """Where the source's instructions are now."""
 
     def body(self) -> Body:
-        replaced: Sequence[Callable[[int], int | None]] = (self._sum_exp, self._deviations, self._picked)
+        replaced: Sequence[Callable[[int], int | None]] = (self._sum_exp, self._deviations)
         for position, instruction in enumerate(self.instructions):
             found = None
             if instruction.op == "reduce" and instruction.attr == "sum" and instruction.dtype.startswith("float"):
@@ -148,34 +146,6 @@ class _Rewriting:
         if instruction.op == "scalar":
             return self.kernel.scalars[instruction.attr] == (length, instruction.dtype)
         return instruction.op == "const" and instruction.attr == length
-
-    def _picked(self, position: int) -> int | None:
-        """sum(where(index == i, v - r, 0)), where r and i are the row's: v[i] - r where there is an i, else 0."""
-        reduction = self.instructions[position]
-        (chosen,) = reduction.args
-        if not self._is(chosen, "where", reduction.dtype):
-            return None
-        condition, difference, zero = self.instructions[chosen].args
-        if not self._is(zero, "const", reduction.dtype, 0.0) or not self._is(difference, "sub", reduction.dtype):
-            return None
-        value, less = self.instructions[difference].args
-        if self.instructions[value].row or not self.instructions[less].row or not self._is_one_place(condition):
-            return None
-        picked = self._emit(reduction, "where", self.at[condition], self.at[value], self.at[zero])
-        total = self._emit(reduction, "reduce", picked, attr="sum")
-        there = self._emit(reduction, "reduce", self.at[condition], dtype="bool", attr="any")
-        return self._emit(reduction, "where", there, self._emit(reduction, "sub", total, self.at[less]), self.at[zero])
-
-    def _is_one_place(self, position: int) -> bool:
-        """Whether the condition holds for one element of a row at most: an index along it equals a row's value."""
-        condition = self.instructions[position]
-        if condition.op != "eq":
-            return False
-        left, right = (self.instructions[a] for a in condition.args)
-        index = right if left.row else left
-        if left.row == right.row or index.op != "iota":
-            return False
-        return self.layout.operands[index.attr] in ("contiguous", "strided")
 
 
 def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:

@@ -21,7 +21,7 @@ def render(
     """The source of ``kernel`` in ``language``, and where each of its lines came from; see ``families/render.py``."""
     dialect, (layout,) = DIALECTS[language], layouts
     if schedule.online:
-        kernel = online(kernel, layout)
+        kernel = online(kernel)
     rows = context(kernel, layout, dialect)
     build = importlib.import_module(f"jitgen.families.reduction.{language}").build
     specific, options = build(kernel, layout, schedule, rows, dialect)

@@ -15,6 +15,7 @@ from typing import ClassVar
 from jitgen.families.layout import CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import passes
+from jitgen.ir.parts import SPLIT_ROW, SPLIT_ROWS
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -40,6 +41,8 @@ NARROW_BYTES = 2
 """Elements up to so many bytes are computed with in more registers than they are kept in."""
 SOME_ROWS, FEW_ROWS = 32, 64
 """A block for each of ``FEW_ROWS`` or less leaves half of an H200 idle, two for each of ``SOME_ROWS`` or less too."""
+BUSY_ROWS, ENOUGH_ROWS = 128, 1024
+"""Long rows from which on a block for each keeps an H200 busy where none has to wait for another, and a small block."""
 MANY_ROWS, MOST_TURNS, TURN_BYTES = 2**16, 4, 64
 """Short rows beyond which a thread takes several; at most how many, and how many bytes of them."""
 FEW_TURNS = 1024
@@ -158,7 +161,9 @@ def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
         return (MANY_COLUMNS,)
     if length <= FEW_TURNS:
         return (MANY_ROWS,)
-    return () if length <= LONG_ROW else (SOME_ROWS, FEW_ROWS)
+    if length <= LONG_ROW:
+        return ()
+    return (SOME_ROWS, *((SPLIT_ROWS,) if length >= SPLIT_ROW else ()), FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS)
 
 
 def walked_size(kernel: Kernel, layout: RowLayout) -> int:
