@@ -32,7 +32,7 @@ LONG_ROW = 2**18
 FEW_ROWS = 64
 """Rows at most this many, of at least ``LONG_ROW`` elements, are reduced in ``PARTS`` parts first: one row would keep
 one block busy, and a sum of so many terms in one sequence would lose digits. Parts are multiples of ``PART_UNIT``
-elements, so that they are as aligned as rows are, and the last is shorter."""
+elements, so that they are as aligned as rows are, and the last is shorter. Parts of columns are as even as can be."""
 SPLIT_ROW, SPLIT_ROWS = 2**15, 48
 """The same of shorter rows where a block is all that a row can have: of 48 softmax is a sixth faster in parts on an
 H200, of 64 it is not. Where blocks can share rows, they do if its elements are needed again or its reductions wait for
@@ -71,16 +71,17 @@ def split_long_rows(roots: Sequence[Node], mover: Mover, materialize: Materializ
 def _parts(node: Node, again: bool, split: int, mover: Mover, blocks: int) -> int:
     """How many parts the rows that ``node`` reduces are taken in.
 
-    ``again``: whether their elements are needed then; ``split``: rows of at least ``SPLIT_ROW`` that are.
+    ``again``: whether their elements are needed then; ``split``: so many rows of at least ``SPLIT_ROW`` are.
     """
     length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
-    count = symbols.product(node.shape)
-    if mover.decide(symbols.compare("ge", length, SPLIT_ROW)):
-        if split != FEW_ROWS and mover.decide(symbols.compare("ge", length, LONG_ROW)):
-            split = FEW_ROWS
-        if split and mover.decide(symbols.compare("le", count, split)):
-            return PARTS
-    if are_columns(node) and mover.decide(symbols.compare("ge", length, LONG_COLUMN * blocks)):
+    count, columns = symbols.product(node.shape), are_columns(node)
+    if not (columns or mover.decide(symbols.compare("ge", length, SPLIT_ROW))):
+        return 1
+    if mover.decide(symbols.compare("ge", length, LONG_ROW)) and mover.decide(symbols.compare("le", count, FEW_ROWS)):
+        return PARTS
+    if not columns:
+        return PARTS if split and mover.decide(symbols.compare("le", count, split)) else 1
+    if mover.decide(symbols.compare("ge", length, LONG_COLUMN * blocks)):
         few = FEW_BYTES // (blocks * _widest(node)) if again else SOME_COLUMNS
         return COLUMN_PARTS if mover.decide(symbols.compare("lt", count, few)) else 1
     return 1
@@ -119,9 +120,9 @@ class _Rows:
         self.at = 0 if self.columns else len(outer)
         self.others = tuple(shape[dim] for dim in outer)
         self.length: Size = symbols.product(shape[dim] for dim in self.dims)
-        unit = 1 if self.columns else PART_UNIT
-        rounded = symbols.floordiv(symbols.add(self.length, count * unit - 1), count * unit)
-        self.each: Size = symbols.mul(rounded, unit)  # type: ignore[assignment]
+        step = count * PART_UNIT
+        rounded = symbols.mul(symbols.floordiv(symbols.add(self.length, step - 1), step), PART_UNIT)
+        self.each: Size = symbols.floordiv(self.length, count) if self.columns else rounded  # type: ignore[assignment]
         self.count: Size = symbols.floordiv(self.length, self.each)  # type: ignore[assignment]
         self.accumulator = "float32" if source.dtype in ("float16", "bfloat16") else source.dtype
 

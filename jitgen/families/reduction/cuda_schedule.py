@@ -52,7 +52,7 @@ PAIR = 2
 """Blocks of a row where each has a multiprocessor to itself. An H200 holds 66 such clusters, but only 62 of 8 blocks
 with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no cluster of more than two."""
 PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
-ONCE_BYTES, ONCE_THREADS, ONCE_ELEMENTS, ONCE_LENGTH = 2**14, 256, 16, 2**16
+ONCE_BYTES, ONCE_THREADS, ONCE_ELEMENTS, ONCE_LENGTH = 2**15, 256, 16, 2**16
 """Bytes of a row from which on nobody keeps it where all is known once it is read; threads of a small block, elements
 of each under way, and the length of a row from which on there are twice as many threads."""
 FEW_ROWS_BYTES = 2**17
@@ -96,7 +96,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         found = RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
         single = length <= found.tile
         return replace(found, turns=_turns(found, geometry, element)) if single else found
-    if geometry.rows > BUSY_ROWS and length * max(sizes) > ONCE_BYTES and passes(online(kernel)) == 1:
+    if geometry.rows > BUSY_ROWS and length * max(sizes) >= ONCE_BYTES and passes(online(kernel)) == 1:
         return _read_once(layout, geometry, sizes, vector)
     share = _Share(threads)
     clusters = target.capability >= 90

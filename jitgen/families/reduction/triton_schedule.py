@@ -69,7 +69,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         aim = min(aim, accesses * ACCESS_BYTES // max(sizes))
         if rows == 1:
             threads = most // 2 if walks_less else most
-        if fewer == 1 and geometry.rows > FEW_ROWS:
+        if walks_less and fewer == 1 and geometry.rows > FEW_ROWS:
             threads, aim = most // 4, min(held, ONCE_ELEMENTS)
     tile = padded if kept else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
