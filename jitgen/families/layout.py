@@ -111,15 +111,6 @@ class LaunchArguments:
     maps: tuple[Any, ...] = ()
 
 
-def is_coarse(body: Body) -> bool:
-    """Whether every result of ``body`` is a float of 16 bits or fewer: see ``codegen/dialect.py``."""
-    return all(
-        operand.dtype.startswith("float8") or operand.dtype in ("float16", "bfloat16")
-        for operand in body.operands
-        if operand.kind == "store"
-    )
-
-
 def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
     """Operations of ``instructions`` for so many elements; a reduction is one for each."""
     weights = (OPS[i.op].flops if i.op in OPS else int(i.op == "reduce") for i in instructions)

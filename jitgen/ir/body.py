@@ -123,7 +123,8 @@ class Body:
     """A region ready for a dialect: its iteration space, its operands (stores last), its instructions.
 
     In a body with contractions the shape is (rows, columns), and an instruction ``matmul`` (its contraction's index in
-    ``attr``) is that product's accumulator.
+    ``attr``) is that product's accumulator. ``coarse``: all that the program returns of it are floats of 16 bits or
+    fewer, be it by way of temporaries; see ``codegen/dialect.py``.
     """
 
     shape: Shape
@@ -131,6 +132,7 @@ class Body:
     instructions: tuple[Instruction, ...]
     row_rank: int = 0
     contractions: tuple[Contraction, ...] = ()
+    coarse: bool = False
 
     @property
     def stores(self) -> tuple[int, ...]:

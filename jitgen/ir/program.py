@@ -223,7 +223,7 @@ class _Cutter:
             tuple(Buffer(node.dtype, node.shape, node.attrs == CONTIGUOUS) for node in results),
             tuple(outputs),
             tuple(mutated),
-            tuple(kernels),
+            _with_coarse(kernels, buffers, range(len(inputs), first), outputs),
             tuple(self.prologues.items()),
             general=self.viewable and self.mover.general,
         )
@@ -428,6 +428,32 @@ class _Cutter:
                 name = self.graph.name if number == 0 else f"{self.graph.name}_{number}"
                 kernels.append(Kernel(name, tuple(bodies), tuple(scalars)))
         return kernels
+
+
+def _with_coarse(
+    kernels: Sequence[Kernel], buffers: Sequence[Buffer], temporaries: range, outputs: Sequence[int | Alias]
+) -> tuple[Kernel, ...]:
+    """``kernels`` with what is known of each body's results; a kernel follows those whose temporaries it reads."""
+    exact = {output.input for output in outputs if isinstance(output, Alias)}
+    found: list[Kernel] = []
+    for kernel in reversed(kernels):
+        bodies = []
+        for body in kernel.bodies:
+            written = [body.operands[index].buffer for index in body.stores]
+            coarse = all(
+                _is_narrow(buffers[b].dtype) or (b in temporaries and b not in exact) for b in written if b is not None
+            )
+            bodies.append(replace(body, coarse=coarse))
+        for body in bodies:
+            read = {operand.buffer for operand in body.operands if operand.kind != "store"}
+            exact |= set() if body.coarse else {buffer for buffer in read if buffer is not None}
+        found.append(replace(kernel, bodies=tuple(bodies)))
+    return tuple(reversed(found))
+
+
+def _is_narrow(dtype: str) -> bool:
+    """Whether it is a float of 16 bits or fewer."""
+    return dtype.startswith("float8") or dtype in ("float16", "bfloat16")
 
 
 def _share_kernel(bodies: Sequence[Body], body: Body) -> bool:

@@ -70,6 +70,19 @@ def test_parts_are_aligned_and_the_last_is_shorter(length: int) -> None:
     assert count <= PARTS
 
 
+@pytest.mark.parametrize(
+    ("function", "coarse"),
+    [
+        (lambda x: x.logsumexp(-1), [True] * 2),
+        (lambda x: x.float().logsumexp(-1), [False] * 2),
+        (lambda x: (x.logsumexp(-1), x.float().exp().sum(-1)), [False] * 2),
+    ],
+)
+def test_temporaries_are_as_exact_as_what_becomes_of_them(function: Callable[..., Any], coarse: list[bool]) -> None:
+    low = lowered(function, (2, LONG_ROW))
+    assert [body.coarse for kernel in low.program.kernels for body in kernel.bodies] == coarse
+
+
 def test_what_rows_have_is_computed_once_for_each() -> None:
     """Softmax of parts: the kernel that writes it reads a maximum and a quotient, and takes one exponential."""
     low = lowered(softmax, (2, LONG_ROW))

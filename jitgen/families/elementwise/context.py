@@ -9,7 +9,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
 from jitgen.families.elementwise.launch import integer_names
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import ACCESS_BYTES, Layout, is_coarse, item_size
+from jitgen.families.layout import ACCESS_BYTES, Layout, item_size
 from jitgen.ir.body import Body, Operand, compute_dtype
 from jitgen.ir.program import Kernel
 
@@ -122,7 +122,7 @@ def regions(
 def _region(
     number: int, body: Body, layout: Layout, kernel: Kernel, schedule: Schedule, dialect: Dialect
 ) -> RegionContext:
-    found = printed(body.instructions, dialect, coarse=is_coarse(body))
+    found = printed(body.instructions, dialect, coarse=body.coarse)
     operands = tuple(
         _operand(number, index, operand, layout, found.values[index], dialect)
         for index, operand in enumerate(body.operands)

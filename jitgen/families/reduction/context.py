@@ -11,7 +11,6 @@ import torch
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
-from jitgen.families.layout import is_coarse
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import SUM_EXP
@@ -159,7 +158,7 @@ class _Builder:
         (self.body,) = kernel.bodies
         self.kernel, self.layout, self.dialect = kernel, layout, dialect
         self.instructions = self.body.instructions
-        self.coarse = is_coarse(self.body)
+        self.coarse = self.body.coarse
         self.printed = printed(self.instructions, dialect, coarse=self.coarse)
         self.names, self.lines = self.printed.names, self.printed.lines
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))

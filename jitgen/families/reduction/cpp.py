@@ -19,7 +19,7 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
-from jitgen.families.layout import CPU_LANES, is_coarse, item_size
+from jitgen.families.layout import CPU_LANES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, RowValues
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.numbers import has_narrow_nan, is_exp_below, maxima_of_numbers
@@ -77,7 +77,7 @@ class _Builder:
         self.halved = not self.tiled and self._is_halved()
         self.narrow_nan = self.halved and has_narrow_nan(body)
         self.group = "GroupOfNarrowNan" if self.narrow_nan else "GroupOfHalves" if self.halved else "Group"
-        self.coarse = is_coarse(body) and not self.tiled
+        self.coarse = body.coarse and not self.tiled
         self.fetched = self._fetched()
         self.row_values = [(o.type, o.value) for o in self.row_loads]
         for walk, reductions in zip(rows.passes, self.reductions, strict=True):
