@@ -141,8 +141,8 @@ _FUNCTION = re.compile(r"^@.*\ndef (\w+)\(.*(?:\n(?:[ \t)].*)?)*", re.MULTILINE)
 def _functions(header_text: str) -> dict[str, str]:
     """The decorated functions of a Python header by name.
 
-    Not by ``ast``: CPython 3.11 parses in one thread at a time only, and Triton may be parsing in another
-    (github.com/python/cpython/issues/106905).
+    Not by ``ast``: CPython 3.11 counts the depth of all threads' trees together, and where Triton parses in another
+    thread meanwhile it may raise SystemError (github.com/python/cpython/issues/106905).
     """
     return {found[1]: found[0].rstrip() for found in _FUNCTION.finditer(header_text)}
 

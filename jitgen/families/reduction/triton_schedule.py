@@ -50,8 +50,8 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     held = HELD_IN_BLOCK // 2 if double or single else HELD_IN_BLOCK
     padded = 1 << (length - 1).bit_length()
     block, aim = _short(kernel, padded, max(sizes), single)
-    held = max(held, aim := aim // 2 if double else aim)
-    rows, threads = block, 1
+    aim = min(aim, held) if double else aim
+    held, rows, threads = max(held, aim), block, 1
     while threads * rows < BLOCK_THREADS and threads * aim < padded:
         threads *= 2
         rows = max(1, block // threads)
