@@ -91,6 +91,13 @@ def test_triton_accesses_are_16_bytes_wide(case: str) -> None:
     assert all("128" in access for access in accesses)
 
 
+@pytest.mark.parametrize(("length", "width"), [(104, ".128"), (100, ".64"), (102, ""), (101, ".U16")])
+def test_triton_accesses_are_as_wide_as_rows_are_aligned(length: int, width: str) -> None:
+    rows = TensorSpec((100_000, length), torch.bfloat16)
+    low = jitgen.jit(lambda x: x.sum(-1)).lower(rows, target="sm_90", backend="triton")
+    assert set(re.findall(r"\bLDG\.E(\.128|\.64|\.U16|)\b", low.compile().asm["sass"])) == {width}
+
+
 def test_triton_reads_neighbouring_columns_together() -> None:
     loads = re.findall(r"\bLDG(?:STS)?\.\S+", triton_sass("column_sum"))
     assert loads
