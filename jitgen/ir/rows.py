@@ -11,7 +11,7 @@ own into a temporary, which always gives the right answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jitgen.ir.graph import Node, Shape, topological
@@ -151,12 +151,13 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
     for node in order:
         if node.op == "reduce" or any(id(child) in reduced for child in node.inputs):
             reduced.add(id(node))
+    varying = _varying(order)
     held: dict[int, Node] = {}
     needed = {id(root)}
     for node in reversed(order):
         if id(node) not in needed or id(node) not in reduced:
             continue
-        alike = [dim for dim, size in enumerate(node.shape) if size != 1 and not varies(node, (dim,))]
+        alike = [dim for dim, size in enumerate(node.shape) if size != 1 and dim not in varying[id(node)]]
         if node.op == "reduce":
             held[id(node)] = node
         elif node.op not in BARRIERS and alike:
@@ -252,22 +253,27 @@ def _rows_last(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
 
 def varies(node: Node, dims: Sequence[int]) -> bool:
     """Whether ``node`` may differ along any of ``dims``: False only where it evidently does not."""
-    if node.op in ("const", "scalar"):
-        return False
-    if all(node.shape[dim] == 1 for dim in dims):
-        return False
-    if node.op == "view":
-        if node.attrs[0] == "reshape":
-            return True
-        sources = [_source_dim(node, dim) for dim in dims]
-        return varies(node.inputs[0], [dim for dim in sources if dim is not None])
-    if node.op == "iota":
-        return node.attrs[0] in dims
-    if node.op in ("input", "cat"):
-        return any(node.shape[dim] != 1 for dim in dims)
-    if node.op == "reduce":
-        return any(dim not in node.attrs[1] for dim in dims)
-    return any(varies(child, dims) for child in node.inputs)
+    return not _varying(topological([node]))[id(node)].isdisjoint(dims)
+
+
+def _varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
+    """For each node, by id, the dimensions along which it may differ; ``order``: each after its inputs."""
+    found: dict[int, frozenset[int]] = {}
+    for node in order:
+        dims: Iterable[int] = range(len(node.shape))
+        if node.op in ("const", "scalar"):
+            dims = ()
+        elif node.op == "view" and node.attrs[0] != "reshape":
+            sources, under = ((dim, _source_dim(node, dim)) for dim in dims), found[id(node.inputs[0])]
+            dims = [dim for dim, source in sources if source is not None and source in under]
+        elif node.op == "iota":
+            dims = (node.attrs[0],)
+        elif node.op == "reduce":
+            dims = [dim for dim in dims if dim not in node.attrs[1]]
+        elif node.op not in BARRIERS:
+            dims = frozenset().union(*(found[id(child)] for child in node.inputs))
+        found[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)
+    return found
 
 
 def _source_dim(view: Node, dim: int) -> int | None:

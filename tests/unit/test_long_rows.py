@@ -146,3 +146,16 @@ def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int,
 
 def test_a_cpu_shares_its_rows_itself() -> None:
     assert temporaries(lowered(lambda x: x.sum(0), (8 * LONG_COLUMN, 500), "cpp", "x86-64-v3")) == []
+
+
+def test_what_rows_have_may_be_long_in_the_making() -> None:
+    """Each step reads the one before twice: looked at path by path it would never end."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean((0, 2), keepdim=True)
+        for _ in range(60):
+            mean = mean * mean + mean * 0.5
+        return x * mean
+
+    x = torch.randn(4, 5, 6) * 0.1
+    torch.testing.assert_close(jitgen.jit(scaled)(x).double(), scaled(x.double()), rtol=1e-4, atol=1e-9)
