@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape, topological
-from jitgen.ir.rows import Materialize, are_columns, has_reduce, rewritten, without_reductions
+from jitgen.ir.rows import Materialize, are_columns, has_reduce, rewritten, unrounded, without_reductions
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
@@ -54,9 +54,9 @@ def split_long_rows(roots: Sequence[Node], mover: Mover, materialize: Materializ
 
     ``blocks``: that can share rows within one kernel.
     """
-    full = {node.inputs[0].shape for node in topological(roots) if node.op == "reduce"}
-    again = any(root.shape in full for root in roots)
-    waits = any(node.op == "reduce" and has_reduce(node.inputs[0]) for node in topological(roots))
+    reduced = [node.inputs[0] for node in topological(roots) if node.op == "reduce"]
+    again = any(root.shape == node.shape for root in roots for node in reduced)
+    waits = any(map(has_reduce, reduced))
     split = SPLIT_ROWS if blocks == 1 else 0 if again or waits else FEW_ROWS
 
     def change(node: Node, rebuilt: Node) -> Node:
@@ -175,8 +175,8 @@ class _Rows:
 
     def _back(self, total: Node) -> Node:
         """``total``, of every row in this order of dimensions, as the result of what is replaced."""
-        if total.dtype != self.source.dtype:  # a narrower float's value is not rounded between operations: no cast
-            total = self._make("mul", total, self.builder.const(1.0, total.dtype), dtype=self.source.dtype)
+        if total.dtype != self.source.dtype:
+            total = unrounded(total, self.source.dtype, self.mover)
         for _ in range(len(self.dims) - 1):
             shape = (*total.shape[: self.at], 1, *total.shape[self.at :])
             total = self.mover.move(total, ("unsqueeze", self.at), shape)

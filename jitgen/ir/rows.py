@@ -184,9 +184,13 @@ def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
     """``node`` from a temporary; one that is no reduction, as it is computed, not as it would be stored."""
     if node.op == "reduce" or node.dtype not in ("float16", "bfloat16"):
         return materialize(node)
+    return unrounded(materialize(unrounded(node, "float32", mover)), node.dtype, mover)
+
+
+def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
+    """``node``, computed in float32, as ``dtype``. A cast would round it; between operations no value is rounded."""
     one = mover.builder.const(1.0, "float32")
-    exact = mover.builder.make("mul", (node, one), "float32", node.shape, (), node.location)
-    return mover.builder.make("mul", (materialize(exact), one), node.dtype, node.shape, (), node.location)
+    return mover.builder.make("mul", (node, one), dtype, node.shape, (), node.location)
 
 
 def _one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:

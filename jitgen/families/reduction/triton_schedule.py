@@ -56,7 +56,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         threads *= 2
         rows = max(1, block // threads)
     most = BLOCK_THREADS if target.kind == "hip" else MOST_THREADS
-    fewer = passes(online(kernel))
+    fewer = passes(kernel if padded <= threads * held else online(kernel))
     if padded == most * held and rows == 1 and max(sizes) > NARROW_BYTES and (fewer > 1 or passes(kernel) == 1):
         threads = most
     kept, walks_less = padded <= threads * held, False
