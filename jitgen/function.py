@@ -20,12 +20,13 @@ from torch.utils import _pytree as pytree
 
 from jitgen import manifest, pipeline, quant, row_buckets, settings, weights
 from jitgen.compile import routes
-from jitgen.dispatch import NUMBERS, TENSORS, make_dispatcher, make_quantized_dispatcher
+from jitgen.dispatch import MAX_LAUNCHES, NUMBERS, TENSORS, make_dispatcher, make_quantized_dispatcher
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import size_one_pattern
 from jitgen.pipeline import Lowered, Route
 from jitgen.plan import LaunchPlan
+from jitgen.runtime.guards import TensorFacts
 from jitgen.spec import Target, dtype_name, host_target, runs_here
 from jitgen.specialization import Specialization, memory_of
 from jitgen.trace.guards import Guards, tracing
@@ -47,7 +48,7 @@ class Entry:
         self.lowered = lowered
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
-        self.facts = tuple(map(_facts, tensors))
+        self.facts = tuple(map(TensorFacts.of, tensors))
 
     def captured_tensors(self) -> list[torch.Tensor] | None:
         """The captured tensors now; None where one has changed its shape or place, or a guarded value has changed."""
@@ -57,7 +58,7 @@ class Entry:
         tensors = []
         for captured, facts in zip(self.captured, self.facts, strict=True):
             tensor = captured.read()
-            if type(tensor) not in TENSORS or _facts(tensor) != facts:
+            if type(tensor) not in TENSORS or TensorFacts.of(tensor) != facts:
                 return None
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
@@ -66,12 +67,6 @@ class Entry:
                 )
             tensors.append(tensor)
         return tensors
-
-
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What of a tensor a launch depends on."""
-    aligned = 0 if tensor.device.type == "cpu" else tensor.data_ptr() % 16
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, aligned
 
 
 class JitFunction:
@@ -86,6 +81,8 @@ class JitFunction:
         self.__jitgen_function__ = function
         self._parameters = _parameter_names(function)
         self._dispatchers: dict[Any, Callable[..., Any]] = {}
+        self._plans: dict[Any, LaunchPlan] = {}
+        """Of calls with ``out=``."""
         self._specializations: dict[Any, list[Specialization]] = {}
         self._static_numbers: set[int] = set()
         self._methods: weakref.WeakKeyDictionary[Any, JitFunction] = weakref.WeakKeyDictionary()
@@ -179,11 +176,34 @@ class JitFunction:
             return self.function(*args, **kwargs)
         leaves, tree, out = self._leaves(args, kwargs)
         if out is not None:
-            return LaunchPlan(self, leaves, tree)(*leaves, out=out)
+            return self._plan(leaves, tree)(*leaves, out=out)
         dispatcher = self._dispatcher(leaves, tree)
         if not kwargs and any(map(weights.is_quantized, args)):
             self._dispatchers.setdefault(tuple(map(type, args)), make_quantized_dispatcher(self, args))
         return dispatcher(*leaves)
+
+    def _plan(self, leaves: Sequence[Any], tree: Any) -> LaunchPlan:
+        """The plan of a call with ``out=``, made where there is none for such arguments yet."""
+        plan = self._plans.get(self._signature(leaves, tree))
+        if plan is None:
+            plan = LaunchPlan(self, leaves, tree)
+            if len(self._plans) >= MAX_LAUNCHES:
+                self._plans.clear()
+            self._plans[self._signature(leaves, tree)] = plan  # the trace may have found out about numbers
+        return plan
+
+    def _signature(self, leaves: Sequence[Any], tree: Any) -> tuple[Any, ...]:
+        """What of a call's leaves a plan is bound for."""
+        signature = [tree]
+        for leaf in leaves:
+            kind = type(leaf)
+            if kind in TENSORS:
+                signature.append(TensorFacts.of(leaf))
+            elif kind in NUMBERS and self._static_numbers:
+                signature.append((kind, leaf.hex() if kind is float else leaf))
+            else:
+                signature.append((kind, leaf) if kind in STATIC else kind)
+        return tuple(signature)
 
     def _dispatcher(self, leaves: Sequence[Any], tree: Any) -> Callable[..., Any]:
         kinds = tuple(map(type, leaves))

@@ -11,7 +11,7 @@ import torch
 from jitgen import pipeline
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
-from jitgen.runtime.guards import has_repeated, layout_check
+from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 
 if TYPE_CHECKING:
     from jitgen.function import JitFunction
@@ -45,21 +45,24 @@ class LaunchPlan:
     def _prepare(self, function: JitFunction, leaves: Sequence[Any], tree: Any) -> None:
         self._function = function
         self._tree = tree
-        self._leaves = tuple(leaves)
+        self._bound = tuple(TensorFacts.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        """What it was bound with: of tensors the facts alone, so that their memory is free to go."""
         self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
-        self._tensors = [leaves[index] for index in self._places]
-        self._addresses = self._remainders(self._tensors)
+        tensors = [leaves[index] for index in self._places]
+        self._facts: list[TensorFacts] = [self._bound[index] for index in self._places]
+        self._addresses = [facts.remainder for facts in self._facts] if _aligned(tensors) else []
+        self._needs_grad = any(tensor.requires_grad for tensor in tensors)
         self._entry, _ = function._resolve(leaves, tree)
         self._out_entries: dict[Any, Any] = {}
         self._hot: tuple[Any, ...] | None = None
         if self._is_simple(self._entry) and not function._static_numbers:
-            self._hot = (layout_check(self._tensors), self._entry.launch, *self._addresses)
+            self._hot = (layout_check(tensors), self._entry.launch, *self._addresses)
         self._hot_out: tuple[Any, ...] | None = None
 
     def _is_simple(self, entry: Any) -> bool:
         """Whether the launch needs no check but of the arguments."""
-        return not entry.captured and not entry.guards and not any(tensor.requires_grad for tensor in self._tensors)
+        return not entry.captured and not entry.guards and not self._needs_grad
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -72,17 +75,13 @@ class LaunchPlan:
     def _launch(self, leaves: Sequence[Any], out: Any) -> Any:
         """A call that the generated fast path did not take: everything is checked."""
         leaves = [leaf for leaf in leaves if leaf is not _MISSING]
-        if len(leaves) != len(self._leaves):
-            raise TypeError(f"the plan of {self._function.name} takes {len(self._leaves)} arguments, got {len(leaves)}")
+        if len(leaves) != len(self._bound):
+            raise TypeError(f"the plan of {self._function.name} takes {len(self._bound)} arguments, got {len(leaves)}")
         tensors = [leaves[index] for index in self._places]
-        for place, tensor, bound in zip(self._places, tensors, self._tensors, strict=True):
-            self._refuse_other(place, tensor, bound)
-        for place, (leaf, bound) in enumerate(zip(leaves, self._leaves, strict=True)):
-            if type(bound) in (int, float):
-                alike = type(leaf) is type(bound)
-            else:
-                alike = isinstance(bound, torch.Tensor) or (type(leaf) is type(bound) and leaf == bound)
-            if not alike:
+        for place, (leaf, bound) in enumerate(zip(leaves, self._bound, strict=True)):
+            if isinstance(bound, TensorFacts):
+                self._refuse_other(place, leaf, bound)
+            elif type(leaf) is not type(bound) or (place not in self._numbers and leaf != bound):
                 raise ValueError(
                     f"argument {place} of the plan of {self._function.name} is {leaf!r}, and the plan was bound with "
                     f"{bound!r}; bind again, or call the function itself"
@@ -90,11 +89,11 @@ class LaunchPlan:
         self._function._check(leaves)
         if self._hot is not None and has_repeated(tensors):
             self._hot = (layout_check(tensors), *self._hot[1:])
-        changed = [i for i in self._numbers if leaves[i] != self._leaves[i]]
+        changed = [i for i in self._numbers if leaves[i] != self._bound[i]]
         if changed and self._function._static_numbers:
             raise ValueError(
                 f"argument {changed[0]} of the plan of {self._function.name} is {leaves[changed[0]]!r}, and the plan "
-                f"was bound for {self._leaves[changed[0]]!r}; bind again, or call the function itself"
+                f"was bound for {self._bound[changed[0]]!r}; bind again, or call the function itself"
             )
         outputs = _outputs(out)
         entry = self._entry if out is None else self._with_out(leaves, tensors, outputs)
@@ -109,29 +108,22 @@ class LaunchPlan:
         result = entry.launch(*everything, *addresses, *numbers, *outputs, *(o.data_ptr() for o in outputs))
         return result if out is None else out
 
-    def _refuse_other(self, place: int, tensor: Any, bound: torch.Tensor) -> None:
+    def _refuse_other(self, place: int, tensor: Any, bound: TensorFacts) -> None:
         if not isinstance(tensor, torch.Tensor):
             kind = type(tensor).__name__
             raise TypeError(f"argument {place} of the plan of {self._function.name} is {kind}, not a tensor")
-        same = tensor.shape == bound.shape and tensor.stride() == bound.stride() and tensor.dtype == bound.dtype
-        if same and tensor.device == bound.device and self._remainders([tensor]) == self._remainders([bound]):
-            return
-        raise ValueError(
-            f"argument {place} of the plan of {self._function.name} is {_describe(tensor)}; "
-            f"the plan was bound for {_describe(bound)}. Bind again for such arguments, or call the function itself"
-        )
-
-    @staticmethod
-    def _remainders(tensors: Sequence[torch.Tensor]) -> list[int]:
-        if not torch.cuda.is_available():
-            return []
-        return [tensor.data_ptr() & 15 for tensor in tensors]
+        facts = TensorFacts.of(tensor)
+        if facts != bound:
+            raise ValueError(
+                f"argument {place} of the plan of {self._function.name} is {facts}; "
+                f"the plan was bound for {bound}. Bind again for such arguments, or call the function itself"
+            )
 
     # ------------------------------------------------------------------------------------------------------- out=
 
     def _with_out(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> Any:
         """The entry that writes into tensors laid out as ``out``."""
-        key = tuple((t.shape, t.stride(), t.dtype, t.device, *self._remainders([t])) for t in out)
+        key = tuple(map(TensorFacts.of, out))
         entry = self._out_entries.get(key)
         if entry is None:
             self._check_out(out)
@@ -153,13 +145,10 @@ class LaunchPlan:
                 )
         if len(out) == 1 and self._hot is not None and self._is_simple(entry) and not out[0].requires_grad:
             check = layout_check([*tensors, out[0]])
-            ends = [_extent(out[0]), *map(_extent, self._tensors)]
-            wanted = (out[0].shape, out[0].stride(), out[0].dtype)
-            alike = [
-                (tensor.shape, tensor.stride(), tensor.dtype) == wanted and place not in beside[0]
-                for place, tensor in enumerate(self._tensors)
-            ]
-            self._hot_out = (check, entry.launch, *ends, *alike, *self._addresses, *self._remainders(out))
+            ends = [key[0].extent, *(facts.extent for facts in self._facts)]
+            alike = [facts[:3] == key[0][:3] and place not in beside[0] for place, facts in enumerate(self._facts)]
+            remainders = [*self._addresses, key[0].remainder] if _aligned(tensors) else []
+            self._hot_out = (check, entry.launch, *ends, *alike, *remainders)
         return entry
 
     def _check_out(self, out: Sequence[torch.Tensor]) -> None:
@@ -172,13 +161,13 @@ class LaunchPlan:
         if list(program.outputs) != list(range(len(out))):
             raise ValueError(f"{name} returns {len(program.outputs)} tensors; out= has {len(out)}")
         first = len(program.inputs) + len(program.temporaries)
-        device = self._tensors[0].device
+        device = self._facts[0].device
         for position, tensor in enumerate(out):
             sizes = lowered.memories[first + position].view.sizes
             dtype = program.results[position].dtype
             if tuple(tensor.shape) != sizes or str(tensor.dtype) != f"torch.{dtype}" or tensor.device != device:
                 raise ValueError(
-                    f"out= of {name} is {_describe(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
+                    f"out= of {name} is {TensorFacts.of(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
                     "Pass such a tensor"
                 )
             if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
@@ -195,31 +184,20 @@ def _outputs(out: Any) -> list[torch.Tensor]:
     return outputs
 
 
-def _describe(tensor: torch.Tensor) -> str:
-    remainder = tensor.data_ptr() % 16 if tensor.device.type == "cuda" else 0
-    place = f", {remainder} bytes past a multiple of 16" if remainder else ""
-    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}{place}"
+def _aligned(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether addresses matter: to a GPU's 16-byte accesses they do; the CPU's take any."""
+    return any(tensor.device.type != "cpu" for tensor in tensors)
 
 
 def _overlaps_in_part(written: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the two share memory without being laid out alike (an element updated in its own place is fine)."""
-    start, begin = written.data_ptr(), other.data_ptr()
     alike = written.stride() == other.stride() and written.shape == other.shape and written.dtype == other.dtype
-    if start == begin and alike:
-        return False
-    return start < begin + _extent(other) and begin < start + _extent(written)
+    return not (alike and written.data_ptr() == other.data_ptr()) and _share_memory(written, other)
 
 
 def _share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
     start, begin = left.data_ptr(), right.data_ptr()
-    return start < begin + _extent(right) and begin < start + _extent(left)
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    if not tensor.numel():
-        return 0
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
+    return start < begin + TensorFacts.of(right).extent and begin < start + TensorFacts.of(left).extent
 
 
 # ----------------------------------------------------------------------------------------------------- the fast way
@@ -231,7 +209,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any] = ()
     numbers = [index for index, leaf in enumerate(leaves) if type(leaf) in (int, float)]
     arguments = [f"a{index}" for index in range(len(leaves))]
     pointers = [f"p{index}" for index in tensors]
-    remain = [f"r{index}" for index in tensors] if torch.cuda.is_available() else []
+    remain = [f"r{index}" for index in tensors] if _aligned([leaves[index] for index in tensors]) else []
     outlying = ["ro"] if remain else []
     aligned = [f"p{index} & 15 == r{index}" for index in tensors] if remain else []
     out_aligned = [*aligned, "o & 15 == ro"] if remain else []

@@ -1,11 +1,40 @@
-"""Whether tensors are still laid out as they were: the check in front of every warm launch."""
+"""How tensors are laid out, and whether they still are as they were: the check in front of every warm launch."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+
+
+class TensorFacts(NamedTuple):
+    """What of a tensor a launch depends on. Keeps nothing of its memory."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    remainder: int
+    """Of its address by 16 bytes; 0 on the CPU, whose kernels take any."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorFacts:
+        remainder = 0 if tensor.is_cpu else tensor.data_ptr() & 15
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, remainder)
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        if not self.shape.numel():
+            return 0
+        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (reach + 1) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        place = f", {self.remainder} bytes past a multiple of 16" if self.remainder else ""
+        return f"{self.dtype} {tuple(self.shape)} with strides {self.strides} on {self.device}{place}"
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

@@ -593,69 +593,6 @@ def test_arguments_that_are_not_supported() -> None:
         jitgen.jit(lambda x, y: x + y)(x3, torch.ones(3, device="meta"))
 
 
-# ------------------------------------------------------------------------------------------------- bind and out=
-
-
-def test_plans() -> None:
-    function = jitgen.jit(lambda x, k: x * k)
-    plan = function.bind(x3, 2.0)
-    same(plan(x3 + 1, 3.0), (x3 + 1) * 3)
-    for wrong in (torch.ones(4), torch.ones(3, dtype=torch.float64), torch.ones(6)[::2]):
-        with pytest.raises(ValueError, match="bound"):
-            plan(wrong, 2.0)
-    for arguments in ((), (x3,), (x3, 2.0, 3.0)):
-        with pytest.raises(TypeError, match=rf"plan of <lambda> takes 2 arguments, got {len(arguments)}$"):
-            plan(*arguments)
-        with pytest.raises(TypeError, match=rf"takes 2 arguments, got {len(arguments)}$"):
-            plan(*arguments, out=torch.empty(3))
-    with pytest.raises(TypeError, match="argument 0 of the plan of <lambda> is int, not a tensor"):
-        plan(3, 2.0)
-    for wrong_number in (2, x3, True):
-        with pytest.raises(ValueError, match=r"bound with 2\.0"):
-            plan(x3, wrong_number)
-    flagged = jitgen.jit(lambda x, negate: -x if negate else x * 1).bind(x3, True)
-    same(flagged(x3 + 1, True), -(x3 + 1))
-    with pytest.raises(ValueError, match="bound with True"):
-        flagged(x3, False)
-
-
-def test_out() -> None:
-    function = jitgen.jit(lambda x, y: x * 2 + y)
-    out = torch.full((3,), 99.0)
-    assert function(x3, x3, out=out) is out
-    same(out, x3 * 3)
-    strided = torch.full((6,), 99.0)
-    function(x3, x3, out=strided[::2])
-    same(strided[::2], x3 * 3)
-    assert (strided[1::2] == 99).all()
-    pair = torch.empty(3), torch.empty(3)
-    jitgen.jit(lambda x: (x + 1, x + 2))(x3, out=pair)
-    same(pair, (x3 + 1, x3 + 2))
-    x = x3.clone()
-    function(x, x3, out=x)
-    same(x, x3 * 3)
-
-
-@pytest.mark.parametrize(
-    ("out", "what"),
-    [
-        (torch.empty(4), "result is"),
-        (torch.empty(3, dtype=torch.float64), "result is"),
-        (torch.empty(1).expand(3), "share memory"),
-        ((torch.empty(3), torch.empty(3)), "returns 1"),
-    ],
-)
-def test_wrong_out(out: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        jitgen.jit(lambda x: x * 2)(x3, out=out)
-
-
-def test_out_that_overlaps_an_input() -> None:
-    buffer = torch.arange(8.0)
-    with pytest.raises(ValueError, match="overlap"):
-        jitgen.jit(lambda x: x * 2)(buffer[:4], out=buffer[1:5])
-
-
 # -------------------------------------------------------------------------------------------------------- threads
 
 
