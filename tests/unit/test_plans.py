@@ -78,6 +78,7 @@ def test_out_that_overlaps_an_input() -> None:
     with pytest.raises(ValueError, match="overlap"):
         jitgen.jit(lambda x: x * 2)(buffer[:4], out=buffer[1:5])
 
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions whose plans were made, in order."""
