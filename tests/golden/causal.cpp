@@ -18,10 +18,11 @@ constexpr int64_t block = 1024;  // elements of a run: its operands and results 
 // (s0_0, s0_1) as 2 dimensions: iota int64 strided, iota int64 strided, load float32 contiguous, store float32 contiguous
 void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t o0_1, int64_t s0_0_0, int64_t s0_0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, bool streaming) {
   alignas(jitgen::cache_line) float buffer3[block];
+  jitgen::Seam seam3;
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
+  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
   auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
   for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
@@ -32,7 +33,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
     float* const x3 = p0_3 + at.index[0] * s0_3_0 + start;
     const float* const later2 = longer ? p0_2 + later.index[0] * s0_2_0 + later.index[1] * block : nullptr;
     if (longer) later.next();
-    const jitgen::Output<float> output3(x3, buffer3, streaming && longer);
+    const jitgen::Output<float> output3(x3, buffer3, count, streaming && longer, seam3);
     float* const target3 = output3.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
       if (longer) jitgen::fetch(later2 + first);
@@ -52,6 +53,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_2, float* p0_3, int6
     });
     output3.end(0, count);
   }
+  seam3.flush();
 }
 void jitgen_causal(const float* p0_2, float* p0_3, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t o0_0, int64_t s0_0_0, int64_t s0_0_1, int64_t o0_1, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int64_t s0_3_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)

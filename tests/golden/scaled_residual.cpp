@@ -18,10 +18,11 @@ constexpr int64_t block = 1024;  // elements of a run: its operands and results 
 // (s0_1, s0_0) as 2 dimensions: load float32 contiguous, load float32 strided, store float32 contiguous
 void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1, float* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, float a0, bool streaming) {
   alignas(jitgen::cache_line) float buffer2[block];
+  jitgen::Seam seam2;
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
+  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
   auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
   for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
@@ -31,7 +32,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1
     float* const x2 = p0_2 + at.index[0] * s0_2_0 + start;
     const float* const later0 = longer ? p0_0 + later.index[0] * s0_0_0 + later.index[1] * block : nullptr;
     if (longer) later.next();
-    const jitgen::Output<float> output2(x2, buffer2, streaming && longer);
+    const jitgen::Output<float> output2(x2, buffer2, count, streaming && longer, seam2);
     float* const target2 = output2.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
       if (longer) jitgen::fetch(later0 + first);
@@ -49,6 +50,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, const float* p0_1
     });
     output2.end(0, count);
   }
+  seam2.flush();
 }
 void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, float a0, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_1_1, int64_t s0_2_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -84,10 +86,11 @@ constexpr int64_t block = 1024;  // elements of a run: its operands and results 
 // (s0_1, s0_0) as 1 dimension: load float32 contiguous, store float32 contiguous
 void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int64_t n0_0, bool streaming) {
   alignas(jitgen::cache_line) float buffer1[block];
+  jitgen::Seam seam1;
   const int64_t sizes[] = {(n0_0 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(((n0_0 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<1>::from(sizes, mine.begin);
-  const bool longer = n0_0 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
+  const bool longer = n0_0 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
   auto later = jitgen::Walk<1>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_0));
   for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[0] * block;
@@ -96,7 +99,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int6
     float* const x1 = p0_1 + start;
     const float* const later0 = longer ? p0_0 + later.index[0] * block : nullptr;
     if (longer) later.next();
-    const jitgen::Output<float> output1(x1, buffer1, streaming && longer);
+    const jitgen::Output<float> output1(x1, buffer1, count, streaming && longer, seam1);
     float* const target1 = output1.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
       if (longer) jitgen::fetch(later0 + first);
@@ -111,6 +114,7 @@ void region_0(int64_t thread, int64_t team, const float* p0_0, float* p0_1, int6
     });
     output1.end(0, count);
   }
+  seam1.flush();
 }
 void jitgen_scaled_residual_1(const float* p0_0, float* p0_1, int32_t threads, int64_t n0_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)

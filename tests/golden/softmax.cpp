@@ -24,11 +24,14 @@ struct Last {
 
 // A row on its way out, block by block.
 struct Way {
-  const Last& of;
   alignas(jitgen::cache_line) jitgen::bfloat16 buffer1[block];
-  const jitgen::Output<jitgen::bfloat16> output1{of.x1, buffer1, of.streaming};
+  const jitgen::Output<jitgen::bfloat16> output1;
   jitgen::bfloat16* target1;
-  explicit Way(const Last& of) : of(of) {}
+  const Last& of;
+
+  Way(const Last& of, jitgen::Seam& seam1) :
+    output1(of.x1, buffer1, of.length, of.streaming, seam1),
+    of(of) {}
   JITGEN_MEMBER void begin(int64_t start) {
     target1 = output1.begin(start);
   }
@@ -64,10 +67,10 @@ struct Way {
   }
 };
 // Where there is a row before (`beside`), its last pass is done too.
-void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, const Last& before, Last& last, bool beside) {
+void row(const jitgen::Team& team, const jitgen::bfloat16* x0, jitgen::bfloat16* x1, int64_t length, bool streaming, char* scratch, int64_t next0, jitgen::Seam& seam1, const Last& before, Last& last, bool beside) {
   const int64_t blocks = (length + block - 1) / block;
   const jitgen::Range mine = team.share(blocks);
-  Way way(before);
+  Way way(before, seam1);
   float* const kept_v3 = reinterpret_cast<float*>(scratch + 0 * length);
   // Pass 0
   jitgen::Blocks<jitgen::MaxOfNumbers<float>> blocks_v1(team, 0, blocks);
@@ -141,11 +144,12 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
     const jitgen::Range mine = memory ? jitgen::Range{0, rows} : jitgen::share(rows, 1, thread, present);
     auto at = jitgen::Walk<1>::from(sizes, mine.begin);
     char* const scratch = shared ? shared_scratch : jitgen::room(2 * kept_bytes);
+    jitgen::Seam seam1;
     if (shared) {
       Last last = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
-        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, last, last, false);
-        Way(last).finish(team.share(blocks));
+        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch, fetches ? s0_0 * ahead : 0, seam1, last, last, false);
+        Way(last, seam1).finish(team.share(blocks));
         team.meet();
       }
     } else {
@@ -153,10 +157,11 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
       Last lasts[2] = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
         const bool odd = number & 1;
-        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, lasts[!odd], lasts[odd], number != mine.begin);
+        row(team, p0 + at.index[0] * s0_0, p1 + at.index[0] * s1_0, length, streaming, scratch + odd * kept_bytes, fetches ? s0_0 * ahead : 0, seam1, lasts[!odd], lasts[odd], number != mine.begin);
       }
-      if (mine.begin < mine.end) Way(lasts[(mine.end - 1) & 1]).finish({0, blocks});
+      if (mine.begin < mine.end) Way(lasts[(mine.end - 1) & 1], seam1).finish({0, blocks});
     }
+    seam1.flush();
     if (!shared) __builtin_free(scratch);
     if (streaming) jitgen::stream_fence();
   }

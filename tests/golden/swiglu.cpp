@@ -18,10 +18,11 @@ constexpr int64_t block = 1024;  // elements of a run: its operands and results 
 // (s0_0, (s0_1 // 2)) as 2 dimensions: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, bool streaming) {
   alignas(jitgen::cache_line) jitgen::bfloat16 buffer2[block];
+  jitgen::Seam seam2;
   const int64_t sizes[] = {n0_0, (n0_1 + block - 1) / block};
   const jitgen::Range mine = jitgen::share(n0_0 * ((n0_1 + block - 1) / block), 1, thread, team);
   auto at = jitgen::Walk<2>::from(sizes, mine.begin);
-  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed: they share lines
+  const bool longer = n0_1 >= jitgen::lanes;  // shorter runs are neither fetched nor streamed
   auto later = jitgen::Walk<2>::from(sizes, mine.begin + jitgen::runs_ahead(block, n0_1));
   for (int64_t run = mine.begin; run < mine.end; ++run, at.next()) {
     const int64_t start = at.index[1] * block;
@@ -32,7 +33,7 @@ void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const 
     const jitgen::bfloat16* const later0 = longer ? p0_0 + later.index[0] * s0_0_0 + later.index[1] * block : nullptr;
     const jitgen::bfloat16* const later1 = longer ? p0_1 + later.index[0] * s0_1_0 + later.index[1] * block : nullptr;
     if (longer) later.next();
-    const jitgen::Output<jitgen::bfloat16> output2(x2, buffer2, streaming && longer);
+    const jitgen::Output<jitgen::bfloat16> output2(x2, buffer2, count, streaming && longer, seam2);
     jitgen::bfloat16* const target2 = output2.begin(0);
     jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
       if (longer) jitgen::fetch(later0 + first);
@@ -54,6 +55,7 @@ void region_0(int64_t thread, int64_t team, const jitgen::bfloat16* p0_0, const 
     });
     output2.end(0, count);
   }
+  seam2.flush();
 }
 void jitgen_swiglu(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, jitgen::bfloat16* p0_2, int32_t threads, int64_t n0_0, int64_t n0_1, int64_t s0_0_0, int64_t s0_1_0, int64_t s0_2_0, int32_t streaming) {
 #pragma omp parallel num_threads(threads) if (threads > 1)

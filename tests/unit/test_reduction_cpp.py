@@ -200,13 +200,40 @@ def test_results_past_the_cache(dtype: torch.dtype, length: int, monkeypatch: py
     monkeypatch.setattr(cpu, "last_level_cache", lambda: 0)
     count = max(9, 30_000 // length)
     x, weight = torch.randn(count, length).to(dtype), torch.randn(length).to(dtype)
-    shifted = torch.empty(count * length + 1, dtype=dtype)[1:].view(count, length)
-    for out in (torch.empty_like(x), shifted, torch.empty(count, length + 3, dtype=dtype)[:, 1:-2]):
+    shifted, apart = torch.empty(count * length + 2, dtype=dtype), torch.empty(count, length + 3, dtype=dtype)
+    outs = (torch.empty_like(x), None), (shifted[1:-1].view(count, length), shifted), (apart[:, 1:-2], apart)
+    for out, around in outs:
         for function, inputs in ((lambda x: F.softmax(x, -1), (x,)), (lambda x, w: x * w / x.norm(), (x, weight))):
-            out.fill_(math.nan)
+            (out if around is None else around).fill_(math.nan)
             jitgen.jit(function).bind(*inputs)(*inputs, out=out)
             exact = function(*(tensor.double() for tensor in inputs))
             torch.testing.assert_close(out.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+            assert around is None or around.isnan().sum() == around.numel() - out.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("length", [16, 23, 100, 255])
+def test_short_rows_together_are_as_they_are_alone(length: int, dtype: torch.dtype) -> None:
+    """To the bit, however many there are."""
+    functions = [jitgen.jit(plain)] + [jitgen.jit(f) for f in (statistics, normalisations) if dtype.is_floating_point]
+    x = rows(length, dtype, 19)
+    for function in functions:
+        alone = [list(_leaves(function(x[row : row + 1]))) for row in range(len(x))]
+        for count in (2, 7, 8, 9, 16, 19):
+            for place, got in enumerate(_leaves(function(x[:count]))):
+                assert_same_bits(got, torch.cat([alone[row][place] for row in range(count)]))
+
+
+def assert_same_bits(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert torch.equal(got.nan_to_num(nan=7.0), want.nan_to_num(nan=7.0))
+    assert torch.equal(got.isnan(), want.isnan())
+
+
+def test_short_rows_of_several_dimensions() -> None:
+    """Rows that lie apart, of operands of other strides, with values of their own for each row."""
+    x, y = torch.randn(3, 5, 7, 50)[:, ::2], torch.randn(7, 3, 3, 40).permute(1, 2, 0, 3)
+    scale = torch.randn(3, 3, 1, 1).expand(3, 3, 7, 1)
+    check(lambda x, y, s: (F.softmax(x[..., 4:44] * s + y, -1), (x[..., :40] * y).sum(-1) * s[..., 0]), x, y, scale)
 
 
 @pytest.mark.parametrize("where", [0, 17, 63, 64, 4096, 4999])

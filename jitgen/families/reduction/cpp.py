@@ -7,8 +7,9 @@ A value that costs much and that a later pass needs again is kept in a scratch r
 second-level cache, and computed again where it is not; a cheap one is always computed again. The second pass reads what
 the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
 of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
-then work at the same time. Short rows are one block of fewer lanes each; their results go past the cache several rows
-at a time. Looking for NaN is left out where ``numbers.py`` can tell that no result changes by it.
+then work at the same time. Short rows are one block of fewer lanes each, and are walked several together
+(``together.hpp``); their results go past the cache several rows at a time. Looking for NaN is left out where
+``numbers.py`` can tell that no result changes by it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class _Builder:
         rows = self.rows
         passes = [self._pass(walk, of) for walk, of in zip(rows.passes, self.reductions, strict=True)]
         streamed = [self._store(o) for walk in rows.passes for o in walk.stores if self._is_streamed(o)]
-        stages = [(f"jitgen::Stage<{store['storage']}, block>&", f"stage{store['index']}") for store in streamed]
+        outlets = [self._outlet(store) for store in streamed]
+        scalars = [(kind, name) for name, kind in rows.scalars]
+        scalar_arguments = [f"jitgen::with_narrow_nan({n})" if self.narrow_nan else n for n, _ in rows.scalars]
         fetched, beyond = (FETCHED_BYTES, 0) if len(passes) > 1 else (FETCHED_BYTES_OF_ONE_PASS, AHEAD)
         return {
             "tiled": self.tiled,
@@ -100,9 +103,14 @@ class _Builder:
             "short": self.short,
             "parameters": self._parameters(),
             "outer": list(rows.sizes),
-            "walk_parameters": [" ".join(pair) for pair in self._walk_parameters()],
-            "walk_names": [name for _, name in self._walk_parameters()],
-            "walk_arguments": list(self._walk_arguments()),
+            "walk_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
+            "walk_names": [name for _, name in (*self._row_parameters(), *scalars)],
+            "walk_arguments": [*self._row_arguments(), *scalar_arguments],
+            "row_parameters": [" ".join(pair) for pair in self._row_parameters()],
+            "row_names": [name for _, name in self._row_parameters()],
+            "row_arguments": list(self._row_arguments()),
+            "scalar_parameters": "".join(f", {kind} {name}" for kind, name in scalars),
+            "scalar_arguments": "".join(f", {argument}" for argument in scalar_arguments),
             "next_parameters": "".join(f", int64_t next{o.index}" for o in self.fetched),
             "next_arguments": "".join(f", fetches ? {o.strides[-1]} * ahead : {beyond}" for o in self.fetched),
             "fetched_elements": fetched // (sum(item_size(o.dtype) for o in self.fetched) or 1),
@@ -120,8 +128,8 @@ class _Builder:
             "row_stores": [self._store(operand) for operand in rows.row_stores],
             "row_results": self.of_rows.read((), {operand.value for operand in rows.row_stores}),
             "streamed": streamed,
-            "stage_parameters": "".join(f", {kind} {name}" for kind, name in stages if self.short),
-            "stage_arguments": "".join(f", {name}" for _, name in stages if self.short),
+            "outlet_parameters": "".join(f", {kind}& {name}" for kind, name in outlets),
+            "outlet_arguments": "".join(f", {name}" for _, name in outlets),
             "ahead": AHEAD,
             "kept": self._scratches(),
             "kept_bytes": self._kept_bytes(),
@@ -136,18 +144,16 @@ class _Builder:
         integers = [f"int64_t {name}" for name in self.rows.integers]
         return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
 
-    def _walk_parameters(self) -> Iterator[tuple[str, str]]:
-        """(type, name) of what a row, or a tile, is told."""
+    def _row_parameters(self) -> Iterator[tuple[str, str]]:
+        """(type, name) of what says where a row, or a tile, lies."""
         for operand in self.rows.operands:
             yield _pointer(operand) if operand.pointer else "int64_t", _local(operand)
             if operand.kind == "strided":
                 yield "int64_t", operand.inner
             if self.tiled:
                 yield "int64_t", f"step{operand.index}"
-        for name, kind in self.rows.scalars:
-            yield kind, name
 
-    def _walk_arguments(self) -> Iterator[str]:
+    def _row_arguments(self) -> Iterator[str]:
         indices = [f"at.index[{dim}]" for dim in range(self.rows.outer)]
         if self.tiled:
             indices[-1] = "first"
@@ -157,8 +163,6 @@ class _Builder:
                 yield f"{operand.inner} * folds" if self.tiled else operand.inner
             if self.tiled:
                 yield operand.strides[-1]
-        for name, _ in self.rows.scalars:
-            yield f"jitgen::with_narrow_nan({name})" if self.narrow_nan else name
 
     # ----------------------------------------------------------------------------------------------------- passes
 
@@ -236,6 +240,12 @@ class _Builder:
             "group": self.group,
             "past": "false" if self.short else f"output{operand.index}.past",
         }
+
+    def _outlet(self, store: dict[str, Any]) -> tuple[str, str]:
+        """(type, name) of what a thread keeps between rows of what it writes past the cache."""
+        if self.short:
+            return f"jitgen::Stage<{store['storage']}, block>", f"stage{store['index']}"
+        return "jitgen::Seam", f"seam{store['index']}"
 
     def _place(self, operand: RowOperand) -> str:
         """Offset of an element from where its row begins (its tile, where rows are walked in tiles)."""

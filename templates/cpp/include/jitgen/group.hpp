@@ -21,16 +21,37 @@ namespace jitgen {
 
 constexpr int64_t lanes = JITGEN_LANES;
 
-// The count of a whole group, known to the compiler; what is left at a row's end has a plain int64_t.
+// The count of a group, known to the compiler; what is left at a row's end has a plain int64_t.
+template <int64_t count>
 struct Whole {
-  constexpr operator int64_t() const { return lanes; }
+  constexpr operator int64_t() const { return count; }
 };
+constexpr int64_t fewest = 8;  // elements of a group: a vector of floats
+
+namespace detail {
+
+// The groups of what a row's whole ones leave: half of the last one each, where there is so much.
+template <int64_t size, class Body>
+JITGEN_INLINE void rest(int64_t first, int64_t count, const Body& body) {
+  if constexpr (size >= fewest) {
+    if (first + size <= count) {
+      body(first, Whole<size>{});
+      first += size;
+    }
+    rest<size / 2>(first, count, body);
+  } else {
+    if (first < count) body(first, count - first);
+  }
+}
+
+}  // namespace detail
+
 // body(first, count) for the groups of [0, count), in order.
 template <class Body>
 JITGEN_INLINE void groups(int64_t count, const Body& body) {
   int64_t first = 0;
-  for (; first + lanes <= count; first += lanes) body(first, Whole{});
-  if (first < count) body(first, count - first);
+  for (; first + lanes <= count; first += lanes) body(first, Whole<lanes>{});
+  detail::rest<lanes / 2>(first, count, body);
 }
 
 // Fetches neighbours into the second-level cache, for what comes later: any address will do.
@@ -50,16 +71,16 @@ struct Halves {
   JITGEN_MEMBER Halves(const bfloat16* from, Count) : from(from) {}
   JITGEN_MEMBER float at(int64_t j) const { return load(from[j]); }
 };
-template <>
-struct Halves<Whole> {
-  alignas(cache_line) float lane[lanes];
+template <int64_t count>
+struct Halves<Whole<count>> {
+  alignas(cache_line) float lane[count];
 
-  JITGEN_MEMBER Halves(const bfloat16* from, Whole) {
+  JITGEN_MEMBER Halves(const bfloat16* from, Whole<count>) {
 #pragma omp simd
-    for (int64_t j = 0; j < lanes / 2; ++j) {
+    for (int64_t j = 0; j < count / 2; ++j) {
       const Pair pair = load_pair(from + 2 * j);
       lane[j] = pair.low;
-      lane[lanes / 2 + j] = pair.high;
+      lane[count / 2 + j] = pair.high;
     }
   }
   JITGEN_MEMBER float at(int64_t j) const { return lane[j]; }
@@ -99,12 +120,12 @@ struct Group {
   }
   JITGEN_MEMBER void write(bool) const {}
 };
-template <class Storage>
-struct Group<Storage, Whole> {
-  alignas(cache_line) Storage lane[lanes];
+template <class Storage, int64_t count>
+struct Group<Storage, Whole<count>> {
+  alignas(cache_line) Storage lane[count];
   Storage* const to;
 
-  JITGEN_MEMBER Group(Storage* to, Whole) : to(to) {}
+  JITGEN_MEMBER Group(Storage* to, Whole<count>) : to(to) {}
   template <class Compute>
   JITGEN_MEMBER void set(int64_t j, Compute value) {
     lane[j] = store<Storage>(value);
@@ -117,17 +138,17 @@ template <class Storage, class Count, bool narrow_nan = false>
 struct GroupOfHalves : Group<Storage, Count> {
   using Group<Storage, Count>::Group;
 };
-template <bool narrow_nan>
-struct GroupOfHalves<bfloat16, Whole, narrow_nan> {
-  alignas(cache_line) float lane[lanes];
+template <int64_t count, bool narrow_nan>
+struct GroupOfHalves<bfloat16, Whole<count>, narrow_nan> {
+  alignas(cache_line) float lane[count];
   bfloat16* const to;
 
-  JITGEN_MEMBER GroupOfHalves(bfloat16* to, Whole) : to(to) {}
+  JITGEN_MEMBER GroupOfHalves(bfloat16* to, Whole<count>) : to(to) {}
   JITGEN_MEMBER void set(int64_t j, float value) { lane[j] = value; }
   JITGEN_MEMBER void write(bool past) const {
-    alignas(cache_line) bfloat16 packed[lanes];
+    alignas(cache_line) bfloat16 packed[count];
 #pragma omp simd
-    for (int64_t j = 0; j < lanes / 2; ++j) store_pair<narrow_nan>(packed + 2 * j, {lane[j], lane[lanes / 2 + j]});
+    for (int64_t j = 0; j < count / 2; ++j) store_pair<narrow_nan>(packed + 2 * j, {lane[j], lane[count / 2 + j]});
     detail::put<sizeof(packed)>(to, packed, past);
   }
 };
@@ -143,6 +164,7 @@ struct Stage {
   alignas(cache_line) Storage buffer[capacity];
   Storage* begin = nullptr;
   int64_t count = 0;
+  Seam seam;
 
   // Where the results of the row at `row` are to be written.
   JITGEN_MEMBER Storage* place(Storage* row, int64_t length) {
@@ -153,28 +175,42 @@ struct Stage {
     count += length;
     return buffer + count - length;
   }
+  // After the last row.
+  inline void finish() {
+    flush();
+    seam.flush();
+  }
+
+ private:
   inline void flush() {
-    if (count != 0) stream(begin, buffer, count * int64_t(sizeof(Storage)));
+    if (count != 0) seam.stream(begin, buffer, count * int64_t(sizeof(Storage)));
     count = 0;
   }
 };
 
 // Where a row's results go, block by block: to their place, past the cache where `streaming` says so; by way of
-// `buffer` where the place is not aligned for that.
+// `buffer` where the row is not whole lines.
 template <class Storage>
 struct Output {
   Storage* const row;
   Storage* const buffer;
   const bool past;
   const bool buffered;
+  Seam& seam;
 
-  JITGEN_MEMBER Output(Storage* row, Storage* buffer, bool streaming)
-      : row(row), buffer(buffer), past(streaming && is_aligned(row)), buffered(streaming && !is_aligned(row)) {}
-  JITGEN_INLINE bool is_aligned(const Storage* row) { return reinterpret_cast<uintptr_t>(row) % cache_line == 0; }
+  JITGEN_MEMBER Output(Storage* row, Storage* buffer, int64_t length, bool streaming, Seam& seam)
+      : row(row),
+        buffer(buffer),
+        past(streaming && is_lines(row, length)),
+        buffered(streaming && !is_lines(row, length)),
+        seam(seam) {}
+  JITGEN_INLINE bool is_lines(const Storage* row, int64_t length) {
+    return detail::offset_in_line(row) == 0 && length * int64_t(sizeof(Storage)) % cache_line == 0;
+  }
 
   JITGEN_MEMBER Storage* begin(int64_t start) const { return buffered ? buffer : row + start; }
   JITGEN_MEMBER void end(int64_t start, int64_t count) const {
-    if (buffered) stream(row + start, buffer, count * int64_t(sizeof(Storage)));
+    if (buffered) seam.stream(row + start, buffer, count * int64_t(sizeof(Storage)));
   }
 };
 

@@ -60,27 +60,83 @@ JITGEN_INLINE void stream_one(stream_vector* to, stream_vector value) {
 #endif
 }
 
+// Whole lines: `to` is a multiple of one, any alignment of `from` works and a cache line's is fastest.
+JITGEN_INLINE void stream_lines(char* to, const char* from, int64_t bytes) {
+  for (int64_t done = 0; done < bytes; done += cache_line) {
+#pragma GCC unroll 4
+    for (int64_t part = 0; part < cache_line; part += stream_width) {
+      stream_one(reinterpret_cast<stream_vector*>(to + done + part),
+                 *reinterpret_cast<const stream_source*>(from + done + part));
+    }
+  }
+}
+
+JITGEN_INLINE int64_t offset_in_line(const void* address) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) & (cache_line - 1));
+}
+
 }  // namespace detail
 
-// Copy `bytes` from `source` (a block buffer; any alignment works, a cache line's is fastest) to `target`, without
-// reading the target's lines into the cache. Lines that are not the target's as a whole are copied the ordinary way: in
-// halves past the cache, they would cost a read and a write of memory each.
+// Copy `bytes` from `source` (a block buffer) to `target`, without reading the target's lines into the cache. Lines that
+// are not the target's as a whole are copied the ordinary way: in halves past the cache, they would cost a read and a
+// write of memory each.
 JITGEN_INLINE void stream(void* target, const void* source, int64_t bytes) {
   char* to = static_cast<char*>(target);
   const char* from = static_cast<const char*>(source);
-  const int64_t misaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & (cache_line - 1));
+  const int64_t misaligned = -detail::offset_in_line(to) & (cache_line - 1);
   const int64_t head = misaligned < bytes ? misaligned : bytes;
   if (head != 0) __builtin_memcpy(to, from, head);
-  int64_t done = head;
-  for (; done + cache_line <= bytes; done += cache_line) {
-#pragma GCC unroll 4
-    for (int64_t part = 0; part < cache_line; part += stream_width) {
-      detail::stream_one(reinterpret_cast<detail::stream_vector*>(to + done + part),
-                         *reinterpret_cast<const detail::stream_source*>(from + done + part));
-    }
-  }
+  const int64_t whole = (bytes - head) & -cache_line, done = head + whole;
+  detail::stream_lines(to + head, from + head, whole);
   if (done < bytes) __builtin_memcpy(to + done, from + done, bytes - done);
 }
+
+// The same for runs of bytes of which each begins where the last one ends: a line that two of them share waits for the
+// second one's part, and goes past the cache as a whole too.
+struct Seam {
+  alignas(cache_line) char line[cache_line];
+  char* at = nullptr;  // where the line lies
+  int64_t begin = 0;   // of the bytes in it
+  int64_t end = 0;
+
+  inline void stream(void* target, const void* source, int64_t bytes) {
+    char* to = static_cast<char*>(target);
+    const char* from = static_cast<const char*>(source);
+    const int64_t offset = detail::offset_in_line(to);
+    if (offset != 0) {
+      const int64_t head = cache_line - offset < bytes ? cache_line - offset : bytes;
+      hold(to - offset, offset, from, head);
+      to += head;
+      from += head;
+      bytes -= head;
+    }
+    const int64_t whole = bytes & -cache_line;
+    detail::stream_lines(to, from, whole);
+    if (whole < bytes) hold(to + whole, 0, from + whole, bytes - whole);
+  }
+  // What is held goes where it belongs.
+  inline void flush() {
+    if (begin == 0 && end == cache_line) {
+      detail::stream_lines(at, line, cache_line);
+    } else if (begin < end) {
+      __builtin_memcpy(at + begin, line + begin, end - begin);
+    }
+    begin = end = 0;
+    at = nullptr;
+  }
+
+ private:
+  inline void hold(char* place, int64_t offset, const char* from, int64_t bytes) {
+    if (place != at || offset != end) {
+      flush();
+      at = place;
+      begin = offset;
+    }
+    __builtin_memcpy(line + offset, from, bytes);
+    end = offset + bytes;
+    if (end == cache_line) flush();
+  }
+};
 
 // Makes this thread's streamed stores visible to whoever synchronises with it afterwards.
 JITGEN_INLINE void stream_fence() {

@@ -1,0 +1,103 @@
+// Short rows, several together: what one waits for is not what the next one waits for, and their accumulators are
+// combined across rows, each step for a vector of rows. That is the same tree as Lanes::fold walks for one row.
+#pragma once
+
+#include "jitgen/reduce.hpp"
+
+namespace jitgen {
+
+constexpr int64_t together = 8;  // rows: floats of the vectors that most processors have
+
+namespace detail {
+
+typedef uint32_t Eight __attribute__((vector_size(32)));
+#if defined(__clang__) || __GNUC__ >= 12
+#define JITGEN_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define JITGEN_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Eight{__VA_ARGS__})
+#endif
+
+// Words, by three steps of eight shuffles that the vector units have as instructions.
+JITGEN_INLINE void transpose(Eight (&rows)[together]) {
+  Eight pairs[together], fours[together];
+#pragma GCC unroll 4
+  for (int i = 0; i < together; i += 2) {
+    pairs[i] = JITGEN_SHUFFLE(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 1] = JITGEN_SHUFFLE(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < together; i += 4) {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      fours[i + 2 * odd] = JITGEN_SHUFFLE(pairs[i + odd], pairs[i + 2 + odd], 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[i + 2 * odd + 1] = JITGEN_SHUFFLE(pairs[i + odd], pairs[i + 2 + odd], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < together / 2; ++i) {
+    rows[i] = JITGEN_SHUFFLE(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    rows[i + 4] = JITGEN_SHUFFLE(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+#undef JITGEN_SHUFFLE
+
+}  // namespace detail
+
+// A square of accumulators: lanes of rows, and then rows of lanes.
+template <class T>
+struct Square {
+  alignas(cache_line) T of[together][together];
+
+  JITGEN_MEMBER void transpose() {
+    if constexpr (sizeof(T) == 4) {
+      detail::Eight rows[together];
+      __builtin_memcpy(rows, of, sizeof(of));
+      detail::transpose(rows);
+      __builtin_memcpy(of, rows, sizeof(of));
+    } else {
+      for (int64_t i = 0; i < together; ++i) {
+        for (int64_t j = 0; j < i; ++j) {
+          const T kept = of[i][j];
+          of[i][j] = of[j][i];
+          of[j][i] = kept;
+        }
+      }
+    }
+  }
+};
+
+// What the rows come to, whose accumulators `of` are: of the arg kinds, each by itself.
+template <class Kind, int64_t count, class Partial, class T>
+JITGEN_INLINE void fold(Lanes<Kind, count, Partial> (&of)[together], T* results) {
+  for (int64_t row = 0; row < together; ++row) results[row] = settled(of[row].fold(0));
+}
+
+template <class Kind, int64_t count, class T>
+JITGEN_INLINE void fold(Lanes<Kind, count, T> (&of)[together], T* results) {
+  Square<T> square;
+#pragma GCC unroll 8
+  for (int64_t row = 0; row < together; ++row) {
+#pragma omp simd
+    for (int64_t j = 0; j < together; ++j) {
+      T value = of[row].at(j, 0);
+      for (int64_t other = j + together; other < count; other += together) {
+        value = Kind::combine(value, of[row].at(other, 0));
+      }
+      square.of[row][j] = value;
+    }
+  }
+  square.transpose();
+#pragma GCC unroll 3
+  for (int64_t half = together / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < half; ++j) {
+#pragma omp simd
+      for (int64_t row = 0; row < together; ++row) {
+        square.of[j][row] = Kind::combine(square.of[j][row], square.of[j + half][row]);
+      }
+    }
+  }
+  __builtin_memcpy(results, square.of[0], sizeof(square.of[0]));
+}
+
+}  // namespace jitgen
