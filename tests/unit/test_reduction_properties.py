@@ -82,6 +82,64 @@ def test_compositions(plan, shape: tuple[int, ...], seed: int) -> None:
         assert (ours.double() - exact).abs().max().item() <= bound
 
 
+# Of rows, with operands that all rows share: what several steps or results need at different passes.
+Row = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+SHARING: dict[str, Callable[[torch.Tensor, Row], torch.Tensor]] = {
+    "layer_norm": lambda x, o: F.layer_norm(x, x.shape[-1:], o[1], o[2]),
+    "rms_norm": lambda x, o: F.rms_norm(x, x.shape[-1:], o[1], 1e-5),
+    "weighted": lambda x, o: x * o[1],
+    "biased": lambda x, o: x + o[2],
+    "gated": lambda x, o: x * torch.sigmoid(o[3]),
+    "residual": lambda x, o: x + o[0],
+    "softmax": lambda x, o: F.softmax(x, -1),
+    "scaled": lambda x, o: x / (x.abs().amax(-1, keepdim=True) + 1),
+}
+sharing_plans = st.tuples(
+    st.lists(st.sampled_from(sorted(SHARING)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(["itself", "sum", "max", "logsumexp"])), min_size=1, max_size=3
+    ),
+)
+
+
+def sharing(steps: list[str], ends: list[tuple[int, str]]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function that returns what some of its steps came to."""
+
+    def function(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = [operands[0]]
+        for name in steps:
+            values.append(SHARING[name](values[-1], operands))
+        return tuple(ENDS[end](values[-1 - place % len(values)], -1) for place, end in ends)
+
+    return function
+
+
+@given(plan=sharing_plans, rows=st.integers(1, 9), length=st.sampled_from([1, 15, 16, 100, 255, 257, 1025, 4097]))
+@PROFILE
+def test_compositions_that_share_operands(plan, rows: int, length: int) -> None:
+    function = sharing(*plan)
+    x, weight, bias, gate = (torch.randn(shape) for shape in ((rows, length), length, length, (rows, length)))
+    operands = x, weight, bias, gate
+    got = jitgen.jit(function)(*operands)
+    wanted, eager = function(*(o.double() for o in operands)), function(*operands)
+    for ours, exact, theirs in zip(got, wanted, eager, strict=True):
+        theirs_off = (theirs.double() - exact).abs().max().item()
+        bound = 8 * theirs_off + 256 * torch.finfo(torch.float32).eps * max(1.0, exact.abs().max().item())
+        assert (ours.double() - exact).abs().max().item() <= bound
+
+
+@given(
+    plan=sharing_plans,
+    shape=st.sampled_from([(37, 7), (300, 100), (70, 1000), (33, 4097), (3, 20_000), (140, 9000), (64, 151_936)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    target=st.sampled_from(["sm_80", "sm_90a"]),
+)
+@PROFILE
+def test_compositions_that_share_operands_compile_for_gpus(plan, shape, dtype: torch.dtype, target: str) -> None:
+    specs = [jitgen.TensorSpec(size, dtype) for size in (shape, shape[1:], shape[1:], shape)]
+    jitgen.jit(sharing(*plan)).lower(*specs, target=target, backend="cuda").compile()
+
+
 @pytest.mark.parametrize("count", [1, 63, 64, 65])
 @pytest.mark.parametrize("length", [2**18 - 1, 2**18, 2**18 + 1])
 def test_few_long_rows(count: int, length: int) -> None:

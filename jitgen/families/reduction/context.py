@@ -14,7 +14,7 @@ from jitgen.codegen.printing import Line, printed
 from jitgen.families.reduction.launch import integer_names
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import SUM_EXP
-from jitgen.families.reduction.residency import elements_under, first_needed, passes
+from jitgen.families.reduction.residency import elements_under, first_needed
 from jitgen.ir.body import Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
@@ -144,17 +144,13 @@ def identity(kind: str, dtype: str) -> bool | int | float:
     return limits.min if low else limits.max
 
 
-def context(kernel: Kernel, layout: RowLayout, dialect: Dialect, resident: bool = False) -> RowContext:
-    """The context of ``kernel`` in ``dialect``.
-
-    ``resident``: each operand is read once, so that elements may be stored as soon as they are known. Otherwise they
-    are stored in the last pass: a result may lie where an operand does, which earlier passes still read.
-    """
-    return _Builder(kernel, layout, dialect, resident).build()
+def context(kernel: Kernel, layout: RowLayout, dialect: Dialect) -> RowContext:
+    """The context of ``kernel`` in ``dialect``."""
+    return _Builder(kernel, layout, dialect).build()
 
 
 class _Builder:
-    def __init__(self, kernel: Kernel, layout: RowLayout, dialect: Dialect, resident: bool):
+    def __init__(self, kernel: Kernel, layout: RowLayout, dialect: Dialect):
         (self.body,) = kernel.bodies
         self.kernel, self.layout, self.dialect = kernel, layout, dialect
         self.instructions = self.body.instructions
@@ -162,7 +158,7 @@ class _Builder:
         self.printed = printed(self.instructions, dialect, coarse=self.coarse)
         self.names, self.lines = self.printed.names, self.printed.lines
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
-        self.when = first_needed(self.body, None if resident else passes(kernel) - 1)
+        self.when = first_needed(self.body)
 
     def _operand(self, index: int) -> RowOperand:
         operand, kind = self.body.operands[index], self.layout.operands[index]

@@ -21,12 +21,15 @@ REGISTER_BYTES = 4
 def passes(kernel: Kernel) -> int:
     """Passes over the row: one for each stage in which elements are reduced or stored."""
     (body,) = kernel.bodies
-    stages = [
+    return _last_pass(body) + 1
+
+
+def _last_pass(body: Body) -> int:
+    return max(
         instruction.stage - (instruction.op == "reduce")
         for instruction in body.instructions
         if instruction.op == "reduce" or (instruction.op == "store" and not instruction.row)
-    ]
-    return max(stages) + 1
+    )
 
 
 def late_loads(body: Body) -> int:
@@ -35,19 +38,20 @@ def late_loads(body: Body) -> int:
     return sum(body.instructions[position].op == "load" and number > 0 for position, number in when.items())
 
 
-def first_needed(body: Body, storing: int | None = None) -> dict[int, int]:
+def first_needed(body: Body) -> dict[int, int]:
     """The pass each element instruction is first needed in: as late as its earliest user allows.
 
-    ``storing``: the pass of every store; None for each in the first pass that knows its value.
+    Elements are stored in the last pass: a result may lie where an operand does, which earlier passes still read.
     """
     when: dict[int, int] = {}
+    last = _last_pass(body)
     for position in reversed(range(len(body.instructions))):
         instruction = body.instructions[position]
         if instruction.row and instruction.op != "reduce":
             continue
         here = instruction.stage - 1 if instruction.op == "reduce" else when.get(position, instruction.stage)
-        if instruction.op == "store" and storing is not None:
-            here = storing
+        if instruction.op == "store":
+            here = last
         when[position] = here
         for argument in instruction.args:
             if not body.instructions[argument].row:
