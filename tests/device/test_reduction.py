@@ -39,6 +39,7 @@ FLOATING: dict[str, tuple[Function, float]] = {
     "layer_norm": (lambda x, w: F.layer_norm(x, w.shape, w, w), 16),
     "add and normalize": (lambda x, w: (x + w, F.rms_norm(x + w, w.shape, w, 1e-5)), 16),
     "normalize": (lambda x, w: F.normalize(x, dim=-1), 8),
+    "norms that share a weight": (lambda x, w: (F.layer_norm(x, w.shape, w, w), F.rms_norm(x, w.shape, w, 1e-5)), 16),
     "two norms and a softmax": (lambda x, w: F.softmax(F.layer_norm(x, w.shape) * w, -1), 64),
     "everything": (lambda x, w: (x.sum(), x.mean()), 16),
     "columns": (lambda x, w: (x.sum(0), F.softmax(x, 0)), 16),
