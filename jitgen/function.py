@@ -2,8 +2,8 @@
 
 A warm call does three look-ups at most. Its argument types select a *dispatcher* (``dispatch.py``); that compares the
 arguments with those of its last call (shape, strides, dtype, device, alignment), else finds the launch in a table by
-the same facts. A call seen for the first time goes through ``JitFunction._resolve``: find or make
-the ``Specialization``, lower, fetch kernels, bind.
+the same facts. A call with ``out=`` finds its ``LaunchPlan`` (``plan.py``) by them. A call seen for the first time goes
+through ``JitFunction._resolve``: find or make the ``Specialization``, lower, fetch kernels, bind.
 """
 
 from __future__ import annotations
