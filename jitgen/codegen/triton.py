@@ -115,6 +115,7 @@ ROWS: dict[str, str | dict[str, str]] = {
     # exponentials and logarithms
     "exp": "libdevice.exp({0})",
     "exp2": "libdevice.exp2({0})",
+    "exp2_normal": {"float32": "tl.exp2({0})", "float64": "libdevice.exp2({0})"},
     "expm1": "libdevice.expm1({0})",
     "log": "libdevice.log({0})",
     "log2": "libdevice.log2({0})",

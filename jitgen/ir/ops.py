@@ -73,6 +73,7 @@ OPS: dict[str, Op] = {
         # exponentials and logarithms
         Op("exp", 1, FLOATS, flops=8),
         Op("exp2", 1, FLOATS, flops=8),
+        Op("exp2_normal", 1, FLOATS, flops=8, doc="exp2; where that is a subnormal number, perhaps 0"),
         Op("expm1", 1, FLOATS, flops=8),
         Op("log", 1, FLOATS, flops=8),
         Op("log2", 1, FLOATS, flops=8),

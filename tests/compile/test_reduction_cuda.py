@@ -36,7 +36,7 @@ def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: in
     assert [kernel.template for kernel in lowered.kernels] == ["cuda/reduction.cu.j2"]
     (report,) = lowered.compile().report
     # Registers are capped so that 1024 threads fit a multiprocessor; a few scalars may pay for that, never the row.
-    tolerated = {("log_softmax", 151936, "sm_90a"): 8}
+    tolerated = {("residual", 151936, "sm_90a"): 16}
     assert report["spill_bytes"] <= tolerated.get((name, length, target), 0)
 
 

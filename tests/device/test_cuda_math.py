@@ -182,6 +182,7 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "left_shift": _shift(torch.bitwise_left_shift, torch.zeros_like),
     "right_shift": _shift(torch.bitwise_right_shift, lambda a: torch.where(a < 0, -1, 0).to(a.dtype)),
     "where": torch.where,
+    "exp2_normal": torch.exp2,
     "abs": lambda a: a if a.dtype == torch.uint8 else torch.abs(a),
 }
 EXACT = {"floor_divide", "fmod", "remainder"}

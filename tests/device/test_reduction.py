@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.families.reduction.schedule import BUSY_ROWS, ENOUGH_ROWS
+from tests import sixteen_bits
 from tests.numeric import close, results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -271,22 +272,48 @@ def test_rows_in_parts(backend: str, dtype: torch.dtype, shape: tuple[int, int])
             assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
+WRITTEN_AHEAD = {
+    "softmax": lambda x, y: F.softmax(x, -1),
+    "rms_norm": lambda x, y: F.rms_norm(x, x.shape[-1:], y[0], 1e-5),
+    "norm of a sum": lambda x, y: F.rms_norm(x + y, x.shape[-1:], None, 1e-5),
+}
+"""Rows that clusters prefetch, and that they read once past the first-level cache."""
+
+
 @pytest.mark.parametrize("length", [1000, 8192, 32768, 151_936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WRITTEN_AHEAD)
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-def test_rows_that_the_kernel_ahead_writes(backend: str, length: int) -> None:
+def test_rows_that_the_kernel_ahead_writes(backend: str, name: str, dtype: torch.dtype, length: int) -> None:
     """They are asked for before it has ended; what is computed is what it wrote."""
-    x = torch.randn(64, length, device="cuda", dtype=torch.bfloat16)
-    scales = torch.rand(20, 1, device="cuda", dtype=torch.bfloat16)
+    x, y = torch.randn(2, 64, length, device="cuda", dtype=dtype)
+    scales = torch.rand(12, 1, device="cuda", dtype=dtype) + 0.25
     scaled, given = torch.empty_like(x), [torch.empty_like(x) for _ in scales]
-    write, read = jitgen.jit(lambda x, scale: x * scale), jitgen.jit(backend=backend)(lambda x: F.softmax(x, -1))
+    write, read = jitgen.jit(lambda x, scale: x * scale), jitgen.jit(backend=backend)(WRITTEN_AHEAD[name])
     write(x, scales[0], out=scaled)
-    read(scaled, out=given[0])
+    read(scaled, y, out=given[0])
     torch.cuda.synchronize()
     for scale, out in zip(scales, given, strict=True):
         write(x, scale, out=scaled)
-        read(scaled, out=out)
+        read(scaled, y, out=out)
     for scale, out in zip(scales, given, strict=True):
-        close(out, F.softmax((x * scale).double(), -1), torch.bfloat16, 16, length, 0.0)
+        close(out, WRITTEN_AHEAD[name]((x * scale).double(), y.double()), dtype, 16, length, 0.0)
+
+
+SIXTEEN_BITS = [(37, 7), (300, 100), (70, 1000), (33, 4097), (20, 20_000), (140, 9000), (64, 40_008), (200, 33_336)]
+SIXTEEN_BITS += [(64, 151_936), (130, 151_936)]
+
+
+@pytest.mark.parametrize(("count", "length"), SIXTEEN_BITS)
+@pytest.mark.parametrize("dtype", sixteen_bits.DTYPES)
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_sixteen_bits_to_the_last_place(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
+    for name, function in sixteen_bits.FUNCTIONS.items():
+        jitted = jitgen.jit(backend=backend)(function)
+        for kind in sixteen_bits.KINDS:
+            x = sixteen_bits.rows(kind, count, length, dtype, "cuda")
+            wrong = sixteen_bits.mismatch(jitted(x), function(x.double()), function(x))
+            assert wrong is None, f"{name}, {kind}: {wrong}"
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])

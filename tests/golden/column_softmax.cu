@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: column_softmax, template cuda/reduction.cu.j2
-// target sm_90a, RowSchedule(threads=64, rows=64, cluster=1, vector=1, unroll=8, kept=True, whole=8, wide=False, blocks=2, online=False, beside=8, turns=1)
+// target sm_90a, RowSchedule(threads=64, rows=64, cluster=1, vector=1, unroll=8, kept=True, whole=8, wide=False, blocks=2, online=False, beside=8, turns=1, fetch='cached')
 // (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -33,9 +33,11 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
   // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
   jitgen::next_kernel_may_start();
   jitgen::previous_kernel_wait();
-  float row_v5[beside];
+  const float v3 = 1.4426950216293335f;
+  const float v4 = 30.0f;
+  float row_v8[beside];
   float row_v1[beside];
-  float row_v4[beside];
+  float row_v7[beside];
   jitgen::Vector<jitgen::bfloat16, beside> x0[unroll];
 
   // Pass 0.
@@ -68,9 +70,9 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
   for (int j = 0; j < beside; ++j) row_v1[j] = part_v1[j];
 
   // Pass 1.
-  float part_v4[beside];
+  float part_v7[beside];
 #pragma unroll
-  for (int j = 0; j < beside; ++j) part_v4[j] = 0.0f;
+  for (int j = 0; j < beside; ++j) part_v7[j] = 0.0f;
   {
     constexpr Index start = 0;
 #pragma unroll
@@ -82,22 +84,23 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
           const float v1 = row_v1[j];
           const float v0 = jitgen::load(x0[u][j]);
           const float v2 = v0 - v1;
-          const float v3 = jitgen::coarse_exp(v2);
-          part_v4[j] = jitgen::Sum::combine(part_v4[j], v3);
+          const float v5 = jitgen::fma(v2, v3, v4);
+          const float v6 = jitgen::exp2_normal(v5);
+          part_v7[j] = jitgen::Sum::combine(part_v7[j], v6);
         }
       }
     }
   }
-  jitgen::combine_columns<jitgen::Sum, lanes, threads>(part_v4, scratch);
+  jitgen::combine_columns<jitgen::Sum, lanes, threads>(part_v7, scratch);
 #pragma unroll
-  for (int j = 0; j < beside; ++j) row_v4[j] = part_v4[j];
+  for (int j = 0; j < beside; ++j) row_v7[j] = part_v7[j];
 
   // Pass 2.
 #pragma unroll
   for (int j = 0; j < beside; ++j) {
-    const float v4 = row_v4[j];
-    const float v5 = jitgen::reciprocal(v4);
-    row_v5[j] = v5;
+    const float v7 = row_v7[j];
+    const float v8 = jitgen::reciprocal(v7);
+    row_v8[j] = v8;
   }
   {
     constexpr Index start = 0;
@@ -108,13 +111,14 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
         jitgen::Vector<jitgen::bfloat16, beside> y1;
 #pragma unroll
         for (int j = 0; j < beside; ++j) {
-          const float v5 = row_v5[j];
+          const float v8 = row_v8[j];
           const float v1 = row_v1[j];
           const float v0 = jitgen::load(x0[u][j]);
           const float v2 = v0 - v1;
-          const float v3 = jitgen::coarse_exp(v2);
-          const float v6 = v3 * v5;
-          y1[j] = jitgen::store<jitgen::bfloat16>(v6);
+          const float v5 = jitgen::fma(v2, v3, v4);
+          const float v6 = jitgen::exp2_normal(v5);
+          const float v9 = v6 * v8;
+          y1[j] = jitgen::store<jitgen::bfloat16>(v9);
         }
         if (live) jitgen::store_vector(to1 + column * r1, y1);
       }

@@ -1,11 +1,12 @@
 
 // jitgen 0.1.0: softmax, template cuda/reduction.cu.j2
-// target sm_90a, RowSchedule(threads=8, rows=16, cluster=1, vector=8, unroll=1, kept=True, whole=1, wide=False, blocks=8, online=False, beside=1, turns=4)
+// target sm_90a, RowSchedule(threads=8, rows=16, cluster=1, vector=8, unroll=1, kept=True, whole=1, wide=False, blocks=8, online=False, beside=1, turns=4, fetch='cached')
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>
 #include <jitgen/dependent_launch.cuh>
+#include <jitgen/pair.cuh>
 #include <jitgen/reduce.cuh>
 
 using Index = int32_t;
@@ -22,7 +23,7 @@ constexpr int turns = 4;  // rows of a thread, one after another
 extern "C" __global__ void __launch_bounds__(threads * rows_of_block, 8)
 jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, Index n0, Index s0_0, Index s1_0) {
   __shared__ jitgen::Scratch<float, warps> scratch_v1[rows_of_block];
-  __shared__ jitgen::Scratch<float, warps> scratch_v4[rows_of_block];
+  __shared__ jitgen::Scratch<float, warps> scratch_v7[rows_of_block];
   const int thread = threadIdx.x % threads;
   const int row_of_block = threadIdx.x / threads;
   const Index last = n0 - 1;
@@ -60,28 +61,27 @@ jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, I
     const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
     jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
     auto& x0 = of_x0[turn];
-    float kept_v3[unroll][width];
+    float kept_v6[unroll][width];
 
     // Pass 0.
-    float part_v1 = -__int_as_float(0x7f800000);
+    const float v3 = 1.4426950216293335f;
+    const float v4 = 30.0f;
+    jitgen::Pair<jitgen::bfloat16> pair_v1 = jitgen::Pair<jitgen::bfloat16>::of(-__int_as_float(0x7f800000));
     {
       constexpr Index start = 0;
   #pragma unroll
       for (int u = 0; u < unroll; ++u) {
         const Index column = start + u * (cluster * threads * width) + first;
         if (true) {
-  #pragma unroll
-          for (int j = 0; j < width; ++j) {
-            const float v0 = jitgen::load(x0[u][j]);
-            part_v1 = jitgen::Max::combine(part_v1, v0);
-          }
+          pair_v1 = jitgen::maximum(pair_v1, x0[u]);
         }
       }
     }
+    const float part_v1 = jitgen::maximum(pair_v1);
     const float v1 = jitgen::combine_row<jitgen::Max, threads>(part_v1, scratch_v1[row_of_block], thread);
 
     // Pass 1.
-    float part_v4 = 0.0f;
+    float part_v7 = 0.0f;
     {
       constexpr Index start = 0;
   #pragma unroll
@@ -92,17 +92,18 @@ jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, I
           for (int j = 0; j < width; ++j) {
             const float v0 = jitgen::load(x0[u][j]);
             const float v2 = v0 - v1;
-            const float v3 = jitgen::coarse_exp(v2);
-            kept_v3[u][j] = v3;
-            part_v4 = jitgen::Sum::combine(part_v4, v3);
+            const float v5 = jitgen::fma(v2, v3, v4);
+            const float v6 = jitgen::exp2_normal(v5);
+            kept_v6[u][j] = v6;
+            part_v7 = jitgen::Sum::combine(part_v7, v6);
           }
         }
       }
     }
-    const float v4 = jitgen::combine_row<jitgen::Sum, threads>(part_v4, scratch_v4[row_of_block], thread);
+    const float v7 = jitgen::combine_row<jitgen::Sum, threads>(part_v7, scratch_v7[row_of_block], thread);
 
     // Pass 2.
-    const float v5 = jitgen::reciprocal(v4);
+    const float v8 = jitgen::reciprocal(v7);
     {
       constexpr Index start = 0;
   #pragma unroll
@@ -112,9 +113,9 @@ jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index length, I
           jitgen::Vector<jitgen::bfloat16, width> y1;
   #pragma unroll
           for (int j = 0; j < width; ++j) {
-            const float v3 = kept_v3[u][j];
-            const float v6 = v3 * v5;
-            y1[j] = jitgen::store<jitgen::bfloat16>(v6);
+            const float v6 = kept_v6[u][j];
+            const float v9 = v6 * v8;
+            y1[j] = jitgen::store<jitgen::bfloat16>(v9);
           }
           if (live) jitgen::store_vector(to1 + column, y1);
         }

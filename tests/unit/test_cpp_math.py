@@ -36,6 +36,7 @@ NOT_IN_TORCH_OR_NUMPY: dict[str, Callable[..., torch.Tensor]] = {
     "rsqrt": lambda x: 1 / x.sqrt(),
     "reciprocal": lambda x: 1 / x,
     "erfc": torch.erfc,
+    "exp2_normal": torch.exp2,
     # As ops.py defines it, but with a numerator that is not lost where exp(-x) overflows.
     "sigmoid": lambda x: torch.where(x < 0, x.exp(), 1.0) / (1 + torch.exp(-x.abs())),
 }
@@ -230,7 +231,7 @@ def test_float64_is_the_c_librarys(tmp_path: Path) -> None:
     x = torch.cat([torch.randn(2000), torch.randn(2000) * 30, torch.rand(2000), SPECIAL]).double()
     for name in names:
         got = library(f"double_{name}", x, dtype=torch.float64)
-        expected = getattr(torch, name)(x)
+        expected = getattr(torch, name.removesuffix("_normal"))(x)
         torch.testing.assert_close(got, expected, rtol=1e-14, atol=DENORMAL, equal_nan=True, msg=name)
 
 
@@ -325,7 +326,8 @@ def test_integer_powers_are_torchs(library: Library) -> None:
 )
 def test_float_functions_are_vectorised(target: Target, register: str) -> None:
     """In the assembly of each function's loop there is no call, and packed arithmetic at the target's full width."""
-    names = [name for name in (*UNARY, *BINARY) if name not in SCALAR]
+    same = ("exp2_normal",)  # as exp2, so that the compiler makes a jump of its loop
+    names = [name for name in (*UNARY, *BINARY) if name not in (*SCALAR, *same)]
     text = "#include <jitgen/math.hpp>\n"
     for name in names:
         arguments = ", ".join(f"x{i}" for i in range(OPS[name].arity))

@@ -26,7 +26,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         inside = "true" if schedule.full else f"u < whole || {inside}"
     found = walks(kernel, layout, schedule, rows)
     walked = cuda_columns if layout.columns else cuda_rows
-    return walked.context(kernel, layout, schedule, rows, found) | {
+    specific = walked.context(kernel, layout, schedule, rows, found)
+    return specific | {
         "columns": layout.columns,
         "parameters": parameters,
         "index": f"int{bits}_t",
@@ -38,6 +39,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "blocks": schedule.blocks,
         "kept_values": found.kept_values,
         "reductions": found.reductions,
+        "pairs": any(r.get("pair") for p in specific["passes"] for r in p["reductions"]),
     }, {}
 
 

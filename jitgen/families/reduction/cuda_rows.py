@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jitgen.codegen.printing import fields
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_walk import Walk, Walks
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
-from jitgen.families.reduction.schedule import NARROW_BYTES, RESIDENT_THREADS, RowSchedule
+from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule
 from jitgen.ir.program import Kernel
 
 REGISTERS, MOST_REGISTERS = 65536, 255
@@ -20,14 +20,16 @@ REGISTERS_BESIDE = 16
 """What a kernel takes beside the vectors it holds."""
 MOST_AHEAD = 4
 """Vectors of an operand to ask for ahead in a cluster, half as many in a block: more were slower on an H200."""
-PREFETCHED_BYTES = 2048
-"""Of a row, from which on it is asked for as a whole before its elements are."""
+PAIRED, PAIRED_DTYPES = {"max": "maximum", "min": "minimum"}, ("float16", "bfloat16")
+"""Reductions that elements of these dtypes can enter as they lie in memory, two at a time."""
 
 
 def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, walks: Walks) -> dict[str, Any]:
     combine, scratch = _combination(schedule)
     kept = {operand.value for operand in walks.kept_loads}
     taken = walks.passes[0].fetched if schedule.turns > 1 else ()
+    own = [operand for operand in rows.operands if operand.pointer and not layout.shared[operand.index]]
+    once = own if schedule.fetch == "once" else ()
     return {
         "taken": [_array(operand, turns=True) for operand in taken],
         "row_load": {o.index: _row_value(o) for o in rows.row_loads},
@@ -35,26 +37,13 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
-        "prefetched": _prefetched(layout, schedule, rows),
+        "prefetched": [o for o in rows.passes[0].loads if o in own] if schedule.fetch == "prefetched" else [],
         "kept_operands": [_array(operand) for operand in walks.kept_loads if operand not in taken],
         "passes": [
-            _pass(walk, kept, taken) | {"batch": _batch(kernel, schedule, len(walk.late))} for walk in walks.passes
+            _pass(walk, kept, taken, once, schedule.vector) | {"batch": _batch(kernel, schedule, len(walk.late))}
+            for walk in walks.passes
         ],
     }
-
-
-def _prefetched(layout: RowLayout, schedule: RowSchedule, rows: RowContext) -> list[RowOperand]:
-    """The operands of a kept row that are asked for while the kernel ahead still runs: those of which each has its own.
-
-    In a cluster that pays for 16-bit rows only, on an H200, and where a multiprocessor has room for several blocks: one
-    alone starts when the kernel ahead has ended there. Rows of which a thread takes several are too short.
-    """
-    loads = [operand for operand in rows.passes[0].loads if operand.pointer and not layout.shared[operand.index]]
-    sizes = [item_size(operand.dtype) for operand in loads] or [0]
-    pieces = layout.unit * min(sizes) >= ACCESS_BYTES and all(operand.kind == "contiguous" for operand in loads)
-    long = schedule.tile * schedule.cluster * max(sizes) >= PREFETCHED_BYTES
-    early = schedule.cluster == 1 or (schedule.blocks > 1 and max(sizes) <= NARROW_BYTES)
-    return loads if schedule.kept and schedule.turns == 1 and pieces and long and early else []
 
 
 def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
@@ -81,15 +70,18 @@ def _row_value(operand: RowOperand) -> str:
     return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
 
 
-def _array(operand: RowOperand, count: str = "unroll", at: str = "u", turns: bool = False) -> dict[str, Any]:
+def _array(
+    operand: RowOperand, count: str = "unroll", at: str = "u", turns: bool = False, once: bool = False
+) -> dict[str, Any]:
     """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled.
 
-    ``turns``: for those of all rows that a thread takes.
+    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule.fetch``.
     """
     name, place = f"x{operand.index}", f"from{operand.index}"
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
-        fetch = f"{{to}} = jitgen::load_vector<width>({place} + column);"
+        load = "load_vector_once" if once else "load_vector"
+        fetch = f"{{to}} = jitgen::{load}<width>({place} + column);"
     else:
         kind, length = operand.storage, "[width]"
         step = "0" if operand.kind == "broadcast" else f"(column + j) * {operand.inner}"
@@ -108,20 +100,37 @@ def _element(operand: RowOperand, place: str) -> str:
     return f"jitgen::load(x{operand.index}[{place}][j])"
 
 
-def _pass(walk: Walk, kept: set[str], taken: Collection[RowOperand]) -> dict[str, Any]:
+def _paired(reduction: dict[str, Any], walk: Walk, vector: int, at: str) -> dict[str, str]:
+    """How the extremum of 16-bit elements as they were read takes two at a time (``pair.cuh``); empty where none is."""
+    name = PAIRED.get(reduction["kind"])
+    for operand in walk.needed if name and vector % 2 == 0 else ():
+        if operand.value == reduction["element"] and operand.kind == "contiguous" and operand.dtype in PAIRED_DTYPES:
+            place = at if operand in walk.late else "u"
+            return {"name": f"jitgen::{name}", "storage": operand.storage, "vector": f"x{operand.index}[{place}]"}
+    return {}
+
+
+def _pass(
+    walk: Walk, kept: set[str], taken: Collection[RowOperand], once: Sequence[RowOperand], vector: int
+) -> dict[str, Any]:
     # What is not kept is asked for a few vectors ahead of its use; what is ``taken``, all rows at once.
     p = walk.source
     fetched = [operand for operand in walk.fetched if operand not in taken]
     at = f"u % batch{p.number}"
+    reductions = [
+        r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": _paired(r, walk, vector, at)}
+        for r in walk.reductions
+    ]
     return fields(p) | {
         "arrays": [_array(o) for o in fetched if o.value not in kept],
-        "fetched": [_array(o) for o in fetched],
-        "late": [_array(o, f"batch{p.number}", at) for o in walk.late],
+        "fetched": [_array(o, once=o in once) for o in fetched],
+        "late": [_array(o, f"batch{p.number}", at, once=o in once) for o in walk.late],
         "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
         "restored": walk.restored,
         "saved": walk.saved,
         "lines": walk.lines,
-        "reductions": [r | {"step": r["step"].format(part=f"part_{r['result']}")} for r in walk.reductions],
+        "reductions": reductions,
+        "elementwise": walk.lines or p.stores or not all(r["pair"] for r in reductions),
         "vector_stores": [o for o in p.stores if o.kind == "contiguous"],
         "element_stores": [o for o in p.stores if o.kind != "contiguous"],
     }

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from jitgen.families.layout import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
-from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, FEW_ELEMENTS, late_loads, passes, residency
+from jitgen.families.reduction.residency import (
+    EXPENSIVE_FLOPS,
+    FEW_ELEMENTS,
+    first_needed,
+    late_loads,
+    passes,
+    residency,
+)
 from jitgen.families.reduction.schedule import (
     BEYOND_CACHE_BYTES,
     BLOCK_THREADS,
@@ -52,6 +59,12 @@ PAIR = 2
 """Blocks of a row where each has a multiprocessor to itself. An H200 holds 66 such clusters, but only 62 of 8 blocks
 with a quarter of a multiprocessor each: 8 of its 132 multiprocessors are in no cluster of more than two."""
 PAIR_BYTES = PAIR * MOST_THREADS * MOST_HELD_BYTES
+SEVEN, SEVEN_BYTES, SEVEN_HELD_BYTES = 7, 2**18, 352
+"""Blocks of a row that is the sum of two operands, or as much; its bytes from which on, and those that one of 512
+threads of a multiprocessor holds. An H200 has 32 such rows under way, with half a multiprocessor for each block, and 30
+with 8 blocks."""
+PREFETCHED_BYTES = 2048
+"""Of a row, from which on it is asked for as a whole before its elements are."""
 ONCE_BYTES, ONCE_THREADS, ONCE_ELEMENTS, ONCE_LENGTH = 2**15, 256, 16, 2**16
 """Bytes of a row from which on nobody keeps it where all is known once it is read; threads of a small block, elements
 of each under way, and the length of a row from which on there are twice as many threads."""
@@ -119,7 +132,40 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     schedule = replace(schedule, turns=_turns(schedule, geometry, element))
-    return replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
+    schedule = replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
+    return replace(schedule, fetch=_fetch(kernel, layout, geometry, schedule))
+
+
+def _own(kernel: Kernel, layout: RowLayout) -> list[int]:
+    """The operands with elements of their own for each row that the first pass over it needs."""
+    (body,) = kernel.bodies
+    first = [body.instructions[position] for position, number in first_needed(body).items() if number == 0]
+    loads = {instruction.attr for instruction in first if instruction.op == "load"}
+    return sorted(index for index in loads if not layout.shared[index])
+
+
+def _fetch(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule: RowSchedule) -> str:
+    """How a kept row is read; see ``RowSchedule.fetch``. What is fastest was measured on an H200.
+
+    Blocks that share a multiprocessor start while the kernel ahead still runs there, and can prefetch. In clusters that
+    pays where elements have 16 bits, or rows are few and their blocks meet twice; the sum of two operands of which both
+    are prefetched is slower. A block alone would prefetch when it can as well read.
+    """
+    (body,) = kernel.bodies
+    own = _own(kernel, layout)
+    sizes = [item_size(body.operands[index].dtype) for index in own]
+    if not own or not schedule.kept or schedule.turns > 1:
+        return "cached"
+    if any(layout.operands[index] != "contiguous" for index in own) or layout.unit * min(sizes) < ACCESS_BYTES:
+        return "cached"
+    if schedule.tile * schedule.cluster * max(sizes) < PREFETCHED_BYTES:
+        return "cached"
+    if schedule.cluster == 1 or (schedule.blocks > 1 and max(sizes) <= NARROW_BYTES):
+        return "prefetched"
+    if geometry.rows > BUSY_ROWS:
+        return "cached"
+    meetings = sum(instruction.op == "reduce" for instruction in body.instructions)
+    return "prefetched" if schedule.blocks > 1 and len(own) == 1 and meetings > 1 else "once"
 
 
 def _turns(schedule: RowSchedule, geometry: RowGeometry, element: int) -> int:
@@ -161,7 +207,10 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
     streamed = online(kernel)
     (rewritten,) = streamed.bodies
     saves = passes(streamed) > 1 and narrow
-    costly = any(i.op in OPS and OPS[i.op].flops >= EXPENSIVE_FLOPS and not i.row for i in rewritten.instructions)
+    costly = any(
+        (i.op, i.attr) == ("reduce", SUM_EXP) or (i.op in OPS and OPS[i.op].flops >= EXPENSIVE_FLOPS and not i.row)
+        for i in rewritten.instructions
+    )
     few = SOME_ROWS < geometry.rows <= FEW_ROWS and BEYOND_CACHE_BYTES < size <= PAIR_BYTES
     if saves and few and not costly:
         return _Share(MOST_THREADS, PAIR, online=True)
@@ -169,6 +218,11 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
     threads = BLOCK_THREADS
     while threads > LEAST_THREADS and size <= threads // 2 * CLUSTER * MOST_HELD_BYTES:
         threads //= 2
+    if len(_own(kernel, layout)) > 1 and size > SEVEN_BYTES:
+        half = _Share(threads // 2, SEVEN, LATE_RESIDENT_THREADS, SEVEN_HELD_BYTES, saves)
+        seven = _Share(threads, SEVEN, held=SEVEN_HELD_BYTES // 2, online=saves) if narrow else half
+        if size <= SEVEN * seven.threads * seven.held:
+            return seven
     if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
         return _Share(threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, saves)
     return _Share(threads, CLUSTER, online=saves)

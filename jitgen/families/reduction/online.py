@@ -21,12 +21,10 @@ is left as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from jitgen.families.reduction.residency import passes
+from jitgen.families.reduction.rewriting import Rewriting
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Instruction, identity_of, placed
 from jitgen.ir.program import Kernel
 
 SUM_EXP, DEVIATIONS = "sum_exp", "deviations"
@@ -36,73 +34,39 @@ SUM_EXP, DEVIATIONS = "sum_exp", "deviations"
 def online(kernel: Kernel) -> Kernel:
     """``kernel``, or one of the same operands, results and parameters that walks its rows fewer times."""
     (body,) = kernel.bodies
-    rewritten = replace(kernel, bodies=(_Rewriting(kernel).body(),)) if body.row_rank else kernel
+    rewritten = _Online(kernel).kernel_rewritten() if body.row_rank else kernel
     return rewritten if passes(rewritten) < passes(kernel) else kernel
 
 
-class _Rewriting:
-    """Emits the body's instructions anew, in order, with each reduction that matches replaced."""
+class _Online(Rewriting):
+    """Sums of exponentials and of squares replaced."""
 
-    def __init__(self, kernel: Kernel):
-        (self.source,) = kernel.bodies
-        self.kernel = kernel
-        self.instructions = self.source.instructions
-        self.emitted: list[Instruction] = []
-        self.positions: dict[tuple[object, ...], int] = {}
-        self.at: dict[int, int] = {}
-        """Where the source's instructions are now."""
-
-    def body(self) -> Body:
-        replaced: Sequence[Callable[[int], int | None]] = (self._sum_exp, self._deviations)
-        for position, instruction in enumerate(self.instructions):
-            found = None
-            if instruction.op == "reduce" and instruction.attr == "sum" and instruction.dtype.startswith("float"):
-                found = next((at for rewrite in replaced if (at := rewrite(position)) is not None), None)
-            if found is None:
-                found = self._again(replace(instruction, args=tuple(self.at[a] for a in instruction.args)))
-            self.at[position] = found
-        return replace(self.source, instructions=_alive(self.emitted))
-
-    def _again(self, instruction: Instruction) -> int:
-        key = identity_of(instruction)
-        if key not in self.positions:
-            self.positions[key] = len(self.emitted)
-            self.emitted.append(placed(instruction, self.emitted, self.source.operands))
-        return self.positions[key]
-
-    def _emit(self, like: Instruction, op: str, *args: int, dtype: str | None = None, attr: object = None) -> int:
-        return self._again(Instruction(op, args, dtype or like.dtype, attr, like.location))
-
-    def _finite(self, like: Instruction, value: int) -> int:
-        """Whether the value at ``value`` is finite."""
-        infinity = self._emit(like, "const", attr=math.inf)
-        return self._emit(like, "lt", self._emit(like, "abs", value), infinity, dtype="bool")
-
-    def _is(self, position: int, op: str, dtype: str, attr: object = None) -> bool:
+    def rewrite(self, position: int) -> int | None:
         instruction = self.instructions[position]
-        return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
-
-    # ------------------------------------------------------------------------------------------------- the rewrites
+        if instruction.op != "reduce" or instruction.attr != "sum" or not instruction.dtype.startswith("float"):
+            return None
+        found = self._sum_exp(position)
+        return self._deviations(position) if found is None else found
 
     def _sum_exp(self, position: int) -> int | None:
         """sum(exp(v - m)), where m is v's maximum, or that where it is finite and else some other number."""
         reduction = self.instructions[position]
         (power,) = reduction.args
-        if not self._is(power, "exp", reduction.dtype):
+        if not self.is_(power, "exp", reduction.dtype):
             return None
         (difference,) = self.instructions[power].args
-        if not self._is(difference, "sub", reduction.dtype):
+        if not self.is_(difference, "sub", reduction.dtype):
             return None
         value, less = self.instructions[difference].args
         top = self._unguarded(less)
-        if not self._is(top, "reduce", reduction.dtype, "max") or self.instructions[top].args != (value,):
+        if not self.is_(top, "reduce", reduction.dtype, "max") or self.instructions[top].args != (value,):
             return None
         if self.instructions[value].row:
             return None
         # Every term is exp(-inf - m), or one of them is exp(inf - m), or NaN: which it is, the maximum tells.
-        total = self._emit(reduction, "reduce", self.at[value], attr=SUM_EXP)
-        beyond = self._emit(reduction, "exp", self._emit(reduction, "sub", self.at[top], self.at[less]))
-        return self._emit(reduction, "where", self._finite(reduction, self.at[top]), total, beyond)
+        total = self.emit(reduction, "reduce", self.at[value], attr=SUM_EXP)
+        beyond = self.emit(reduction, "exp", self.emit(reduction, "sub", self.at[top], self.at[less]))
+        return self.emit(reduction, "where", self.emit_finite(reduction, self.at[top]), total, beyond)
 
     def _unguarded(self, position: int) -> int:
         """m, of ``where(abs(m) < inf, m, number)``."""
@@ -120,24 +84,24 @@ class _Rewriting:
         """sum(d * d), where d = v - sum(v) / length."""
         reduction = self.instructions[position]
         (square,) = reduction.args
-        if not self._is(square, "mul", reduction.dtype):
+        if not self.is_(square, "mul", reduction.dtype):
             return None
         deviation, same = self.instructions[square].args
-        if deviation != same or not self._is(deviation, "sub", reduction.dtype):
+        if deviation != same or not self.is_(deviation, "sub", reduction.dtype):
             return None
         value, mean = self.instructions[deviation].args
-        if self.instructions[value].row or not self._is(mean, "div", reduction.dtype):
+        if self.instructions[value].row or not self.is_(mean, "div", reduction.dtype):
             return None
         total, count = self.instructions[mean].args
-        if not self._is(total, "reduce", reduction.dtype, "sum") or self.instructions[total].args != (value,):
+        if not self.is_(total, "reduce", reduction.dtype, "sum") or self.instructions[total].args != (value,):
             return None
         if not self._is_length(count):
             return None
         # Where a deviation overflows on the way, so would its square; beside a mean that is none, all are NaN.
-        found = self._emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
-        infinity = self._emit(reduction, "const", attr=math.inf)
-        beyond = self._emit(reduction, "sub", infinity, self._emit(reduction, "abs", self.at[mean]))
-        return self._emit(reduction, "where", self._finite(reduction, found), found, beyond)
+        found = self.emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
+        infinity = self.emit(reduction, "const", attr=math.inf)
+        beyond = self.emit(reduction, "sub", infinity, self.emit(reduction, "abs", self.at[mean]))
+        return self.emit(reduction, "where", self.emit_finite(reduction, found), found, beyond)
 
     def _is_length(self, position: int) -> bool:
         """Whether the value is the number of a row's elements."""
@@ -146,13 +110,3 @@ class _Rewriting:
         if instruction.op == "scalar":
             return self.kernel.scalars[instruction.attr] == (length, instruction.dtype)
         return instruction.op == "const" and instruction.attr == length
-
-
-def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """``instructions`` without those that nothing stored depends on."""
-    needed = {position for position, instruction in enumerate(instructions) if instruction.op == "store"}
-    for position in reversed(range(len(instructions))):
-        if position in needed:
-            needed.update(instructions[position].args)
-    now = {position: place for place, position in enumerate(sorted(needed))}
-    return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))

@@ -206,6 +206,8 @@ JITGEN_INLINE float exp2(float x) {
   return detail::scale(detail::small_exp(r), shifted);
 }
 
+JITGEN_INLINE float exp2_normal(float x) { return exp2(x); }
+
 JITGEN_INLINE float expm1(float x) {
   const float value = detail::moderate_expm1(detail::clamp(x, -20.0f, 88.8f));
   return __builtin_fabsf(x) < 0x1p-24f ? x : value;  // keeps -0

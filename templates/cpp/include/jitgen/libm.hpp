@@ -30,6 +30,7 @@ JITGEN_LIBM(erf)
 JITGEN_LIBM(erfc)
 #undef JITGEN_LIBM
 
+JITGEN_INLINE double exp2_normal(double x) { return exp2(x); }
 JITGEN_INLINE double pow(double base, double exponent) { return __builtin_pow(base, exponent); }
 JITGEN_INLINE double atan2(double y, double x) { return __builtin_atan2(y, x); }
 JITGEN_INLINE double sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }

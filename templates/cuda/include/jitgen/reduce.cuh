@@ -301,9 +301,12 @@ template <class Op, int warps, int cluster, class T>
 JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread) {
   constexpr int values = warps * cluster;
   inbox.wait();
+  static_assert(values > 32 || 32 % values == 0, "a warp takes as many values as divide it, or more than it has lanes");
   T value = inbox.from[thread % (values < 32 ? values : 32)].whole;
 #pragma unroll
-  for (int i = 32; i < values; i += 32) value = Op::combine(value, inbox.from[i + thread % 32].whole);
+  for (int i = 32; i < values; i += 32) {
+    if (i + 32 <= values || i + thread % 32 < values) value = Op::combine(value, inbox.from[i + thread % 32].whole);
+  }
   return combine_lanes<Op, (values < 32 ? values : 32)>(value);
 }
 

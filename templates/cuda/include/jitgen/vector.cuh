@@ -5,7 +5,8 @@
 //   jitgen::store_vector(pointer, y);
 //
 // A vector of 32 bytes moves as two accesses of 16. The cache policies are functions of their own, so that the choice
-// is the template's: *_readonly needs data no thread of the kernel writes, *_streaming data that is used once.
+// is the template's: *_readonly needs data that nothing writes while the kernel runs, *_streaming and *_once data that
+// is used once.
 #pragma once
 
 #include "jitgen/storage.cuh"
@@ -83,6 +84,25 @@ JITGEN_DEVICE uint8_t read_once(const uint8_t* address) {
   return uint8_t(word);
 }
 
+// The same of data that the kernel ahead in the stream may have written: what is behind `previous_kernel_wait` in the
+// program is after it in time, which the read-only path does not promise. Stores to other elements may pass it.
+JITGEN_DEVICE uint4 read_own(const uint4* address) {
+  uint4 word;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(address));
+  return word;
+}
+JITGEN_DEVICE uint2 read_own(const uint2* address) {
+  uint2 word;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "l"(address));
+  return word;
+}
+template <class Access>
+JITGEN_DEVICE Access read_own(const Access* address) {
+  return *address;  // so little at once that neighbours share what was fetched
+}
+
 // The same where neighbouring lanes read less than a line of 128 bytes: the second-level cache fetches the whole.
 JITGEN_DEVICE uint4 read_line(const uint4* address) {
   uint4 word;
@@ -109,6 +129,15 @@ JITGEN_DEVICE Vector<Storage, N> load_vector_readonly(const Storage* address) {
   auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
 #pragma unroll
   for (int i = 0; i < vector.count; ++i) vector.words[i] = read_once(words + i);
+  return vector;
+}
+
+template <int N, class Storage>
+JITGEN_DEVICE Vector<Storage, N> load_vector_once(const Storage* address) {
+  Vector<Storage, N> vector;
+  auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
+#pragma unroll
+  for (int i = 0; i < vector.count; ++i) vector.words[i] = read_own(words + i);
   return vector;
 }
 

@@ -1,0 +1,67 @@
+"""Rewriting the body of a row kernel, instruction by instruction."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jitgen.ir.body import Instruction, identity_of, placed
+from jitgen.ir.program import Kernel
+
+
+class Rewriting(abc.ABC):
+    """Emits the body's instructions anew, in order, with those that ``rewrite`` knows better replaced."""
+
+    def __init__(self, kernel: Kernel):
+        (self.source,) = kernel.bodies
+        self.kernel = kernel
+        self.instructions = self.source.instructions
+        self.emitted: list[Instruction] = []
+        self.positions: dict[tuple[object, ...], int] = {}
+        self.at: dict[int, int] = {}
+        """Where the source's instructions are now."""
+
+    @abc.abstractmethod
+    def rewrite(self, position: int) -> int | None:
+        """Where what is in place of the source's instruction at ``position`` was emitted; None where it stays."""
+
+    def kernel_rewritten(self) -> Kernel:
+        """The kernel, of the same operands, results and parameters, without what nothing stored depends on."""
+        for position, instruction in enumerate(self.instructions):
+            found = self.rewrite(position)
+            if found is None:
+                found = self.again(replace(instruction, args=tuple(self.at[a] for a in instruction.args)))
+            self.at[position] = found
+        return replace(self.kernel, bodies=(replace(self.source, instructions=_alive(self.emitted)),))
+
+    def again(self, instruction: Instruction) -> int:
+        """The place of ``instruction``, whose arguments are places among those emitted; there once, however often."""
+        key = identity_of(instruction)
+        if key not in self.positions:
+            self.positions[key] = len(self.emitted)
+            self.emitted.append(placed(instruction, self.emitted, self.source.operands))
+        return self.positions[key]
+
+    def emit(self, like: Instruction, op: str, *args: int, dtype: str | None = None, attr: object = None) -> int:
+        return self.again(Instruction(op, args, dtype or like.dtype, attr, like.location))
+
+    def emit_finite(self, like: Instruction, value: int) -> int:
+        """Whether the value at ``value`` is finite."""
+        infinity = self.emit(like, "const", attr=math.inf)
+        return self.emit(like, "lt", self.emit(like, "abs", value), infinity, dtype="bool")
+
+    def is_(self, position: int, op: str, dtype: str, attr: object = None) -> bool:
+        instruction = self.instructions[position]
+        return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
+
+
+def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """``instructions`` without those that nothing stored depends on."""
+    needed = {position for position, instruction in enumerate(instructions) if instruction.op == "store"}
+    for position in reversed(range(len(instructions))):
+        if position in needed:
+            needed.update(instructions[position].args)
+    now = {position: place for place, position in enumerate(sorted(needed))}
+    return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))
