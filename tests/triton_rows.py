@@ -228,6 +228,7 @@ def _ieee_sqrt(a: torch.Tensor) -> torch.Tensor:
 
 
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
+    "exp2_normal": torch.exp2,
     "fma": _exact_fma,
     "sign": lambda a: torch.sign(a).nan_to_num(0.0),
     "sqrt": _ieee_sqrt,  # torch's vectorised one is not
@@ -235,8 +236,8 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 
 # As torch rounds it, in the compute dtype itself.
 _SAME_DTYPE = ("floor_divide",)
-# 1 / (1 + exp(-x)) is zero once exp(-x) overflows.
-_UNDERFLOWING = ("sigmoid",)
+# 1 / (1 + exp(-x)) is zero once exp(-x) overflows; the other's subnormal results may be zero.
+_UNDERFLOWING = ("sigmoid", "exp2_normal")
 _EITHER_ZERO = ("minimum", "maximum", "fmin", "fmax")
 
 

@@ -30,8 +30,12 @@ def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
     return F.log_softmax(logits, -1)
 
 
+def standardized(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
 def lowered(rows: int, length: int, backend: str):
-    return jitgen.jit(log_probabilities).lower(
+    return jitgen.jit(standardized).lower(
         TensorSpec((rows, length), torch.bfloat16), target="sm_90a", backend=backend
     )
 
@@ -51,7 +55,7 @@ def test_numbers_of_rows_share_plans(backend: str) -> None:
 def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) -> None:
     low = lowered(rows, VOCABULARY, "cuda")
     assert f"__cluster_dims__({blocks}, 1, 1)" in low.source
-    assert ("2 passes" in low.explain()) == (blocks == 2)
+    assert "2 passes" in low.explain()  # the mean and the deviations from it in one
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
