@@ -35,9 +35,7 @@ def standardized(x: torch.Tensor) -> torch.Tensor:
 
 
 def lowered(rows: int, length: int, backend: str):
-    return jitgen.jit(standardized).lower(
-        TensorSpec((rows, length), torch.bfloat16), target="sm_90a", backend=backend
-    )
+    return jitgen.jit(standardized).lower(TensorSpec((rows, length), torch.bfloat16), target="sm_90a", backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
