@@ -70,7 +70,7 @@ struct DenseRows : DenseOperand<ElementType, 1, ragged> {
         for (int i = 0; i < 2; ++i) {
           const int place = step * (stride * 8) + i * 4;
           result.words[half][i] = uint4{0, 0, 0, 0};
-          if (!ragged || place * 8 < left) result.words[half][i] = read_line(from[half] + place);
+          if (!ragged || place * 8 < left) result.words[half][i] = read_own_line(from[half] + place);
         }
       }
       return result;
@@ -125,7 +125,7 @@ struct DenseColumns : DenseOperand<ElementType, 4, ragged> {
       for (int i = 0; i < 16; ++i) {
         const int place = step * (stride * 64) + i / 8 * 32 + i % 8;
         result.words[i / 8][i % 8] = uint4{0, 0, 0, 0};
-        if (place < left) result.words[i / 8][i % 8] = read_once(reinterpret_cast<const uint4*>(from + place * line));
+        if (place < left) result.words[i / 8][i % 8] = read_own(reinterpret_cast<const uint4*>(from + place * line));
       }
       return result;
     }

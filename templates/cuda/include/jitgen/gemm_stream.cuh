@@ -82,9 +82,9 @@ struct StreamWalk {
     for (int r = 0; r < run; ++r) {
       to[r] = {};
       if constexpr (Config::along_k) {
-        if (there < length) to[r] = load_vector_readonly<vector>(from[r] + ahead * step);
+        if (there < length) to[r] = load_vector_once<vector>(from[r] + ahead * step);
       } else {
-        if (live && there + r < length) to[r] = load_vector_readonly<vector>(from[0] + (ahead * step + r * line));
+        if (live && there + r < length) to[r] = load_vector_once<vector>(from[0] + (ahead * step + r * line));
       }
     }
   }

@@ -55,33 +55,14 @@ struct Vector {
 
 // ----------------------------------------------------------------------------------------------- one access, by policy
 
-// ld.global.nc.L1::no_allocate: through the read-only path, leaving L1 to data with reuse.
+// ld.global.nc.L1::no_allocate: through the read-only path, leaving L1 to data with reuse. Of what no kernel writes: it
+// may be read before `previous_kernel_wait`, and compilers may move it there.
 JITGEN_DEVICE uint4 read_once(const uint4* address) {
   uint4 word;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
       : "l"(address));
   return word;
-}
-JITGEN_DEVICE uint2 read_once(const uint2* address) {
-  uint2 word;
-  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "l"(address));
-  return word;
-}
-JITGEN_DEVICE uint32_t read_once(const uint32_t* address) {
-  uint32_t word;
-  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(address));
-  return word;
-}
-JITGEN_DEVICE uint16_t read_once(const uint16_t* address) {
-  uint16_t word;
-  asm("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(word) : "l"(address));
-  return word;
-}
-JITGEN_DEVICE uint8_t read_once(const uint8_t* address) {
-  uint32_t word;
-  asm("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(word) : "l"(address));
-  return uint8_t(word);
 }
 
 // The same of data that the kernel ahead in the stream may have written: what is behind `previous_kernel_wait` in the
@@ -104,11 +85,11 @@ JITGEN_DEVICE Access read_own(const Access* address) {
 }
 
 // The same where neighbouring lanes read less than a line of 128 bytes: the second-level cache fetches the whole.
-JITGEN_DEVICE uint4 read_line(const uint4* address) {
+JITGEN_DEVICE uint4 read_own_line(const uint4* address) {
   uint4 word;
-  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-      : "l"(address));
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(address));
   return word;
 }
 
@@ -120,15 +101,6 @@ JITGEN_DEVICE Vector<Storage, N> load_vector(const Storage* address) {
   auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
 #pragma unroll
   for (int i = 0; i < vector.count; ++i) vector.words[i] = words[i];
-  return vector;
-}
-
-template <int N, class Storage>
-JITGEN_DEVICE Vector<Storage, N> load_vector_readonly(const Storage* address) {
-  Vector<Storage, N> vector;
-  auto words = reinterpret_cast<const typename Vector<Storage, N>::Access*>(address);
-#pragma unroll
-  for (int i = 0; i < vector.count; ++i) vector.words[i] = read_once(words + i);
   return vector;
 }
 
