@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,11 @@ class Executable:
     @functools.cached_property
     def asm(self) -> Mapping[str, str | bytes]:
         """Code over all kernels by kind: ``ptx`` and ``sass`` (str), ``cubin`` (bytes); for the CPU ``asm`` (str) and
-        ``so`` (bytes); for AMD ``amdgcn`` (str) and ``hsaco`` (bytes). Several kernels' are joined."""
+        ``so`` (bytes); for AMD ``amdgcn`` (str) and ``hsaco`` (bytes).
+
+        Several kernels' text is joined. Their binaries cannot be: they are no items of the mapping, and asking for one
+        raises JitgenError.
+        """
         parts: dict[str, list[str | bytes]] = {}
         for number, built in enumerate(self._kernels):
             for name in built.artifact.files:
@@ -144,7 +148,7 @@ class Executable:
                 from jitgen.compile import host
 
                 parts.setdefault("asm", []).append(host.assembly(self._lowered.render(number)[0]))
-        return {kind: _join(found) for kind, found in parts.items()}
+        return _Code(parts)
 
     @functools.cached_property
     def report(self) -> tuple[dict[str, Any], ...]:
@@ -186,9 +190,30 @@ def _reads(kernel: Kernel, buffer: int) -> bool:
     return any(o.buffer == buffer and o.kind != "store" for body in kernel.bodies for o in body.operands)
 
 
-def _join(parts: Sequence[str | bytes]) -> str | bytes:
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], bytes):
-        raise JitgenError(f"{len(parts)} kernels: binaries cannot be joined; read them from the store by report's keys")
-    return "\n".join(part for part in parts if isinstance(part, str))
+class _Code(Mapping[str, str | bytes]):
+    """What ``Executable.asm`` is, of the parts that each kernel has of every kind."""
+
+    def __init__(self, parts: Mapping[str, Sequence[str | bytes]]):
+        self._parts = parts
+
+    def __getitem__(self, kind: str) -> str | bytes:
+        parts = self._parts[kind]
+        if len(parts) == 1:
+            return parts[0]
+        if any(isinstance(part, bytes) for part in parts):
+            raise JitgenError(
+                f"{len(parts)} kernels: their {kind} files cannot be joined; read them from the store by report's keys"
+            )
+        return "\n".join(part for part in parts if isinstance(part, str))
+
+    def __iter__(self) -> Iterator[str]:
+        return (kind for kind, parts in self._parts.items() if len(parts) == 1 or isinstance(parts[0], str))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in iter(self)
+
+    def __repr__(self) -> str:
+        return f"<code of kinds {', '.join(self)}>"

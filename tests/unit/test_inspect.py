@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import jitgen
+from jitgen.compile import nvrtc
 
 
 def test_a_specialization_names_the_kernels_that_its_calls_launched() -> None:
@@ -27,3 +29,17 @@ def test_a_kernel_that_several_calls_share_is_named_once() -> None:
         function(torch.randn(rows, 9))
     (only,) = function.specializations
     assert len({kernel.key for kernel in only.kernels}) == len(only.kernels) == 1
+
+
+@pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
+def test_text_of_several_kernels_is_joined_and_their_binaries_are_not() -> None:
+    function = jitgen.jit(lambda x, w: torch.softmax((x @ w) * 1.6328125, -1))
+    specs = jitgen.TensorSpec((64, 512), torch.bfloat16), jitgen.TensorSpec((512, 256), torch.bfloat16)
+    code = function.lower(*specs, target="sm_90a", backend="cuda").compile().asm
+    assert code["ptx"].count(".visible .entry") == code["sass"].count("Function :") == 2
+    assert set(code) == {"ptx", "sass"}
+    assert "cubin" not in code
+    with pytest.raises(jitgen.JitgenError, match="2 kernels"):
+        code["cubin"]
+    with pytest.raises(KeyError):
+        code["hsaco"]
