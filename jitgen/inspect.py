@@ -213,7 +213,7 @@ class _Code(Mapping[str, str | bytes]):
         return sum(1 for _ in self)
 
     def __contains__(self, kind: object) -> bool:
-        return kind in iter(self)
+        return any(kind == given for given in self)
 
     def __repr__(self) -> str:
         return f"<code of kinds {', '.join(self)}>"

@@ -82,6 +82,26 @@ def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp
     assert ptx(scaled_softmax, (8192, 8192), "sm_90a", "cuda").count(PREFETCH) == 1
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("rows", "length"), [(1, 4096), (1, 4104), (4, 4104), (16, 4096), (512, 4096)])
+def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: bool, tmp_path, monkeypatch) -> None:
+    """The kernel ahead may write them too. Of the read-only path nothing says that it stays behind the wait."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def product_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x @ weight if turned else x @ weight.T
+
+    weight = TensorSpec((length, 4096) if turned else (4096, length), torch.bfloat16)
+    low = jitgen.jit(product_of).lower(
+        TensorSpec((rows, length), torch.bfloat16), weight, target="sm_90a", backend="cuda"
+    )
+    (entry,) = low.compile().asm["ptx"].split(".entry")[1:]
+    wait, access = entry.index("griddepcontrol.wait"), GLOBAL_ACCESS.search(entry)
+    assert access is not None
+    assert wait < access.start()
+    assert "ld.global.nc" not in entry
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_there_is_no_wait_where_launches_do_not_overlap(backend: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
