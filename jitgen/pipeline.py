@@ -29,9 +29,9 @@ from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError, UnsupportedError
 from jitgen.families.layout import LaunchArguments, Memory, locate, output_strides
 from jitgen.ir import graph as graphs
-from jitgen.ir import program as programs
 from jitgen.ir import split, symbols
 from jitgen.ir.contractions import Decision, Prologue
+from jitgen.ir.cut import program_of
 from jitgen.ir.graph import Graph, Guard
 from jitgen.ir.program import Kernel, Program
 from jitgen.ir.views import NotViewable, Strided
@@ -180,7 +180,7 @@ def lower(
         guards = Guards(environment, graph.guards)
         views = [place.view for place in memory]
         blocks = families.row_blocks(route.target, route.backend)
-        program = programs.build(
+        program = program_of(
             graph, guards.decide, environment, views, prologue=prologue, given=given, row_blocks=blocks
         )
         return Cut(program, tuple(guards))

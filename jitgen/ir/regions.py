@@ -26,7 +26,7 @@ MAX_STORES = 32
 """Results one region writes; more of a shape become several regions, which read their inputs again."""
 
 MAX_READS = 64
-"""Tensors one region reads. Of a wider expression, ``ir/program.py`` computes parts into temporaries first."""
+"""Tensors one region reads. Of a wider expression, ``ir/cut.py`` computes parts into temporaries first."""
 
 Movement = tuple[tuple[Any, ...], Shape]
 """A view's attrs and its result shape."""

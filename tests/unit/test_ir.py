@@ -19,9 +19,9 @@ from jitgen.families.layout import Memory, output_strides, resolve
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
+from jitgen.ir.cut import program_of
 from jitgen.ir.graph import Builder, Graph, InputSpec, topological
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
-from jitgen.ir.program import build
 from jitgen.ir.views import NotViewable, Strided, apply, contiguous_strides
 from jitgen.runtime.overlap import share
 from jitgen.spec import host_target
@@ -215,7 +215,7 @@ def test_program_of_a_graph_made_by_hand() -> None:
         "sin", (builder.make("add", (x, builder.const(1.0, "float32")), "float32", (n,)),), "float32", (n,)
     )
     graph = Graph("plain", (InputSpec("float32", (n,)),), (y,))
-    program = build(graph, lambda condition: bool(condition), {"s0_0": 5}, [Strided((5,), (1,))])
+    program = program_of(graph, lambda condition: bool(condition), {"s0_0": 5}, [Strided((5,), (1,))])
     operations = [instruction.op for instruction in program.kernels[0].bodies[0].instructions]
     assert operations == ["load", "const", "add", "sin", "store"]
 
