@@ -16,5 +16,5 @@ CPP = Dialect(
     assign=c_like.assign,
     suffix=".cpp",
     headers=("jitgen/storage.hpp", "jitgen/math.hpp", "jitgen/parallel.hpp"),
-    coarse=c_like.COARSE,
+    coarse=c_like.COARSE | {"erfc": "jitgen::coarse_erfc({0})"},
 )

@@ -24,6 +24,9 @@ INTEGER = [op.name for op in OPS.values() if op.arity <= 2 and "int8" in op.doma
 SCALAR = ("fmod", "remainder", "floor_divide")
 """Operations whose exact result needs a loop: they may call the C library."""
 
+COARSE = ("exp", "sigmoid", "exp_below", "erfc")
+"""Those with a variant for results of 16 bits."""
+
 MAX_ULP = 4.0
 DENORMAL = 2.0**-1074
 """One last place of a float64 below 2**-1022, where no relative bound holds: the tail of erfc ends there."""
@@ -63,7 +66,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         arguments = ", ".join(f"x{i}" for i in range(arity))
         result = "bool" if OPS[name].predicate else "float"
         text += loop(f"float_{name}", f"jitgen::{name}({arguments})", ["float"] * arity, result)
-    for name in ("exp", "sigmoid", "exp_below"):
+    for name in COARSE:
         text += loop(f"coarse_{name}", f"jitgen::coarse_{name}(x0)", ["float"], "float")
     for name, dtype in itertools.product(INTEGER, INTEGERS):
         arity, ctype = OPS[name].arity, TYPES[dtype]
@@ -180,10 +183,10 @@ def test_modulo_functions_are_exact(library: Library, name: str) -> None:
     assert not wrong.any(), (a[wrong][:3], b[wrong][:3], got[wrong][:3], exact[wrong][:3])
 
 
-@pytest.mark.parametrize("name", ["exp", "sigmoid", "exp_below"])
+@pytest.mark.parametrize("name", COARSE)
 def test_coarse_functions(library: Library, name: str) -> None:
     """What a 16-bit result hides: 2**-16 of the value. exp reaches the denormals; sigmoid, as torch's, is 0 there."""
-    x = torch.cat([samples(), torch.linspace(-110, 95, 100_000)])
+    x = torch.cat([samples(), torch.linspace(-110, 95, 100_000), torch.linspace(-11, 11, 100_000)])
     if name == "exp_below":
         x = x[~(x > 0)]
     got = library(f"coarse_{name}", x, dtype=torch.float32)

@@ -37,4 +37,13 @@ JITGEN_INLINE float coarse_exp_below(float x) {
 // 0 where exp(-x) is infinite, as torch's is.
 JITGEN_INLINE float coarse_sigmoid(float x) { return 1.0f / (1.0f + coarse_exp(-x)); }
 
+// As erfc: the polynomial of degree 6 is within 2^-19, and what the rounding of a^2 costs is hidden too.
+JITGEN_INLINE float coarse_erfc(float x) {
+  const float a = __builtin_fabsf(x) > 10.1f ? 10.1f : __builtin_fabsf(x), t = 1.0f / (a + 2.0f);
+  const float p = detail::horner(detail::erfc_argument(a, t), 0.00275077589f, 0.00575203913f, -0.0214789993f,
+                                 -0.0362482932f, 0.27947227f, -0.687174085f, 1.02158284f);
+  const float tail = coarse_exp_below(-a * a) * (p * t);
+  return x < 0.0f ? 2.0f - tail : tail;
+}
+
 }  // namespace jitgen
