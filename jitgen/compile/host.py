@@ -70,16 +70,17 @@ def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
     of dependent operations longer than processors look ahead: a chain of 256 multiplications then takes six times as
     long. A loop that clears accumulators is unrolled too: made a memset, it is a ``rep stos``, whose start alone takes
     as long as the sum of a short row. Code that keeps its accumulators in just as many registers as there are loses by
-    it.
+    it. Its option ``narrow`` asks for vectors of 256 bits where there are wider ones.
     """
     target = source.target
     openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)
     # A selection is no branch in vector code; threading one into the next multiplies what is computed under masks.
     selections = ("-fno-thread-jumps",) if compiler == "gcc" else ()
-    arch = () if target.arch == "generic" else (f"-march={target.arch}",)
+    isa = "x86-64-v3" if target.arch == "x86-64-v4" and source.option("narrow") else target.arch
+    arch = () if isa == "generic" else (f"-march={isa}",)
     interleaved = _INTERLEAVED if compiler == "gcc" and source.option("interleaved") else ()
     # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
-    width = ("-mprefer-vector-width=512",) if target.arch == "x86-64-v4" else ()
+    width = ("-mprefer-vector-width=512",) if isa == "x86-64-v4" else ()
     return (*_CODE_FLAGS, *openmp, *selections, *interleaved, *arch, *width)
 
 

@@ -59,7 +59,10 @@ _KINDS = {
 
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
-    return _Builder(kernel, schedule, rows).context(), {"interleaved": True}
+    builder = _Builder(kernel, schedule, rows)
+    # A group of a short row is one wide vector: of bfloat16, of which halves are taken, it would be put together from
+    # two in memory, and what reads it there waits for both.
+    return builder.context(), {"interleaved": True, "narrow": builder.short and builder.halved}
 
 
 class _Builder:

@@ -72,17 +72,18 @@ JITGEN_INLINE void fold(Lanes<Kind, count, Partial> (&of)[together], T* results)
   for (int64_t row = 0; row < together; ++row) results[row] = settled(of[row].fold(0));
 }
 
-template <class Kind, int64_t count, class T>
-JITGEN_INLINE void fold(Lanes<Kind, count, T> (&of)[together], T* results) {
+namespace detail {
+
+// The rows' `count` lanes at(row, lane), combined.
+template <int64_t count, class T, class At, class Combine>
+JITGEN_INLINE void fold_square(T* results, const At& at, const Combine& combine) {
   Square<T> square;
 #pragma GCC unroll 8
   for (int64_t row = 0; row < together; ++row) {
 #pragma omp simd
     for (int64_t j = 0; j < together; ++j) {
-      T value = of[row].at(j, 0);
-      for (int64_t other = j + together; other < count; other += together) {
-        value = Kind::combine(value, of[row].at(other, 0));
-      }
+      T value = at(row, j);
+      for (int64_t other = j + together; other < count; other += together) value = combine(value, at(row, other));
       square.of[row][j] = value;
     }
   }
@@ -93,11 +94,48 @@ JITGEN_INLINE void fold(Lanes<Kind, count, T> (&of)[together], T* results) {
     for (int64_t j = 0; j < half; ++j) {
 #pragma omp simd
       for (int64_t row = 0; row < together; ++row) {
-        square.of[j][row] = Kind::combine(square.of[j][row], square.of[j + half][row]);
+        square.of[j][row] = combine(square.of[j][row], square.of[j + half][row]);
       }
     }
   }
   __builtin_memcpy(results, square.of[0], sizeof(square.of[0]));
 }
+
+#define JITGEN_LAMBDA __attribute__((always_inline))
+
+// Two squares: in one, a comparison that sees NaN would become a jump for each lane.
+template <class Kind, int64_t count, class Of>
+JITGEN_INLINE void fold_extremes(const Of& of, float* results) {
+  alignas(cache_line) uint32_t magnitudes[together];
+  fold_square<count>(
+      results, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return of[row].lane[lane]; },
+      [](float a, float b) JITGEN_LAMBDA { return Kind::of_numbers(a, b); });
+  fold_square<count>(
+      magnitudes, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return of[row].magnitude[lane]; },
+      [](uint32_t a, uint32_t b) JITGEN_LAMBDA { return b > a ? b : a; });
+#pragma omp simd
+  for (int64_t row = 0; row < together; ++row) {
+    const float value = results[row];
+    results[row] = magnitudes[row] > Extremes<Kind, count>::infinity_bits ? __builtin_nanf("") : value;
+  }
+}
+
+}  // namespace detail
+
+template <class Kind, int64_t count, class T>
+JITGEN_INLINE void fold(Lanes<Kind, count, T> (&of)[together], T* results) {
+  detail::fold_square<count>(
+      results, [&](int64_t row, int64_t lane) JITGEN_LAMBDA { return of[row].at(lane, 0); },
+      [](T a, T b) JITGEN_LAMBDA { return Kind::combine(a, b); });
+}
+template <int64_t count>
+JITGEN_INLINE void fold(Lanes<Max<float>, count, float> (&of)[together], float* results) {
+  detail::fold_extremes<Max<float>, count>(of, results);
+}
+template <int64_t count>
+JITGEN_INLINE void fold(Lanes<Min<float>, count, float> (&of)[together], float* results) {
+  detail::fold_extremes<Min<float>, count>(of, results);
+}
+#undef JITGEN_LAMBDA
 
 }  // namespace jitgen
