@@ -101,7 +101,7 @@ COPY = (
     ("load", "store", "ldg", "stg"),
     [
         ("load_vector", "store_vector", r"LDG\.E\.128(\.CONSTANT)? ", r"STG\.E\.128 "),
-        ("load_vector_readonly", "store_vector_streaming", r"LDG\.E\.NA\.128\.CONSTANT ", r"STG\.E\.EF\.128 "),
+        ("load_vector_once", "store_vector_streaming", r"LDG\.E\.NA\.128 ", r"STG\.E\.EF\.128 "),
         ("load_vector_streaming", "store_vector_streaming", r"LDG\.E\.EF\.128 ", r"STG\.E\.EF\.128 "),
     ],
 )
@@ -116,7 +116,7 @@ def test_vectors_move_16_bytes_at_once(load: str, store: str, ldg: str, stg: str
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
 def test_narrow_vectors_compile(count: int, arch: str) -> None:
-    for load in ("load_vector", "load_vector_readonly", "load_vector_streaming"):
+    for load in ("load_vector", "load_vector_once", "load_vector_streaming"):
         text = COPY.replace("LOAD", load).replace("STORE", "store_vector_streaming")
         compile(text.replace("STORAGE", "float8_e5m2").replace("COUNT", str(count)), arch)
 

@@ -347,7 +347,7 @@ def test_round_to_is_store_then_load(storage: str) -> None:
     assert torch.equal(got.nan_to_num(1e30), want.nan_to_num(1e30))
 
 
-LOADS = ("load_vector", "load_vector_readonly", "load_vector_streaming")
+LOADS = ("load_vector", "load_vector_once", "load_vector_streaming")
 STORES = ("store_vector", "store_vector_streaming")
 
 
