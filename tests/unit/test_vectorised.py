@@ -39,3 +39,22 @@ def vector_arithmetic(function: Callable[..., torch.Tensor], dtype: torch.dtype)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_are_vectorised(name: str, dtype: torch.dtype) -> None:
     assert vector_arithmetic(FUNCTIONS[name], dtype) >= 3
+
+
+@pytest.mark.skipif(host.toolchain() is None or host.toolchain().compiler != "gcc", reason="about GCC")  # type: ignore[union-attr]
+@pytest.mark.parametrize("arch", ["x86-64-v3", "x86-64-v4"])
+def test_extremes_of_short_rows_take_no_jumps(arch: str) -> None:
+    """Nobody foretells the jumps of a comparison for each lane: rows of 32 took seven times as long."""
+    function = jitgen.jit(lambda x: (x.amax(-1), x.amin(-1)))
+    source, _ = function.lower(jitgen.TensorSpec((4096, 32), torch.float32), target=arch)._lowered.render(0)
+    assert "comiss" not in host.assembly(host.prepare(source))
+
+
+@pytest.mark.skipif(host.toolchain() is None or host.toolchain().compiler != "gcc", reason="about GCC")  # type: ignore[union-attr]
+@pytest.mark.parametrize(("length", "wide"), [(64, False), (4096, True)])
+def test_halves_of_short_rows_are_no_wider_than_what_they_are_put_together_to(length: int, wide: bool) -> None:
+    """As two halves in memory that are read as one vector, norms of rows of 64 took four times as long."""
+    function = jitgen.jit(lambda x: F.layer_norm(x, x.shape[-1:]))
+    specification = jitgen.TensorSpec((4096, length), torch.bfloat16)
+    source, _ = function.lower(specification, target="x86-64-v4")._lowered.render(0)
+    assert ("zmm" in host.assembly(host.prepare(source))) == wide
