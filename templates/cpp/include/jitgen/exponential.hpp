@@ -101,13 +101,21 @@ JITGEN_INLINE float moderate_exp(float x) {
   return small_exp(a.r) * power_of_two(a.k);
 }
 
-// e^x for x <= 0, where 2^k cannot overflow: 64 is added to k in the sum's low bits, beside the exponent's bias.
-JITGEN_INLINE float exp_of_negative(float x) {
+// x = k ln 2 + r of -104 <= x <= 0, where 2^k cannot overflow: 64 is added to k in the sum's low bits, beside the
+// exponent's bias, and `scaled` is 2^(k + 64).
+struct ReducedNegative {
+  float r, scaled;
+};
+JITGEN_INLINE ReducedNegative reduce_negative(float x) {
   constexpr float biased_rounder = rounder + float(127 + 64);
-  const float bounded = x < -104.0f ? -104.0f : x;
-  const float shifted = mul_add(bounded, 1.44269504f, biased_rounder);
-  const float r = remainder_of_ln2(shifted - biased_rounder, bounded);
-  return small_exp(r) * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  const float shifted = mul_add(x, 1.44269504f, biased_rounder);
+  return {remainder_of_ln2(shifted - biased_rounder, x), float_of(bits_of(shifted) << 23)};
+}
+
+// e^x for x <= 0.
+JITGEN_INLINE float exp_of_negative(float x) {
+  const ReducedNegative a = reduce_negative(x < -104.0f ? -104.0f : x);
+  return small_exp(a.r) * a.scaled * 0x1p-64f;
 }
 
 // e^x - 1 for -40 < x < 128 ln 2. 2^k is taken by halves, so that k = 128 does not overflow before the result does.
@@ -390,10 +398,10 @@ JITGEN_INLINE float erfc(float x) {
   const float a = __builtin_fabsf(x) > 10.1f ? 10.1f : __builtin_fabsf(x);
   const float t = 1.0f / (a + 2.0f), p = detail::scaled_erfc(detail::erfc_argument(a, t)) * t;
   // exp_of_negative(-a^2), less what the rounding of a^2 has lost, times p.
-  constexpr float biased_rounder = detail::rounder + float(127 + 64);
-  const float square = a * a, shifted = detail::mul_add(-square, 1.44269504f, biased_rounder);
-  const float r = detail::remainder_of_ln2(shifted - biased_rounder, -square) - __builtin_fmaf(a, a, -square);
-  const float tail = detail::mul_add(p * r, detail::exp_slope(r), p) * float_of(bits_of(shifted) << 23) * 0x1p-64f;
+  const float square = a * a;
+  const detail::ReducedNegative reduced = detail::reduce_negative(-square);
+  const float r = reduced.r - __builtin_fmaf(a, a, -square);
+  const float tail = detail::mul_add(p * r, detail::exp_slope(r), p) * reduced.scaled * 0x1p-64f;
 #else
   const double a = __builtin_fabsf(x) > 10.1f ? 10.1 : double(__builtin_fabsf(x)), t = 1.0 / (a + 2.0);
   const double tail = detail::double_exp(-a * a) * detail::scaled_erfc(detail::erfc_argument(a, t)) * t;
