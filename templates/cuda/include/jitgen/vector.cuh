@@ -5,8 +5,7 @@
 //   jitgen::store_vector(pointer, y);
 //
 // A vector of 32 bytes moves as two accesses of 16. The cache policies are functions of their own, so that the choice
-// is the template's: *_readonly needs data that nothing writes while the kernel runs, *_streaming and *_once data that
-// is used once.
+// is the template's: *_streaming and *_once are for data that is used once.
 #pragma once
 
 #include "jitgen/storage.cuh"
