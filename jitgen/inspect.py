@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,30 +190,19 @@ def _reads(kernel: Kernel, buffer: int) -> bool:
     return any(o.buffer == buffer and o.kind != "store" for body in kernel.bodies for o in body.operands)
 
 
-class _Code(Mapping[str, str | bytes]):
+class _Code(dict[str, str | bytes]):
     """What ``Executable.asm`` is, of the parts that each kernel has of every kind."""
 
     def __init__(self, parts: Mapping[str, Sequence[str | bytes]]):
-        self._parts = parts
+        texts = {kind: [part for part in found if isinstance(part, str)] for kind, found in parts.items()}
+        super().__init__({kind: "\n".join(found) for kind, found in texts.items() if found})
+        self.update({kind: found[0] for kind, found in parts.items() if len(found) == 1})
+        self._apart = {kind: len(found) for kind, found in parts.items() if kind not in self}
 
-    def __getitem__(self, kind: str) -> str | bytes:
-        parts = self._parts[kind]
-        if len(parts) == 1:
-            return parts[0]
-        if any(isinstance(part, bytes) for part in parts):
-            raise JitgenError(
-                f"{len(parts)} kernels: their {kind} files cannot be joined; read them from the store by report's keys"
-            )
-        return "\n".join(part for part in parts if isinstance(part, str))
-
-    def __iter__(self) -> Iterator[str]:
-        return (kind for kind, parts in self._parts.items() if len(parts) == 1 or isinstance(parts[0], str))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __contains__(self, kind: object) -> bool:
-        return any(kind == given for given in self)
-
-    def __repr__(self) -> str:
-        return f"<code of kinds {', '.join(self)}>"
+    def __missing__(self, kind: str) -> str | bytes:
+        if kind not in self._apart:
+            raise KeyError(kind)
+        count = self._apart[kind]
+        raise JitgenError(
+            f"{count} kernels: their {kind} files cannot be joined; read them from the store by report's keys"
+        )
