@@ -52,15 +52,19 @@ def ptx(function: Callable[..., object], shape: tuple[int, ...], target: str, ba
     return text if isinstance(text, str) else text.decode()
 
 
+def assert_waits_first(entry: str) -> None:
+    access = GLOBAL_ACCESS.search(entry)
+    assert access is not None
+    assert entry.index("griddepcontrol.wait") < access.start()
+
+
 @pytest.mark.parametrize(("name", "backend"), list(product(FUNCTIONS, ("cuda", "triton"))))
 def test_memory_is_touched_after_the_wait(name: str, backend: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     text = ptx(*FUNCTIONS[name], "sm_90a", backend)
     (entry,) = text.split(".entry")[1:]
     assert entry.count("griddepcontrol.wait") == 1
-    access = GLOBAL_ACCESS.search(entry)
-    assert access is not None
-    assert entry.index("griddepcontrol.wait") < access.start()
+    assert_waits_first(entry)
     # Of its many small blocks each would have to say that the next kernel may start; see the template.
     assert ("griddepcontrol.launch_dependents" in entry) == (name != "elementwise")
 
@@ -96,9 +100,7 @@ def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: b
         TensorSpec((rows, length), torch.bfloat16), weight, target="sm_90a", backend="cuda"
     )
     (entry,) = low.compile().asm["ptx"].split(".entry")[1:]
-    wait, access = entry.index("griddepcontrol.wait"), GLOBAL_ACCESS.search(entry)
-    assert access is not None
-    assert wait < access.start()
+    assert_waits_first(entry)
     assert "ld.global.nc" not in entry
 
 
