@@ -40,6 +40,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {
     "short rows": (norm, (8192, 100)),
     "rows of a block": (norm, (8192, 8192)),
     "rows of a cluster": (norm, (8192, 151936)),
+    "few rows of a cluster": (norm, (64, 151936)),
     "rows read again": (norm, (8192, 400000)),
     "one pass": (scaled, (64, 4096)),
     "columns": (column_softmax, (1000, 512)),
@@ -73,8 +74,31 @@ def test_memory_is_touched_after_the_wait(name: str, backend: str, tmp_path, mon
 def test_kept_rows_are_prefetched_before_the_wait_and_what_all_rows_share_is_not(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     before, after = ptx(*FUNCTIONS[name], "sm_90a", "cuda").split("griddepcontrol.wait")
-    assert before.count(PREFETCH) == (name in ("rows of a block", "rows of a cluster"))
+    assert before.count(PREFETCH) == (name in ("rows of a block", "rows of a cluster", "few rows of a cluster"))
     assert PREFETCH not in after
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+    """As many as make the same number of bytes, whatever their elements and however many are added up."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def prefetched(function: Callable[..., object], rows: int, operands: int = 1) -> tuple[int | None, str]:
+        specs = [TensorSpec((rows, 151936), dtype)] * operands
+        low = jitgen.jit(function).lower(*specs, target="sm_90a", backend="cuda")
+        (schedule,), (kernel,) = low._lowered.schedules, low.kernels
+        return schedule.prefetched, kernel.source
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x, -1)
+
+    few, source = prefetched(softmax, 64)
+    both, _ = prefetched(lambda x, y: F.rms_norm(x + y, x.shape[-1:]), 64, 2)
+    assert few == 24 * 2 // dtype.itemsize
+    assert both == few // 2
+    assert f"row < {few}) jitgen::prefetch" in source
+    # Of many rows the first few make no difference.
+    assert prefetched(softmax, 8192)[0] == (None if dtype == torch.bfloat16 else 0)
 
 
 def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp_path, monkeypatch) -> None:

@@ -29,7 +29,7 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
     kept = {operand.value for operand in walks.kept_loads}
     taken = walks.passes[0].fetched if schedule.turns > 1 else ()
     own = [operand for operand in rows.operands if operand.pointer and not layout.shared[operand.index]]
-    once = own if schedule.fetch == "once" else ()
+    once = own if schedule.once else ()
     return {
         "taken": [_array(operand, turns=True) for operand in taken],
         "row_load": {o.index: _row_value(o) for o in rows.row_loads},
@@ -37,7 +37,7 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
-        "prefetched": [o for o in rows.passes[0].loads if o in own] if schedule.fetch == "prefetched" else [],
+        "prefetched": [o for o in rows.passes[0].loads if o in own] if schedule.prefetched != 0 else [],
         "kept_operands": [_array(operand) for operand in walks.kept_loads if operand not in taken],
         "passes": [
             _pass(walk, kept, taken, once, schedule.vector) | {"batch": _batch(kernel, schedule, len(walk.late))}
@@ -75,7 +75,7 @@ def _array(
 ) -> dict[str, Any]:
     """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled.
 
-    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule.fetch``.
+    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``.
     """
     name, place = f"x{operand.index}", f"from{operand.index}"
     if operand.kind == "contiguous":

@@ -88,9 +88,10 @@ class RowSchedule:
         beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
             neighbours.
         turns: rows that a thread takes one after another; all are asked for before the first is used.
-        fetch: how elements that no other row has are read where the row is kept: ``"cached"``, as they come;
-            ``"prefetched"``, into the second-level cache while the kernel ahead ends; ``"once"``, past the first-level
-            cache, which is left to what rows share.
+        prefetched: rows, from the first, whose own elements are brought into the second-level cache while the kernel
+            ahead ends; None for all.
+        once: whether elements that no other row has are read past the first-level cache, which is left to what rows
+            share.
     """
 
     threads: int
@@ -105,7 +106,8 @@ class RowSchedule:
     online: bool = False
     beside: int = 1
     turns: int = 1
-    fetch: str = "cached"
+    prefetched: int | None = 0
+    once: bool = False
     pdl: ClassVar[bool] = True
     """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
 
