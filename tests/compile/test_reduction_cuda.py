@@ -63,6 +63,75 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
     assert len(re.findall(r"LDG\.", lowered.compile().asm["sass"])) == schedule.unroll
 
 
+@pytest.mark.parametrize("length", [81_924, 100_000, 151_936, 155_648])
+@pytest.mark.parametrize("rows", [49, 128])
+def test_rows_that_lie_partly_in_shared_memory(rows: int, length: int, tmp_path, monkeypatch) -> None:
+    """What is beyond eight vectors of a thread is copied there without registers, and read by whole accesses."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    for name in ("softmax", "log_softmax", "rms_norm"):
+        lowered = jitgen.jit(CASES[name]).lower(TensorSpec((rows, length), torch.float32), target="sm_90a")
+        (schedule,) = lowered._lowered.schedules
+        there = schedule.shared_vectors
+        assert there == schedule.unroll - 8 > 0
+        assert (schedule.block_threads, schedule.blocks) == (256, 4)
+        compiled = lowered.compile()
+        (report,) = compiled.report
+        assert report["spill_bytes"] <= 16
+        sass = compiled.asm["sass"]
+        assert len(re.findall(r"LDGSTS\.\S*128", sass)) == there
+        assert len(re.findall(r"LDG\.\S*128", sass)) == 8
+        # Every pass but the one that copied reads them, and that one too; softmax keeps exponentials in their place.
+        assert len(re.findall(r"LDS\.128", sass)) == there * (2 if name == "rms_norm" else 3)
+        assert len(re.findall(r"STS\.128", sass)) == there * (name == "softmax")
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype"),
+    [
+        (48, 151_936, torch.float32),  # few: more blocks of a row are as good as more rows
+        (129, 151_936, torch.float32),
+        (64, 81_920, torch.float32),  # four blocks of it have a multiprocessor's registers
+        (64, 155_652, torch.float32),  # more than a block's shared memory
+        (64, 151_937, torch.float32),  # rows that no access of 16 bytes begins
+        (64, 151_936, torch.bfloat16),
+    ],
+)
+def test_rows_that_lie_in_registers_alone(rows: int, length: int, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    spec = TensorSpec((rows, length), dtype)
+    (schedule,) = jitgen.jit(CASES["softmax"]).lower(spec, target="sm_90a")._lowered.schedules
+    assert schedule.shared_vectors == 0
+
+
+def test_many_reductions_leave_no_room_in_shared_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def powers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = x / x.abs().amax(-1, keepdim=True)
+        return x
+
+    lowered = jitgen.jit(powers).lower(TensorSpec((64, 151_936), torch.float32), target="sm_90a")
+    assert lowered._lowered.schedules[0].shared_vectors == 0
+    assert lowered.compile().report[0]["shared_bytes"] < 49152
+
+
+def test_two_values_of_an_element_lie_in_registers(tmp_path, monkeypatch) -> None:
+    """One place in shared memory would not do for both."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return x + F.softmax(x, -1)
+
+    def weighted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight)
+
+    rows, weight = TensorSpec((64, 151_936), torch.float32), TensorSpec((151_936,), torch.float32)
+    for function, specs in ((both, [rows]), (weighted, [rows, weight])):
+        (schedule,) = jitgen.jit(function).lower(*specs, target="sm_90a")._lowered.schedules
+        assert schedule.shared_vectors == 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "target"),
     [(dtype, target) for dtype in (torch.float32, torch.float64) for target in ("sm_80", "sm_90a")]

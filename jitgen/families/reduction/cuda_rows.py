@@ -38,9 +38,10 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "prefetched": [o for o in rows.passes[0].loads if o in own] if schedule.prefetched != 0 else [],
-        "kept_operands": [_array(operand) for operand in walks.kept_loads if operand not in taken],
+        "held_type": _held_type,
+        "kept_operands": [_array(o, held=schedule.shared_vectors > 0) for o in walks.kept_loads if o not in taken],
         "passes": [
-            _pass(walk, kept, taken, once, schedule.vector) | {"batch": _batch(kernel, schedule, len(walk.late))}
+            _pass(walk, kept, taken, once, schedule) | {"batch": _batch(kernel, schedule, len(walk.late))}
             for walk in walks.passes
         ],
     }
@@ -71,13 +72,22 @@ def _row_value(operand: RowOperand) -> str:
 
 
 def _array(
-    operand: RowOperand, count: str = "unroll", at: str = "u", turns: bool = False, once: bool = False
+    operand: RowOperand,
+    count: str = "unroll",
+    at: str = "u",
+    turns: bool = False,
+    once: bool = False,
+    held: bool = False,
 ) -> dict[str, Any]:
     """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled.
 
-    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``.
+    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``; ``held``: where some of the
+    vectors lie in shared memory (``held.cuh``).
     """
     name, place = f"x{operand.index}", f"from{operand.index}"
+    if held:
+        array, fetch = f"{_held_type(operand.storage)} {name}(places)", f"{name}.fetch({at}, {place} + column);"
+        return {"name": name, "array": array, "fetch": fetch, "index": operand.index}
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
         load = "load_vector_once" if once else "load_vector"
@@ -94,7 +104,14 @@ def _array(
     }
 
 
-def _element(operand: RowOperand, place: str) -> str:
+def _held_type(type: str) -> str:
+    """Of one value of every element of a thread, some in registers and some in shared memory."""
+    return f"jitgen::Held<{type}, width, unroll - shared_vectors, threads>"
+
+
+def _element(operand: RowOperand, place: str, held: bool) -> str:
+    if held:
+        return f"jitgen::load(now_x{operand.index}[j])"
     if operand.pointer is None:
         return f"from{operand.index} + (column + j) * {operand.inner}"
     return f"jitgen::load(x{operand.index}[{place}][j])"
@@ -111,21 +128,25 @@ def _paired(reduction: dict[str, Any], walk: Walk, vector: int, at: str) -> dict
 
 
 def _pass(
-    walk: Walk, kept: set[str], taken: Collection[RowOperand], once: Sequence[RowOperand], vector: int
+    walk: Walk, kept: set[str], taken: Collection[RowOperand], once: Sequence[RowOperand], schedule: RowSchedule
 ) -> dict[str, Any]:
     # What is not kept is asked for a few vectors ahead of its use; what is ``taken``, all rows at once.
     p = walk.source
     fetched = [operand for operand in walk.fetched if operand not in taken]
     at = f"u % batch{p.number}"
+    held = [o for o in walk.needed if o.pointer and o not in walk.late] if schedule.shared_vectors else []
     reductions = [
-        r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": _paired(r, walk, vector, at)}
+        r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": _paired(r, walk, schedule.vector, at)}
         for r in walk.reductions
     ]
     return fields(p) | {
         "arrays": [_array(o) for o in fetched if o.value not in kept],
-        "fetched": [_array(o, once=o in once) for o in fetched],
+        "fetched": [_array(o, once=o in once, held=o in held) for o in fetched],
         "late": [_array(o, f"batch{p.number}", at, once=o in once) for o in walk.late],
-        "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
+        "element_loads": [
+            fields(o) | {"element": _element(o, at if o in walk.late else "u", o in held)} for o in walk.needed
+        ],
+        "held": [f"x{o.index}" for o in held],
         "restored": walk.restored,
         "saved": walk.saved,
         "lines": walk.lines,

@@ -45,6 +45,7 @@ from jitgen.families.reduction.schedule import (
     walked_size,
 )
 from jitgen.ir.ops import OPS
+from jitgen.ir.parts import SPLIT_ROWS
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -69,11 +70,18 @@ STAGGER_BYTES = 7 * 2**20
 """Of rows in clusters, from the first, that are prefetched where there are up to ``BUSY_ROWS``. These rows are stored
 while the others are still read, and so on through the kernel: rows that all start alike take turns at leaving the
 memory idle (64 rows of 151936 in bfloat16: softmax 0.89 of a copy's speed with all prefetched, 0.95 with 24)."""
+REGISTER_VECTORS, SHARED_VECTORS = 8, 11
+"""Of a thread, where a part of a row lies in shared memory: so many of 16 bytes in registers, and there at most. So a
+multiprocessor has four blocks of 256 threads where, in registers alone, it has two of 512: of 64 rows nearly all are
+under way at once (softmax of 151936 in float32: 0.93 of a copy's speed instead of 0.88)."""
+COMBINED_BESIDE = 3
+"""Reductions at most whose partial results fit the 48 KiB of a block beside that."""
 ONCE_BYTES, ONCE_THREADS, ONCE_ELEMENTS, ONCE_LENGTH = 2**15, 256, 16, 2**16
 """Bytes of a row from which on nobody keeps it where all is known once it is read; threads of a small block, elements
 of each under way, and the length of a row from which on there are twice as many threads."""
 FEW_ROWS_BYTES = 2**17
 """Of each of a few long rows, up to which a cluster of the smallest blocks has it: latency counts, not registers."""
+WORD_BYTES = 4
 MOST_RESIDENT_THREADS, DOUBLE_BYTES = 2048, 8
 """Of a multiprocessor; elements so wide are combined in more registers than so many threads have."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
@@ -136,6 +144,8 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     schedule = replace(schedule, turns=_turns(schedule, geometry, element))
+    if share.shared:
+        schedule = replace(schedule, shared_vectors=max(0, unroll - REGISTER_VECTORS))
     schedule = replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
     return _fetched(kernel, layout, geometry, schedule)
 
@@ -146,6 +156,14 @@ def _own(kernel: Kernel, layout: RowLayout) -> list[int]:
     first = [body.instructions[position] for position, number in first_needed(body).items() if number == 0]
     loads = {instruction.attr for instruction in first if instruction.op == "load"}
     return sorted(index for index in loads if not layout.shared[index])
+
+
+def _whole_accesses(kernel: Kernel, layout: RowLayout, operands: Sequence[int]) -> bool:
+    """Whether the elements of each of ``operands`` are neighbours whose every row begins at a multiple of an access."""
+    (body,) = kernel.bodies
+    if any(layout.operands[index] != "contiguous" for index in operands):
+        return False
+    return layout.unit * min(item_size(body.operands[index].dtype) for index in operands) >= ACCESS_BYTES
 
 
 def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule: RowSchedule) -> RowSchedule:
@@ -160,7 +178,7 @@ def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule:
     sizes = [item_size(body.operands[index].dtype) for index in own]
     if not own or not schedule.kept or schedule.turns > 1:
         return schedule
-    if any(layout.operands[index] != "contiguous" for index in own) or layout.unit * min(sizes) < ACCESS_BYTES:
+    if not _whole_accesses(kernel, layout, own):
         return schedule
     if schedule.tile * schedule.cluster * max(sizes) < PREFETCHED_BYTES:
         return schedule
@@ -170,7 +188,7 @@ def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule:
     if geometry.rows > BUSY_ROWS:
         return schedule
     meetings = sum(instruction.op == "reduce" for instruction in body.instructions)
-    once = not narrow and not (schedule.blocks > 1 and len(own) == 1 and meetings > 1)
+    once = not narrow and not schedule.shared_vectors and not (schedule.blocks > 1 and len(own) == 1 and meetings > 1)
     return replace(schedule, prefetched=max(1, STAGGER_BYTES // (max(geometry.length, 1) * sum(sizes))), once=once)
 
 
@@ -193,7 +211,8 @@ def _read_once(layout: RowLayout, geometry: RowGeometry, sizes: Sequence[int], v
 class _Share:
     """Who holds a row: ``threads`` of each of ``cluster`` blocks, each at most ``held`` bytes of it.
 
-    ``resident``: threads of a multiprocessor, which share its registers; ``online``: see ``RowSchedule``.
+    ``resident``: threads of a multiprocessor, which share its registers; ``online``: see ``RowSchedule``; ``shared``:
+    whether what is beyond ``REGISTER_VECTORS`` lies in shared memory.
     """
 
     threads: int
@@ -201,6 +220,7 @@ class _Share:
     resident: int = RESIDENT_THREADS
     held: int = MOST_HELD_BYTES
     online: bool = False
+    shared: bool = False
 
 
 def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: int, narrow: bool) -> _Share:
@@ -229,9 +249,30 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
         seven = _Share(threads, SEVEN, held=SEVEN_HELD_BYTES // 2, online=saves) if narrow else half
         if size <= SEVEN * seven.threads * seven.held:
             return seven
+    if SPLIT_ROWS < geometry.rows <= BUSY_ROWS and threads == BLOCK_THREADS and _one_word(kernel, layout):
+        half = _Share(threads // 2, CLUSTER, held=(REGISTER_VECTORS + SHARED_VECTORS) * ACCESS_BYTES, shared=True)
+        if size <= half.threads * CLUSTER * half.held:
+            return half
     if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
         return _Share(threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, saves)
     return _Share(threads, CLUSTER, online=saves)
+
+
+def _one_word(kernel: Kernel, layout: RowLayout) -> bool:
+    """Whether one value of four bytes is all that is read and kept of an element, read by whole accesses.
+
+    Such values follow one another in the same place of shared memory. What all rows share would have too few registers
+    to be asked for ahead of its use.
+    """
+    (body,) = kernel.bodies
+    kept = residency(body, None)
+    read = [index for index, operand in enumerate(body.operands) if operand.kind == "load" and not operand.row]
+    if sum(instruction.op == "reduce" for instruction in body.instructions) > COMBINED_BESIDE:
+        return False
+    if len(read) != 1 or kept.values != 1 or not _whole_accesses(kernel, layout, read):
+        return False
+    sizes = {item_size(body.instructions[position].dtype) for part in kept.kept for position in part}
+    return sizes | {kept.bytes, item_size(body.operands[read[0]].dtype)} == {WORD_BYTES}
 
 
 def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:

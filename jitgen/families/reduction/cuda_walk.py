@@ -37,7 +37,7 @@ class Walk:
         fetched: operands it reads from memory, and ``needed`` all whose elements its lines read.
         late: of ``fetched``, what is not kept beside a row that is.
         restored: (name, type) of computed values that earlier passes have kept.
-        lines: what it computes, and ``saved`` the names of what it keeps.
+        lines: what it computes, and ``saved`` (name, type) of what it keeps.
         reductions: at its end.
     """
 
@@ -47,7 +47,7 @@ class Walk:
     late: tuple[RowOperand, ...]
     restored: tuple[tuple[str, str], ...]
     lines: tuple[Line, ...]
-    saved: tuple[str, ...]
+    saved: tuple[tuple[str, str], ...]
     reductions: tuple[dict[str, Any], ...]
 
 
@@ -113,7 +113,7 @@ def _resident(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, place: str
         late=tuple(o for o in fetched if o.value not in kept),
         restored=tuple((name, types[name]) for name in sorted(plan.kept) if name in types),
         lines=(*plan.rebuilt, *p.lines),
-        saved=tuple(line.value for line in p.lines if line.value in kept),
+        saved=tuple((line.value, line.type) for line in p.lines if line.value in kept),
         reductions=_reductions(p, place),
     )
 

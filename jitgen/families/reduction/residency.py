@@ -75,12 +75,14 @@ def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
 class Residency:
     """For each pass, by position: values ``kept`` for it from earlier passes, and cheap ones ``rebuilt`` from those.
 
-    ``bytes`` is what one element of the row takes in registers between passes, where it takes most.
+    ``bytes`` is what one element of the row takes in registers between passes, where it takes most, and ``values`` how
+    many values those are at most.
     """
 
     kept: tuple[frozenset[int], ...]
     rebuilt: tuple[tuple[int, ...], ...]
     bytes: int
+    values: int
 
 
 def held(body: Body, elements: int) -> Residency:
@@ -115,6 +117,7 @@ def residency(body: Body, expensive: int | None) -> Residency:
         tuple(map(frozenset, kept)),
         tuple(tuple(sorted(part)) for part in rebuilt),
         max(1, *(sum(_size(body, position) for position in part) for part in between)),
+        max(map(len, between)),
     )
 
 
