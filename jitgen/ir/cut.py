@@ -46,8 +46,8 @@ def program_of(
         memory: the strides of every input at hand; they only decide which reshapes need a copy first.
         prologue: whether a matmul kernel computes its activation, given at this call's sizes, while it reads it.
         given: whether the caller gives the results' memory, so that a temporary cannot be returned in its place.
-        row_blocks: how many blocks of a kernel can share a row; 0 for all there are. Long rows that are too few to keep
-            the device busy are reduced in parts, by kernels of their own.
+        row_blocks: how many blocks of a kernel can share a row; 0 for a CPU's threads, as many as there are. Long rows
+            that are too few to keep the device busy are reduced in parts, by kernels of their own.
     """
     return _Cutter(graph, decide, environment, memory, prologue, given, row_blocks).program()
 
@@ -216,8 +216,7 @@ class _Cutter:
             products, others = contractions.group(results, self.mover, self._materialize, self._decide)
             places = [position for position, node in enumerate(others) if node is not None]
             results = [node for node in others if node is not None]
-        if self.row_blocks:
-            results = split_long_rows(results, self.mover, self._materialize, self.row_blocks)
+        results = split_long_rows(results, self.mover, self._materialize, self.row_blocks)
         rows, rest = group(results, self.mover, self._materialize)
         left = [position for position, node in enumerate(rest) if node is not None]
         pointwise = split([node for node in rest if node is not None], self.mover, self._materialize)

@@ -1,4 +1,4 @@
-"""Rows too few to keep a GPU busy, reduced in parts.
+"""Rows too few to keep a GPU busy, or too long for a CPU's caches, reduced in parts.
 
 One kernel reduces the parts of every row, as rows of their own, into temporaries; what reads those combines them, in an
 order that depends on the row's length alone. Each part is read once:
@@ -11,7 +11,8 @@ order that depends on the row's length alone. Each part is read once:
 - of argmax and argmin, the extremum beside its place.
 
 Any other reduction that waits for another one is computed from the elements again, not from temporaries as long as they
-are. A CPU's threads share rows, and no kernel of the kind is made for them.
+are. A CPU's threads share rows by themselves: what they take in parts is only what would be read from memory twice,
+once for each of two reductions of which one waits for the other.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ FEW_BYTES = 2**14
 """Of neighbouring elements of all columns, below which blocks with a line each leave half of a GPU idle. Columns whose
 elements are needed again, once they are reduced, are left whole from here on."""
 
+CACHED_ROW = 2**20
+"""Elements of a row from which on a CPU reads a part again faster than the whole row."""
+
 _COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "bitwise_or", "all": "bitwise_and"}
 _EXTREMUM = {"argmax": "max", "argmin": "min"}
 
@@ -52,11 +56,13 @@ _EXTREMUM = {"argmax": "max", "argmin": "min"}
 def split_long_rows(roots: Sequence[Node], mover: Mover, materialize: Materialize, blocks: int) -> list[Node]:
     """``roots`` with each reduction of few long rows made of reductions of their parts.
 
-    ``blocks``: that can share rows within one kernel.
+    ``blocks``: that can share rows within one kernel; 0 for a CPU's threads.
     """
     reduced = [node.inputs[0] for node in topological(roots) if node.op == "reduce"]
     again = any(root.shape == node.shape for root in roots for node in reduced)
     waits = any(map(has_reduce, reduced))
+    if not blocks and (again or not waits):
+        return list(roots)
     split = SPLIT_ROWS if blocks == 1 else 0 if again or waits else FEW_ROWS
 
     def change(node: Node, rebuilt: Node) -> Node:
@@ -75,6 +81,9 @@ def _parts(node: Node, again: bool, split: int, mover: Mover, blocks: int) -> in
     """
     length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
     count, columns = symbols.product(node.shape), are_columns(node)
+    if not blocks:
+        cached = columns or not mover.decide(symbols.compare("ge", length, CACHED_ROW))
+        return 1 if cached or not mover.decide(symbols.compare("le", count, FEW_ROWS)) else PARTS
     if not (columns or mover.decide(symbols.compare("ge", length, SPLIT_ROW))):
         return 1
     if mover.decide(symbols.compare("ge", length, LONG_ROW)) and mover.decide(symbols.compare("le", count, FEW_ROWS)):

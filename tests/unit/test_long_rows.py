@@ -1,4 +1,5 @@
-"""Rows too few to keep a GPU busy are reduced in parts: which, in how many kernels, and what lies in memory between."""
+"""Rows too few to keep a GPU busy, or too long for a CPU's caches, are reduced in parts: which, in how many kernels,
+and what lies in memory between."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec
 from jitgen.ir.parts import (
+    CACHED_ROW,
     COLUMN_PARTS,
     FEW_ROWS,
     LONG_COLUMN,
@@ -21,6 +23,7 @@ from jitgen.ir.parts import (
     SPLIT_ROW,
     SPLIT_ROWS,
 )
+from tests.numeric import close, results
 
 
 def lowered(function: Callable[..., Any], shape: tuple[int, ...], backend: str = "cuda", target: str = "sm_90a") -> Any:
@@ -144,8 +147,55 @@ def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int,
     assert len(low.program.kernels) <= 4
 
 
-def test_a_cpu_shares_its_rows_itself() -> None:
-    assert temporaries(lowered(lambda x: x.sum(0), (8 * LONG_COLUMN, 500), "cpp", "x86-64-v3")) == []
+@pytest.mark.parametrize("function", [total, softmax, lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: x.max(-1)])
+@pytest.mark.parametrize("shape", [(8 * LONG_COLUMN, 500), (1, 4 * CACHED_ROW)])
+def test_a_cpu_shares_its_rows_itself(function: Callable[..., Any], shape: tuple[int, int]) -> None:
+    assert temporaries(lowered(function, shape, "cpp", "x86-64-v3")) == []
+
+
+def test_columns_on_a_cpu_stay_whole() -> None:
+    assert temporaries(lowered(lambda x: x.var(0), (CACHED_ROW, 16), "cpp", "x86-64-v3")) == []
+
+
+@pytest.mark.parametrize("function", [lambda x: x.var(-1), lambda x: x.logsumexp(-1)])
+def test_a_cpu_takes_long_rows_in_parts_where_one_reduction_waits_for_another(function: Callable[..., Any]) -> None:
+    """Each part is then read from memory once, and from the cache the second time."""
+
+    def parts(rows: int, length: int) -> list[tuple[int, ...]]:
+        return temporaries(lowered(function, (rows, length), "cpp", "x86-64-v3"))
+
+    assert set(parts(1, CACHED_ROW)) == {(1, PARTS)}
+    assert (FEW_ROWS, PARTS) in parts(FEW_ROWS, CACHED_ROW)
+    assert parts(FEW_ROWS + 1, CACHED_ROW) == []
+    assert parts(1, CACHED_ROW - 1) == []
+
+
+@pytest.mark.parametrize("shape", [(1, CACHED_ROW), (3, CACHED_ROW + 77)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_long_rows_on_a_cpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "variance": lambda x: x.var(-1),
+        "moments": lambda x: (x.std(-1, correction=0), x.mean(-1), x.amax(-1)),
+        "of everything": lambda x: x.var(),
+        "logsumexp": lambda x: x.logsumexp(-1),
+        "cross entropy": lambda x: F.cross_entropy(x, torch.arange(len(x)) * 1000, reduction="none"),
+    }
+    x = (torch.randn(shape, dtype=torch.float64) * 3 + 5).to(dtype)
+    for name, function in functions.items():
+        wanted = results(function(x.double()))
+        for got, want in zip(results(jitgen.jit(function)(x)), wanted, strict=True):
+            assert got.dtype == dtype, name
+            close(got, want, dtype, 16, x.numel(), 8.0)
+
+
+def test_special_long_rows_on_a_cpu() -> None:
+    x = torch.randn(5, CACHED_ROW + 5)
+    x[0] = -torch.inf
+    x[1, 12345], x[2, -1], x[3, -3] = torch.nan, torch.inf, -torch.inf
+    x[4] = 1e4 + x[4]
+    for function in (lambda x: x.logsumexp(-1), lambda x: x.var(-1)):
+        got, want = jitgen.jit(function)(x), function(x.double())
+        close(got, want, torch.float32, 16, x.shape[1], 1.0)
 
 
 def test_what_rows_have_may_be_long_in_the_making() -> None:

@@ -74,14 +74,13 @@ REGISTER_VECTORS, SHARED_VECTORS = 8, 11
 """Of a thread, where a part of a row lies in shared memory: so many of 16 bytes in registers, and there at most. So a
 multiprocessor has four blocks of 256 threads where, in registers alone, it has two of 512: of 64 rows nearly all are
 under way at once (softmax of 151936 in float32: 0.93 of a copy's speed instead of 0.88)."""
-COMBINED_BESIDE = 3
-"""Reductions at most whose partial results fit the 48 KiB of a block beside that."""
+WORD_BYTES, COMBINED_BESIDE = 4, 3
+"""Of an element that lies there; reductions at most whose partial results fit the 48 KiB of a block beside that."""
 ONCE_BYTES, ONCE_THREADS, ONCE_ELEMENTS, ONCE_LENGTH = 2**15, 256, 16, 2**16
 """Bytes of a row from which on nobody keeps it where all is known once it is read; threads of a small block, elements
 of each under way, and the length of a row from which on there are twice as many threads."""
 FEW_ROWS_BYTES = 2**17
 """Of each of a few long rows, up to which a cluster of the smallest blocks has it: latency counts, not registers."""
-WORD_BYTES = 4
 MOST_RESIDENT_THREADS, DOUBLE_BYTES = 2048, 8
 """Of a multiprocessor; elements so wide are combined in more registers than so many threads have."""
 STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
