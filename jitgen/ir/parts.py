@@ -82,8 +82,8 @@ def _parts(node: Node, again: bool, split: int, mover: Mover, blocks: int) -> in
     length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
     count, columns = symbols.product(node.shape), are_columns(node)
     if not blocks:
-        cached = columns or not mover.decide(symbols.compare("ge", length, CACHED_ROW))
-        return 1 if cached or not mover.decide(symbols.compare("le", count, FEW_ROWS)) else PARTS
+        long = not columns and mover.decide(symbols.compare("ge", length, CACHED_ROW))
+        return PARTS if long and mover.decide(symbols.compare("le", count, FEW_ROWS)) else 1
     if not (columns or mover.decide(symbols.compare("ge", length, SPLIT_ROW))):
         return 1
     if mover.decide(symbols.compare("ge", length, LONG_ROW)) and mover.decide(symbols.compare("le", count, FEW_ROWS)):

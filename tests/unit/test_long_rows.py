@@ -147,7 +147,10 @@ def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int,
     assert len(low.program.kernels) <= 4
 
 
-@pytest.mark.parametrize("function", [total, softmax, lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: x.max(-1)])
+@pytest.mark.parametrize(
+    "function",
+    [total, softmax, lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: x.max(-1), lambda x: x.sum(0)],
+)
 @pytest.mark.parametrize("shape", [(8 * LONG_COLUMN, 500), (1, 4 * CACHED_ROW)])
 def test_a_cpu_shares_its_rows_itself(function: Callable[..., Any], shape: tuple[int, int]) -> None:
     assert temporaries(lowered(function, shape, "cpp", "x86-64-v3")) == []

@@ -157,7 +157,8 @@ def _pass(
         "element_loads": [
             fields(o) | {"element": _element(o, at if o in walk.late else "u", o in held)} for o in walk.needed
         ],
-        "held": [f"x{o.index}" for o in held],
+        "held": [f"x{o.index}" for o in held]
+        + [f"kept_{name}" for name, _ in walk.restored if schedule.shared_vectors],
         "restored": walk.restored,
         "saved": walk.saved,
         "lines": walk.lines,

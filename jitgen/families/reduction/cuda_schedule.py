@@ -138,13 +138,20 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     steps = length // (share.threads * share.cluster * vector)
     whole = steps if steps >= unroll - 1 else 0
     schedule = RowSchedule(
-        share.threads, rows, share.cluster, vector, unroll, True, whole, layout.wide, online=share.online
+        share.threads,
+        rows,
+        share.cluster,
+        vector,
+        unroll,
+        True,
+        whole,
+        layout.wide,
+        online=share.online,
+        shared_vectors=unroll - REGISTER_VECTORS if share.shared else 0,
     )
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
     schedule = replace(schedule, turns=_turns(schedule, geometry, element))
-    if share.shared:
-        schedule = replace(schedule, shared_vectors=max(0, unroll - REGISTER_VECTORS))
     schedule = replace(schedule, blocks=max(1, share.resident // schedule.block_threads) if roomy else 1)
     return _fetched(kernel, layout, geometry, schedule)
 
@@ -155,6 +162,11 @@ def _own(kernel: Kernel, layout: RowLayout) -> list[int]:
     first = [body.instructions[position] for position, number in first_needed(body).items() if number == 0]
     loads = {instruction.attr for instruction in first if instruction.op == "load"}
     return sorted(index for index in loads if not layout.shared[index])
+
+
+def _reductions(kernel: Kernel) -> int:
+    (body,) = kernel.bodies
+    return sum(instruction.op == "reduce" for instruction in body.instructions)
 
 
 def _whole_accesses(kernel: Kernel, layout: RowLayout, operands: Sequence[int]) -> bool:
@@ -175,9 +187,7 @@ def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule:
     (body,) = kernel.bodies
     own = _own(kernel, layout)
     sizes = [item_size(body.operands[index].dtype) for index in own]
-    if not own or not schedule.kept or schedule.turns > 1:
-        return schedule
-    if not _whole_accesses(kernel, layout, own):
+    if not own or not schedule.kept or schedule.turns > 1 or not _whole_accesses(kernel, layout, own):
         return schedule
     if schedule.tile * schedule.cluster * max(sizes) < PREFETCHED_BYTES:
         return schedule
@@ -186,8 +196,8 @@ def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule:
         return replace(schedule, prefetched=None)
     if geometry.rows > BUSY_ROWS:
         return schedule
-    meetings = sum(instruction.op == "reduce" for instruction in body.instructions)
-    once = not narrow and not schedule.shared_vectors and not (schedule.blocks > 1 and len(own) == 1 and meetings > 1)
+    again = schedule.blocks > 1 and len(own) == 1 and _reductions(kernel) > 1
+    once = not (narrow or schedule.shared_vectors or again)
     return replace(schedule, prefetched=max(1, STAGGER_BYTES // (max(geometry.length, 1) * sum(sizes))), once=once)
 
 
@@ -249,9 +259,9 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
         if size <= SEVEN * seven.threads * seven.held:
             return seven
     if SPLIT_ROWS < geometry.rows <= BUSY_ROWS and threads == BLOCK_THREADS and _one_word(kernel, layout):
-        half = _Share(threads // 2, CLUSTER, held=(REGISTER_VECTORS + SHARED_VECTORS) * ACCESS_BYTES, shared=True)
-        if size <= half.threads * CLUSTER * half.held:
-            return half
+        both = _Share(threads // 2, CLUSTER, held=(REGISTER_VECTORS + SHARED_VECTORS) * ACCESS_BYTES, shared=True)
+        if size <= CLUSTER * both.threads * both.held:
+            return both
     if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
         return _Share(threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, saves)
     return _Share(threads, CLUSTER, online=saves)
@@ -261,14 +271,14 @@ def _one_word(kernel: Kernel, layout: RowLayout) -> bool:
     """Whether one value of four bytes is all that is read and kept of an element, read by whole accesses.
 
     Such values follow one another in the same place of shared memory. What all rows share would have too few registers
-    to be asked for ahead of its use.
+    to be asked for ahead of its use, and many reductions would leave no room.
     """
     (body,) = kernel.bodies
     kept = residency(body, None)
     read = [index for index, operand in enumerate(body.operands) if operand.kind == "load" and not operand.row]
-    if sum(instruction.op == "reduce" for instruction in body.instructions) > COMBINED_BESIDE:
+    if _reductions(kernel) > COMBINED_BESIDE or len(read) != 1 or kept.values != 1:
         return False
-    if len(read) != 1 or kept.values != 1 or not _whole_accesses(kernel, layout, read):
+    if not _whole_accesses(kernel, layout, read):
         return False
     sizes = {item_size(body.instructions[position].dtype) for part in kept.kept for position in part}
     return sizes | {kept.bytes, item_size(body.operands[read[0]].dtype)} == {WORD_BYTES}

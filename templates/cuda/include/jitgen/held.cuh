@@ -1,7 +1,7 @@
 // One value of each element that a thread has of a row: vectors of 16 bytes of which the first `registers` lie in
 // registers and the others in shared memory, where every thread has places of its own, `stride` apart.
 //
-//   jitgen::Held<float, 4, 9, threads> x(places);
+//   jitgen::Held<float, 4, 8, threads> x(places);
 //   x.fetch(u, pointer);         // from global memory; what goes to shared memory takes no register on its way there,
 //   jitgen::wait_for_copies();   // and is there behind this
 //   const auto vector = x[u];
@@ -22,19 +22,14 @@ struct Held {
 
   JITGEN_DEVICE explicit Held(uint4* own) : places(own) {}
   JITGEN_DEVICE Values operator[](int u) const {
+    if (u < registers) return kept[u];
     Values values;
-    if (u < registers) {
-#pragma unroll
-      for (int j = 0; j < width; ++j) values[j] = kept[u][j];
-    } else {
-      values.words[0] = places[(u - registers) * stride];
-    }
+    values.words[0] = places[(u - registers) * stride];
     return values;
   }
   JITGEN_DEVICE void put(int u, const Values& values) {
     if (u < registers) {
-#pragma unroll
-      for (int j = 0; j < width; ++j) kept[u][j] = values[j];
+      kept[u] = values;
     } else {
       places[(u - registers) * stride] = values.words[0];
     }
