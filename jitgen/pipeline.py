@@ -13,6 +13,7 @@ caller; ``runtime/launcher.py`` is what it hands the result to.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -126,8 +127,11 @@ class Lowered:
         )
 
 
-def _plain(value: Any) -> list[Any]:
-    return [list(part) if isinstance(part, tuple) else part for part in vars(value).values()]
+def _plain(value: Any) -> Any:
+    """``value`` in lists, where it is a dataclass or a tuple."""
+    if dataclasses.is_dataclass(value):
+        return [_plain(part) for part in vars(value).values()]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def numeric_facts() -> dict[str, bool]:

@@ -221,9 +221,11 @@ class Specialization:
         varying = len(arguments.maps) + len(arguments.pointers)
         values = (*(None,) * varying, *arguments.integers, *(None,) * len(scalars))
         blocks, resident = arguments.blocks, getattr(schedule, "resident", 0)
-        if resident:
-            most = cuda.multiprocessors(index) * resident // schedule.cluster * schedule.cluster
-            blocks = min(blocks, max(most, schedule.cluster))
+        if resident and schedule.cluster > 1:
+            most = cuda.resident_clusters(function, schedule.block_threads, schedule.cluster) * schedule.cluster
+            blocks = min(blocks, most)
+        elif resident:
+            blocks = min(blocks, cuda.multiprocessors(index) * resident)
         if self.route.backend == "triton":
             parameters, values = parameters + "PP", (*values, 0, 0)
         launch = cuda.Launch(
@@ -269,7 +271,7 @@ class Specialization:
                 written=written,
                 leading=whole,
             )
-        threads = lowered.schedules[number].block_threads
+        schedule = lowered.schedules[number]
         return Step(
             "operator",
             operator,
@@ -278,7 +280,7 @@ class Specialization:
             constants=arguments.integers,
             written=written,
             trailing=whole,
-            grid=(arguments.blocks, 1, 1, threads, 1, 1, 0),
+            grid=(arguments.blocks, 1, 1, schedule.block_threads, 1, 1, getattr(schedule, "shared_bytes", 0)),
         )
 
     def _interpreter_step(

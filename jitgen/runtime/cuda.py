@@ -118,6 +118,19 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
     return Function(entry, device, shared_bytes, handle, context)
 
 
+def resident_clusters(function: Function, threads: int, cluster: int) -> int:
+    """How many clusters of ``cluster`` blocks of ``threads`` threads a device has under way at once, 1 at least.
+
+    Fewer than its multiprocessors could hold: a cluster lies within one group of them, and groups differ in size.
+    """
+    driver = bindings()
+    config = _config((cluster, 1, 1), (threads, 1, 1), function.shared_bytes, (cluster, 1, 1), False, False)
+    with function.current():
+        found = driver.cuOccupancyMaxActiveClusters(function.handle, config)
+    most: int = checked(found, f"asking how many clusters of {cluster} blocks of {function.entry} a device holds")
+    return max(1, most)
+
+
 @contextlib.contextmanager
 def _current(context: Any) -> Iterator[None]:
     driver = bindings()

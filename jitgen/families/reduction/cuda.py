@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.reduction import cuda_columns, cuda_rows
+from jitgen.families.reduction import cuda_columns, cuda_persistent, cuda_rows
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_walk import walks
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
+
+_CONTEXTS = {"columns": cuda_columns.context, "persistent": cuda_persistent.context, "rows": cuda_rows.context}
+"""What ``templates/cuda/reduction_<name>.j2`` reads."""
 
 
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
@@ -25,10 +28,10 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     if schedule.whole:
         inside = "true" if schedule.full else f"u < whole || {inside}"
     found = walks(kernel, layout, schedule, rows)
-    walked = cuda_columns if layout.columns else cuda_rows
-    specific = walked.context(kernel, layout, schedule, rows, found)
+    walk = "columns" if layout.columns else "persistent" if schedule.persistent else "rows"
+    specific = _CONTEXTS[walk](kernel, layout, schedule, rows, found)
     return specific | {
-        "columns": layout.columns,
+        "walk": f"reduction_{walk}.j2",
         "parameters": parameters,
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jitgen.codegen.printing import fields
@@ -32,14 +32,13 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
     once = own if schedule.once else ()
     return {
         "taken": [_array(operand, turns=True) for operand in taken],
-        "row_load": {o.index: _row_value(o) for o in rows.row_loads},
+        "row_load": {o.index: row_value(o) for o in rows.row_loads},
         "combine": combine,
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "prefetched": _prefetched([o for o in rows.passes[0].loads if o in own], schedule),
-        "held_type": _held_type,
-        "kept_operands": [_array(o, held=schedule.shared_vectors > 0) for o in walks.kept_loads if o not in taken],
+        "kept_operands": [_array(o) for o in walks.kept_loads if o not in taken],
         "passes": [
             _pass(walk, kept, taken, once, schedule) | {"batch": _batch(kernel, schedule, len(walk.late))}
             for walk in walks.passes
@@ -78,27 +77,18 @@ def _combination(schedule: RowSchedule) -> tuple[str, str]:
     return "combine_row<{op}, threads>", "jitgen::Scratch<{state}, warps>"
 
 
-def _row_value(operand: RowOperand) -> str:
+def row_value(operand: RowOperand) -> str:
     return f"from{operand.index}" if operand.pointer is None else f"jitgen::load(*from{operand.index})"
 
 
 def _array(
-    operand: RowOperand,
-    count: str = "unroll",
-    at: str = "u",
-    turns: bool = False,
-    once: bool = False,
-    held: bool = False,
+    operand: RowOperand, count: str = "unroll", at: str = "u", turns: bool = False, once: bool = False
 ) -> dict[str, Any]:
     """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled.
 
-    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``; ``held``: where some of the
-    vectors lie in shared memory (``held.cuh``).
+    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``.
     """
     name, place = f"x{operand.index}", f"from{operand.index}"
-    if held:
-        array, fetch = f"{_held_type(operand.storage)} {name}(places)", f"{name}.fetch({at}, {place} + column);"
-        return {"name": name, "array": array, "fetch": fetch, "index": operand.index}
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
         load = "load_vector_once" if once else "load_vector"
@@ -115,14 +105,7 @@ def _array(
     }
 
 
-def _held_type(type: str) -> str:
-    """Of one value of every element of a thread, some in registers and some in shared memory."""
-    return f"jitgen::Held<{type}, width, unroll - shared_vectors, threads>"
-
-
-def _element(operand: RowOperand, place: str, held: bool) -> str:
-    if held:
-        return f"jitgen::load(now_x{operand.index}[j])"
+def _element(operand: RowOperand, place: str) -> str:
     if operand.pointer is None:
         return f"from{operand.index} + (column + j) * {operand.inner}"
     return f"jitgen::load(x{operand.index}[{place}][j])"
@@ -145,20 +128,27 @@ def _pass(
     p = walk.source
     fetched = [operand for operand in walk.fetched if operand not in taken]
     at = f"u % batch{p.number}"
-    held = [o for o in walk.needed if o.pointer and o not in walk.late] if schedule.shared_vectors else []
+    return pass_fields(walk, {r["result"]: _paired(r, walk, schedule.vector, at) for r in walk.reductions}) | {
+        "arrays": [_array(o) for o in fetched if o.value not in kept],
+        "fetched": [_array(o, once=o in once) for o in fetched],
+        "late": [_array(o, f"batch{p.number}", at, once=o in once) for o in walk.late],
+        "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
+    }
+
+
+def pass_fields(walk: Walk, paired: Mapping[str, dict[str, str]]) -> dict[str, Any]:
+    """What ``reduction_pass.j2`` reads of a pass, but where its elements come from.
+
+    ``paired``: as of ``_paired``, by the result of a reduction.
+    """
+    p = walk.source
     reductions = [
-        r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": _paired(r, walk, schedule.vector, at)}
+        r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": paired.get(r["result"], {})}
         for r in walk.reductions
     ]
     return fields(p) | {
-        "arrays": [_array(o) for o in fetched if o.value not in kept],
-        "fetched": [_array(o, once=o in once, held=o in held) for o in fetched],
-        "late": [_array(o, f"batch{p.number}", at, once=o in once) for o in walk.late],
-        "element_loads": [
-            fields(o) | {"element": _element(o, at if o in walk.late else "u", o in held)} for o in walk.needed
-        ],
-        "held": [f"x{o.index}" for o in held]
-        + [f"kept_{name}" for name, _ in walk.restored if schedule.shared_vectors],
+        "reads": [],
+        "late": [],
         "restored": walk.restored,
         "saved": walk.saved,
         "lines": walk.lines,

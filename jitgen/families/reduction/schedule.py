@@ -51,6 +51,9 @@ LONG_ROW = 4096
 """Elements up to which schedules are the same however few rows there are, whatever an element takes."""
 BEYOND_CACHE_BYTES = 2**17
 """Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
+CLUSTERS, PERSISTENT_ROW, SOME_HUNDRED_ROWS = 15, 11 * 2**12, 512
+"""Clusters of 8 blocks that an H200 has under way where each block has a multiprocessor to itself: rows from which on
+they can take one after another, where rows have so many elements; rows up to which that is faster whatever is read."""
 LINE_BYTES = 128
 """Of neighbouring rows' elements that a block of columns reads at least, where they are aligned."""
 COLUMN_THREADS = 512
@@ -67,6 +70,22 @@ CPU_KEPT = 2**18
 less than computing it; rows much longer would drive others out of the last-level cache."""
 CPU_LONG = 256
 """Rows shorter than this are taken by as many as the shortest has: more accumulators cost more than they hide."""
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """How clusters that stay take rows, of which each block has a multiprocessor to itself.
+
+    Attributes:
+        stages: rows that are in shared memory, or on their way there, while one is computed.
+        parked: of the operands that all rows read, so many, the first, lie in shared memory, and the others in
+            registers.
+        shared_bytes: of shared memory for a block.
+    """
+
+    stages: int
+    parked: int
+    shared_bytes: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ class RowSchedule:
         beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
             neighbours.
         turns: rows that a thread takes one after another; all are asked for before the first is used.
-        shared_vectors: of the vectors of one thread of a kept row, so many, the last, lie in shared memory.
+        persistent: where clusters stay and take row after row; None where each row has blocks of its own.
         prefetched: rows, from the first, whose own elements are brought into the second-level cache while the kernel
             ahead ends; None for all.
         once: whether elements that no other row has are read past the first-level cache, which is left to what rows
@@ -107,7 +126,7 @@ class RowSchedule:
     online: bool = False
     beside: int = 1
     turns: int = 1
-    shared_vectors: int = 0
+    persistent: Persistent | None = None
     prefetched: int | None = 0
     once: bool = False
     pdl: ClassVar[bool] = True
@@ -116,6 +135,16 @@ class RowSchedule:
     @property
     def block_threads(self) -> int:
         return self.threads * self.lanes
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor where blocks stay; 0 where they do not."""
+        return int(self.persistent is not None)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of dynamic shared memory for a block."""
+        return self.persistent.shared_bytes if self.persistent else 0
 
     @property
     def lanes(self) -> int:
@@ -171,7 +200,12 @@ def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
         return (MANY_ROWS,)
     if length <= LONG_ROW:
         return ()
-    return (SOME_ROWS, *((SPLIT_ROWS,) if length >= SPLIT_ROW else ()), FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS)
+    ends = {SOME_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS}
+    if length >= SPLIT_ROW:
+        ends.add(SPLIT_ROWS)
+    if length >= PERSISTENT_ROW:
+        ends |= {CLUSTERS, SOME_HUNDRED_ROWS}
+    return tuple(sorted(ends))
 
 
 def walked_size(kernel: Kernel, layout: RowLayout) -> int:

@@ -3,12 +3,11 @@
 // Addresses of shared memory are 32-bit, as the instructions take them.
 #pragma once
 
+#include "jitgen/barrier.cuh"
 #include "jitgen/dependent_launch.cuh"
 #include "jitgen/vector.cuh"
 
 namespace jitgen {
-
-JITGEN_DEVICE uint32_t shared_address(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
 
 JITGEN_DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 

@@ -1,7 +1,8 @@
-// Hopper's instructions under the names the matmul mainloops use: mbarriers, bulk and tensor copies, wgmma. Only
-// sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix", "Tensor-map").
+// Hopper's instructions under the names the matmul mainloops use: tensor copies and wgmma; mbarriers are in
+// barrier.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix", "Tensor-map").
 #pragma once
 
+#include "jitgen/barrier.cuh"
 #include "jitgen/gemm_ptx.cuh"
 
 namespace jitgen {
@@ -13,36 +14,6 @@ struct alignas(64) TensorMap {
 
 // -------------------------------------------------------------------------------------------------------- mbarriers
 
-JITGEN_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-// Makes initialised barriers visible to the copy engine and to the other blocks of a cluster.
-JITGEN_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-JITGEN_DEVICE void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same barrier of block `rank` of the cluster
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-JITGEN_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "wait:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra wait;\n"
-      "finished:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
 // This thread's cp.async copies, once complete, arrive on the barrier, which counts that arrival.
 JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

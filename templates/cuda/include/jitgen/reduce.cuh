@@ -8,7 +8,7 @@
 //   jitgen::combine_columns<jitgen::Sum, lanes, threads>(mine, scratch)  // in place, of several rows a thread
 #pragma once
 
-#include "jitgen/math.cuh"
+#include "jitgen/barrier.cuh"
 
 namespace jitgen {
 
@@ -223,7 +223,6 @@ JITGEN_DEVICE uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-JITGEN_DEVICE uint32_t shared_address(const void* object) { return uint32_t(__cvta_generic_to_shared(object)); }
 
 // Every block's barriers must exist before another block sends to them: arrive when they are made, wait before sending.
 // Relaxed, because an arrival that releases would wait for all that the thread has stored to memory.
@@ -232,18 +231,19 @@ JITGEN_DEVICE void cluster_arrive() {
 }
 JITGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// Values that the blocks of a cluster send to one another, and the barrier that counts their bytes.
+// Values that the blocks of a cluster send to one another, and the barrier that counts their bytes: once, or again after
+// `open_again` of the inbox that was waited for. Of rows one after another two inboxes take turns: who has received all of
+// a row knows that all have received the row before it.
 template <class T, int values>
 struct Inbox {
   alignas(16) Words<T> from[values];
   alignas(8) uint64_t arrived;
 
-  JITGEN_DEVICE void open() {  // by one thread
-    constexpr int bytes = values * int(sizeof(Words<T>));
-    const uint32_t barrier = shared_address(&arrived);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  JITGEN_DEVICE void open() {  // by one thread, as is the next
+    barrier_init(shared_address(&arrived), 1);
+    open_again();
   }
+  JITGEN_DEVICE void open_again() { barrier_arrive_expect(shared_address(&arrived), values * int(sizeof(Words<T>))); }
   // `value` becomes number `place` of block `rank`'s inbox.
   JITGEN_DEVICE void send(T value, int place, int rank) {
     Words<T> words;
@@ -259,14 +259,7 @@ struct Inbox {
                    : "memory");
     }
   }
-  JITGEN_DEVICE void wait() {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "wait:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
-        "@!done bra wait;\n}" ::"r"(shared_address(&arrived))
-        : "memory");
-  }
+  JITGEN_DEVICE void wait(uint32_t parity) { barrier_wait(shared_address(&arrived), parity); }
 };
 
 // ------------------------------------------------------------------------------------------------------ over a row
@@ -298,9 +291,9 @@ JITGEN_DEVICE void send_cluster(T value, Inbox<T, warps * cluster>& inbox, int t
   if (thread % 32 < cluster) inbox.send(value, cluster_rank() * warps + thread / 32, thread % 32);
 }
 template <class Op, int warps, int cluster, class T>
-JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread) {
+JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread, uint32_t parity = 0) {
   constexpr int values = warps * cluster;
-  inbox.wait();
+  inbox.wait(parity);
   static_assert(values > 32 || 32 % values == 0, "a warp takes as many values as divide it, or more than it has lanes");
   T value = inbox.from[thread % (values < 32 ? values : 32)].whole;
 #pragma unroll
@@ -386,7 +379,7 @@ JITGEN_DEVICE void combine_columns(T (&part)[beside], Scratch& scratch, Inbox<T,
     const T value = group_total<Op, lanes, threads, T, beside>(scratch, row);
     for (int rank = 0; rank < cluster; ++rank) inbox.send(value, cluster_rank() * rows + row, rank);
   }
-  inbox.wait();
+  inbox.wait(0);
 #pragma unroll 1
   for (int row = threadIdx.x; row < rows; row += lanes * threads) {
     T value = inbox.from[row].whole;

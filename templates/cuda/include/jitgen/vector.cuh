@@ -103,6 +103,14 @@ JITGEN_DEVICE Vector<Storage, N> load_vector(const Storage* address) {
   return vector;
 }
 
+// The vector of 16 bytes at `place` in shared memory.
+template <class Storage>
+JITGEN_DEVICE Vector<Storage, 16 / sizeof(Storage)> load_place(const uint4* place) {
+  Vector<Storage, 16 / sizeof(Storage)> vector;
+  vector.words[0] = *place;
+  return vector;
+}
+
 template <int N, class Storage>
 JITGEN_DEVICE Vector<Storage, N> load_vector_once(const Storage* address) {
   Vector<Storage, N> vector;

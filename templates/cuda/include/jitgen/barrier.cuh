@@ -1,0 +1,49 @@
+// mbarriers of Hopper and later, which count arrivals and the bytes of copies, and the bulk copies that complete on them
+// (PTX ISA, "mbarrier" and "Data Movement: Bulk copy"). Addresses of shared memory are 32-bit, as the instructions take
+// them. A barrier's phases alternate between parity 0, the first, and 1.
+#pragma once
+
+#include "jitgen/math.cuh"
+
+namespace jitgen {
+
+JITGEN_DEVICE uint32_t shared_address(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
+
+JITGEN_DEVICE void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the copy engine and to the other blocks of a cluster.
+JITGEN_DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+JITGEN_DEVICE void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same barrier of block `rank` of the cluster
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+JITGEN_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra wait;\n"
+      "finished:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// `bytes` between addresses that are multiples of 16, as is their number, by the copy engine: one thread asks for them.
+JITGEN_DEVICE void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+}  // namespace jitgen
