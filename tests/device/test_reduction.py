@@ -272,33 +272,58 @@ def test_rows_in_parts(backend: str, dtype: torch.dtype, shape: tuple[int, int])
             assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
-IN_SHARED_MEMORY: dict[str, tuple[Function, float]] = {
-    "softmax": (lambda x: F.softmax(x, -1), 16),
-    "log_softmax": (lambda x: F.log_softmax(x, -1), 16),
-    "normalize": (lambda x: F.normalize(x, dim=-1), 8),
-    "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), 8),
-    "share": (lambda x: x.exp() / x.exp().sum(-1, keepdim=True), 16),
-    "halves": (lambda x: (x - x.mean(-1, keepdim=True)).to(torch.bfloat16), 8),
-    "three": (lambda x: F.log_softmax(x / x.abs().amax(-1, keepdim=True), -1), 32),
+PERSISTENT: dict[str, tuple[Function, float]] = {
+    "softmax": (lambda x, y, w, b: F.softmax(x, -1), 16),
+    "log_softmax": (lambda x, y, w, b: F.log_softmax(x, -1), 16),
+    "normalize": (lambda x, y, w, b: F.normalize(x, dim=-1), 8),
+    "rms_norm": (lambda x, y, w, b: F.rms_norm(x, w.shape, w), 8),
+    "layer_norm": (lambda x, y, w, b: F.layer_norm(x, w.shape, w, b), 16),
+    "norm of a sum": (lambda x, y, w, b: (x + y, F.rms_norm(x + y, w.shape, w)), 8),
+    "weighted first": (lambda x, y, w, b: F.softmax(x * w + b, -1) * w, 16),
+    "share": (lambda x, y, w, b: x.exp() / x.exp().sum(-1, keepdim=True), 16),
+    "halves": (lambda x, y, w, b: (x - x.mean(-1, keepdim=True)).to(torch.bfloat16), 8),
+    "three": (lambda x, y, w, b: F.log_softmax(x / x.abs().amax(-1, keepdim=True), -1), 32),
+    "places": (lambda x, y, w, b: (x - x.amax(-1, keepdim=True), x.argmax(-1), x.sum(-1)), 32),
 }
+SEVERAL_TURNS = [(16, 151_936), (31, 120_004), (33, 45_056), (64, 81_920), (64, 151_936), (90, 204_800), (300, 65_540)]
 
 
-@pytest.mark.parametrize(
-    ("count", "length"), [(49, 81_924), (50, 100_004), (64, 151_936), (100, 120_000), (128, 155_648)]
-)
-def test_rows_that_lie_partly_in_shared_memory(count: int, length: int) -> None:
-    x = torch.randn(count, length, device="cuda")
+@pytest.mark.parametrize(("count", "length"), SEVERAL_TURNS)
+def test_rows_that_clusters_take_one_after_another(count: int, length: int) -> None:
+    x, y = torch.randn(2, count, length, device="cuda")
+    w, b = torch.rand(2, length, device="cuda") + 0.5
     special = torch.stack([x[0], torch.full_like(x[0], -math.inf), x[1], x[2], x[3]])
     special[2, length // 2], special[3, -1], special[4, 0] = math.nan, math.inf, 60000.0
-    for name, (function, terms) in IN_SHARED_MEMORY.items():
+    for name, (function, terms) in PERSISTENT.items():
         jitted = jitgen.jit(backend="cuda")(function)
-        got, want = jitted(x), function(x.double())
-        close(got, want, got.dtype, terms, length, max(1.0, want.abs().max().item()))
+        exact = [t.double() for t in (x, y, w, b)]
+        for got, want in zip(results(jitted(x, y, w, b)), results(function(*exact)), strict=True):
+            if got.dtype == torch.int64:
+                assert torch.equal(got, want), name
+            else:
+                close(got, want, got.dtype, terms, length, max(1.0, want.abs().max().item()))
         if name in ("softmax", "log_softmax"):
             rows = torch.cat([special, x[5:]])
-            got, want = jitted(rows), function(rows.double().cpu()).cuda()
+            got, want = jitted(rows, y, w, b), function(rows.double().cpu(), y, w, b).cuda()
             assert torch.equal(got.isnan(), want.isnan()), name
             close(got[4:], want[4:], got.dtype, 4 * terms, length, 4 * length**0.5)
+
+
+def test_persistent_rows_again_and_in_views() -> None:
+    """The same bits at every launch; rows apart from one another in memory, of two dimensions, and in place."""
+    x, w = torch.randn(8, 12, 65_536, device="cuda"), torch.rand(65_536, device="cuda")
+    function = lambda x, w: F.layer_norm(x, w.shape, w, w)  # noqa: E731
+    jitted = jitgen.jit(backend="cuda")(function)
+    wanted = function(x.double(), w.double())
+    first = jitted(x, w)
+    close(first, wanted, x.dtype, 16, 65_536, 8.0)
+    for _ in range(20):
+        assert torch.equal(jitted(x, w), first)
+    apart = torch.randn(12, 8, 2 * 65_536, device="cuda")
+    view = apart.transpose(0, 1)[:, :, 65_536:]
+    view.copy_(x)
+    assert torch.equal(jitted(view, w), first)
+    assert torch.equal(jitted(x, w, out=x), first)
 
 
 WRITTEN_AHEAD = {

@@ -24,7 +24,8 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     width_divides = layout.unit >= schedule.vector
-    inside = "column < length" if width_divides else "column + (width - 1) < length"
+    end = "end" if schedule.persistent else "length"
+    inside = f"column < {end}" if width_divides else f"column + (width - 1) < {end}"
     if schedule.whole:
         inside = "true" if schedule.full else f"u < whole || {inside}"
     found = walks(kernel, layout, schedule, rows)

@@ -293,8 +293,8 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
         return None
     warps = PERSISTENT_THREADS // WARP
     for cluster, most, rows in PERSISTENT_SHARES:
-        lines = -(-geometry.length * WORD_BYTES // (cluster * warps * LINE_BYTES))  # of a row, for a warp
-        unroll = -(-lines * LINE_BYTES // (WARP * ACCESS_BYTES))
+        most_vectors, fewest_vectors = _shared_out(geometry.length, cluster * warps, vector)
+        unroll = -(-most_vectors // WARP)
         if unroll > most:
             continue
         room = PERSISTENT_REGISTERS // (unroll * vector) - kept
@@ -312,11 +312,19 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
             vector,
             unroll,
             True,
-            0,
+            fewest_vectors // WARP,
             layout.wide,
             persistent=Persistent(stages, parked, taken),
         )
     return None
+
+
+def _shared_out(length: int, parts: int, vector: int) -> tuple[int, int]:
+    """The most and the fewest vectors of a part where ``parts`` share a row by whole lines, as evenly as may be."""
+    unit = LINE_BYTES // ACCESS_BYTES
+    lines = -(-length // (unit * vector))
+    last = length // vector - ((parts - 1) * (lines // parts) + min(parts - 1, lines % parts)) * unit
+    return -(-lines // parts) * unit, min(lines // parts * unit, last)
 
 
 def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
