@@ -33,6 +33,7 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         "row_load": {o.index: row_value(o) for o in rows.row_loads},
         "scratch": "jitgen::Inbox<{state}, warps * cluster>",
         "store_vector": "store_vector_streaming",
+        "vector_stores": [o for p in rows.passes for o in p.stores if o.kind == "contiguous"],
         "passes": [
             _pass(walk, staged, parked, kept) | {"first_of_parked": _is_first(walk, walks.passes, parked)}
             for walk in walks.passes
@@ -64,7 +65,10 @@ def _pass(
         if operand.pointer is None:
             element = f"from{operand.index} + (column + j) * {operand.inner}"
         elements.append(fields(operand) | {"element": element})
-    return pass_fields(walk, {}) | {"reads": reads, "element_loads": elements}
+    described = pass_fields(walk, {})
+    # From where the thread's part begins, so that each address is a constant away from one that the row moves.
+    stores = [y | {"place": f"first{y['index']} + u * (32 * width)"} for y in described["vector_stores"]]
+    return described | {"reads": reads, "element_loads": elements, "vector_stores": stores}
 
 
 def _read(operand: RowOperand, places: str) -> str:

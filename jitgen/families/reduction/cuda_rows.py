@@ -38,7 +38,8 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "prefetched": _prefetched([o for o in rows.passes[0].loads if o in own], schedule),
-        "kept_operands": [_array(o) for o in walks.kept_loads if o not in taken],
+        "held_type": _held_type,
+        "kept_operands": [_array(o, held=schedule.shared_vectors > 0) for o in walks.kept_loads if o not in taken],
         "passes": [
             _pass(walk, kept, taken, once, schedule) | {"batch": _batch(kernel, schedule, len(walk.late))}
             for walk in walks.passes
@@ -82,13 +83,22 @@ def row_value(operand: RowOperand) -> str:
 
 
 def _array(
-    operand: RowOperand, count: str = "unroll", at: str = "u", turns: bool = False, once: bool = False
+    operand: RowOperand,
+    count: str = "unroll",
+    at: str = "u",
+    turns: bool = False,
+    once: bool = False,
+    held: bool = False,
 ) -> dict[str, Any]:
     """Registers for ``count`` vectors of an operand's elements, and how the one at ``at`` is filled.
 
-    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``.
+    ``turns``: for those of all rows that a thread takes; ``once``: as of ``RowSchedule``; ``held``: where some of the
+    vectors lie in shared memory (``held.cuh``).
     """
     name, place = f"x{operand.index}", f"from{operand.index}"
+    if held:
+        array, fetch = f"{_held_type(operand.storage)} {name}(places)", f"{name}.fetch({at}, {place} + column);"
+        return {"name": name, "array": array, "fetch": fetch, "index": operand.index}
     if operand.kind == "contiguous":
         kind, length = f"jitgen::Vector<{operand.storage}, width>", ""
         load = "load_vector_once" if once else "load_vector"
@@ -103,6 +113,11 @@ def _array(
         "fetch": fetch.format(to=f"{name}[{at}]"),
         "index": operand.index,
     }
+
+
+def _held_type(type: str) -> str:
+    """Of one value of every element of a thread, some in registers and some in shared memory."""
+    return f"jitgen::Held<{type}, width, unroll - shared_vectors, threads>"
 
 
 def _element(operand: RowOperand, place: str) -> str:
@@ -128,11 +143,30 @@ def _pass(
     p = walk.source
     fetched = [operand for operand in walk.fetched if operand not in taken]
     at = f"u % batch{p.number}"
-    return pass_fields(walk, {r["result"]: _paired(r, walk, schedule.vector, at) for r in walk.reductions}) | {
+    described = pass_fields(walk, {r["result"]: _paired(r, walk, schedule.vector, at) for r in walk.reductions})
+    described |= {
         "arrays": [_array(o) for o in fetched if o.value not in kept],
-        "fetched": [_array(o, once=o in once) for o in fetched],
+        "fetched": [_array(o, once=o in once, held=schedule.shared_vectors > 0) for o in fetched],
         "late": [_array(o, f"batch{p.number}", at, once=o in once) for o in walk.late],
         "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
+    }
+    return described | _held(walk, described) if schedule.shared_vectors else described
+
+
+def _held(walk: Walk, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs where some vectors lie in shared memory: all is read, and what is kept is written, as vectors."""
+    read = [f"x{operand.index}" for operand in walk.needed if operand.pointer]
+    read += [f"kept_{name}" for name, _ in walk.restored]
+    return {
+        "reads": [f"const auto now_{name} = {name}[u];" for name in read]
+        + [f"jitgen::Vector<{type}, width> next_{name};" for name, type in walk.saved],
+        "element_loads": [
+            x | ({"element": f"jitgen::load(now_x{x['index']}[j])"} if x["pointer"] else {})
+            for x in described["element_loads"]
+        ],
+        "restored": [v | {"kept": f"now_kept_{v['name']}[j]"} for v in described["restored"]],
+        "saved": [v | {"kept": f"next_{v['name']}[j]"} for v in described["saved"]],
+        "writes": [f"kept_{name}.put(u, next_{name});" for name, _ in walk.saved],
     }
 
 
@@ -148,12 +182,17 @@ def pass_fields(walk: Walk, paired: Mapping[str, dict[str, str]]) -> dict[str, A
     ]
     return fields(p) | {
         "reads": [],
+        "writes": [],
         "late": [],
-        "restored": walk.restored,
-        "saved": walk.saved,
+        "restored": [_kept(name, type) for name, type in walk.restored],
+        "saved": [_kept(name, type) for name, type in walk.saved],
         "lines": walk.lines,
         "reductions": reductions,
         "elementwise": walk.lines or p.stores or not all(r["pair"] for r in reductions),
-        "vector_stores": [o for o in p.stores if o.kind == "contiguous"],
+        "vector_stores": [fields(o) | {"place": f"to{o.index} + column"} for o in p.stores if o.kind == "contiguous"],
         "element_stores": [o for o in p.stores if o.kind != "contiguous"],
     }
+
+
+def _kept(name: str, type: str) -> dict[str, str]:
+    return {"name": name, "type": type, "kept": f"kept_{name}[u][j]"}

@@ -50,6 +50,7 @@ from jitgen.families.reduction.schedule import (
     walked_size,
 )
 from jitgen.ir.ops import OPS
+from jitgen.ir.parts import SPLIT_ROWS
 from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
@@ -74,9 +75,15 @@ STAGGER_BYTES = 7 * 2**20
 """Of rows in clusters, from the first, that are prefetched where there are up to ``BUSY_ROWS``. These rows are stored
 while the others are still read, and so on through the kernel: rows that all start alike take turns at leaving the
 memory idle (64 rows of 151936 in bfloat16: softmax 0.89 of a copy's speed with all prefetched, 0.95 with 24)."""
+REGISTER_VECTORS, SHARED_VECTORS = 8, 11
+"""Of a thread, where a part of a row lies in shared memory: so many of 16 bytes in registers, and there at most. So a
+multiprocessor has four blocks of 256 threads where, in registers alone, it has two of 512: of 64 rows nearly all are
+under way at once (softmax of 151936 in float32: 0.93 of a copy's speed instead of 0.88)."""
+COMBINED_BESIDE = 3
+"""Reductions at most whose partial results fit the 48 KiB of a block beside that."""
 WORD_BYTES = 4
-"""Of an element of persistent rows. Rows of 16-bit elements are shorter in bytes, and what a cluster of few blocks does
-with one row after another takes longer than their transfer."""
+"""Of an element that lies there, or of persistent rows: those of 16-bit elements are shorter in bytes, and what few
+blocks do with one row after another takes longer than their transfer."""
 PERSISTENT_THREADS, PERSISTENT_REGISTERS = 256, 200
 """Of a block that has a multiprocessor to itself; registers of each thread for the row and for what all rows read."""
 PERSISTENT_SHARED = 226 * 1024
@@ -159,6 +166,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         whole,
         layout.wide,
         online=share.online,
+        shared_vectors=unroll - REGISTER_VECTORS if share.shared else 0,
     )
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
     roomy = unroll * vector <= FEW_ELEMENTS or target.capability == 90
@@ -208,7 +216,7 @@ def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule:
     if geometry.rows > BUSY_ROWS:
         return schedule
     again = schedule.blocks > 1 and len(own) == 1 and _reductions(kernel) > 1
-    once = not (narrow or again)
+    once = not (narrow or schedule.shared_vectors or again)
     return replace(schedule, prefetched=max(1, STAGGER_BYTES // (max(geometry.length, 1) * sum(sizes))), once=once)
 
 
@@ -231,7 +239,8 @@ def _read_once(layout: RowLayout, geometry: RowGeometry, sizes: Sequence[int], v
 class _Share:
     """Who holds a row: ``threads`` of each of ``cluster`` blocks, each at most ``held`` bytes of it.
 
-    ``resident``: threads of a multiprocessor, which share its registers; ``online``: see ``RowSchedule``.
+    ``resident``: threads of a multiprocessor, which share its registers; ``online``: see ``RowSchedule``; ``shared``:
+    whether what is beyond ``REGISTER_VECTORS`` lies in shared memory.
     """
 
     threads: int
@@ -239,6 +248,7 @@ class _Share:
     resident: int = RESIDENT_THREADS
     held: int = MOST_HELD_BYTES
     online: bool = False
+    shared: bool = False
 
 
 def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: int, narrow: bool) -> _Share:
@@ -267,9 +277,30 @@ def _clustered(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, size: i
         seven = _Share(threads, SEVEN, held=SEVEN_HELD_BYTES // 2, online=saves) if narrow else half
         if size <= SEVEN * seven.threads * seven.held:
             return seven
+    if SPLIT_ROWS < geometry.rows <= BUSY_ROWS and threads == BLOCK_THREADS and _one_word(kernel, layout):
+        both = _Share(threads // 2, CLUSTER, held=(REGISTER_VECTORS + SHARED_VECTORS) * ACCESS_BYTES, shared=True)
+        if size <= CLUSTER * both.threads * both.held:
+            return both
     if threads > LEAST_THREADS and late_loads(body) >= LATE_OPERANDS:
         return _Share(threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, saves)
     return _Share(threads, CLUSTER, online=saves)
+
+
+def _one_word(kernel: Kernel, layout: RowLayout) -> bool:
+    """Whether one value of four bytes is all that is read and kept of an element, read by whole accesses.
+
+    Such values follow one another in the same place of shared memory. What all rows share would have too few registers
+    to be asked for ahead of its use, and many reductions would leave no room.
+    """
+    (body,) = kernel.bodies
+    kept = residency(body, None)
+    read = [index for index, operand in enumerate(body.operands) if operand.kind == "load" and not operand.row]
+    if _reductions(kernel) > COMBINED_BESIDE or len(read) != 1 or kept.values != 1:
+        return False
+    if not _whole_accesses(kernel, layout, read):
+        return False
+    sizes = {item_size(body.instructions[position].dtype) for part in kept.kept for position in part}
+    return sizes | {kept.bytes, item_size(body.operands[read[0]].dtype)} == {WORD_BYTES}
 
 
 def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector: int) -> RowSchedule | None:
@@ -289,7 +320,7 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
         return None
     kept = residency(body, None).bytes // REGISTER_BYTES
     fits = geometry.length * kept * REGISTER_BYTES <= CLUSTER * BLOCK_THREADS * MOST_HELD_BYTES  # by blocks of its own
-    if geometry.rows > SOME_HUNDRED_ROWS and len(common) < LATE_OPERANDS and fits:
+    if fits and (not common or (geometry.rows > SOME_HUNDRED_ROWS and len(common) < LATE_OPERANDS)):
         return None
     warps = PERSISTENT_THREADS // WARP
     for cluster, most, rows in PERSISTENT_SHARES:

@@ -107,6 +107,7 @@ class RowSchedule:
         beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
             neighbours.
         turns: rows that a thread takes one after another; all are asked for before the first is used.
+        shared_vectors: of the vectors of one thread of a kept row, so many, the last, lie in shared memory.
         persistent: where clusters stay and take row after row; None where each row has blocks of its own.
         prefetched: rows, from the first, whose own elements are brought into the second-level cache while the kernel
             ahead ends; None for all.
@@ -126,6 +127,7 @@ class RowSchedule:
     online: bool = False
     beside: int = 1
     turns: int = 1
+    shared_vectors: int = 0
     persistent: Persistent | None = None
     prefetched: int | None = 0
     once: bool = False

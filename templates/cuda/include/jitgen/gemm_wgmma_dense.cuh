@@ -113,7 +113,7 @@ struct DenseKernel {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.next()) {
       const int stage = ring.stage;
-      barrier_wait(empty(stage), ring.phase ^ 1);
+      barrier_wait_in_place(empty(stage), ring.phase ^ 1);
       barrier_arrive_expect(full(stage), bytes);
       copy_box(x_at(stage), x, chunk * 64, tile.row, full(stage));
 #pragma unroll
@@ -164,7 +164,7 @@ struct DenseKernel {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const int stage = ring.stage;
-      barrier_wait(full(stage), ring.phase);
+      barrier_wait_in_place(full(stage), ring.phase);
       const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
       wgmma_fence();
 #pragma unroll

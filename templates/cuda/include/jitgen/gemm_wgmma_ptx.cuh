@@ -14,6 +14,18 @@ struct alignas(64) TensorMap {
 
 // -------------------------------------------------------------------------------------------------------- mbarriers
 
+// `barrier_wait` with its loop in place, as the mainloops were measured with.
+JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra wait;\n"
+      "finished:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
 // This thread's cp.async copies, once complete, arrive on the barrier, which counts that arrival.
 JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

@@ -99,7 +99,7 @@ struct QuantizedKernel {
 #pragma unroll 1
       for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
-        barrier_wait(empty(stage), ring.phase ^ 1);
+        barrier_wait_in_place(empty(stage), ring.phase ^ 1);
         barrier_arrive_expect(full(stage), bytes);
 #pragma unroll
         for (int i = 0; i < span; ++i) {
@@ -126,7 +126,7 @@ struct QuantizedKernel {
 #pragma unroll 1
       for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
         const int stage = ring.stage;
-        barrier_wait(empty(stage), ring.phase ^ 1);
+        barrier_wait_in_place(empty(stage), ring.phase ^ 1);
         copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
         barrier_arrive_on_copies(full(stage));
       }
@@ -200,7 +200,7 @@ struct QuantizedKernel {
     typename Stage::Fetched fetched;
     typename Stage::Held held;
     typename Stage::Fragments fragments[2];
-    barrier_wait(full(ring.stage), ring.phase);
+    barrier_wait_in_place(full(ring.stage), ring.phase);
     Stage::fetch(fetched, memory, lane, ring.stage);
     held.take(fetched);
     Stage::dequantise(fragments[0], held, 0);
@@ -224,7 +224,7 @@ struct QuantizedKernel {
         }
         wgmma_commit();
         if (group == groups - 2 && chunk + 1 < last) {
-          barrier_wait(full(ring.stage), ring.phase);
+          barrier_wait_in_place(full(ring.stage), ring.phase);
           Stage::fetch(fetched, memory, lane, ring.stage);
         }
         if (group == groups - 1) held.take(fetched);
