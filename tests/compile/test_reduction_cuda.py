@@ -63,6 +63,72 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
     assert len(re.findall(r"LDG\.", lowered.compile().asm["sass"])) == schedule.unroll
 
 
+@pytest.mark.parametrize("length", [81_924, 100_000, 151_936, 155_648])
+@pytest.mark.parametrize("rows", [49, 128])
+def test_rows_that_lie_partly_in_shared_memory(rows: int, length: int, tmp_path, monkeypatch) -> None:
+    """What is beyond eight vectors of a thread is copied there without registers, and read by whole accesses."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    for name in ("softmax", "log_softmax", "rms_norm"):
+        lowered = jitgen.jit(CASES[name]).lower(TensorSpec((rows, length), torch.float32), target="sm_90a")
+        (schedule,) = lowered._lowered.schedules
+        there = schedule.shared_vectors
+        assert there == schedule.unroll - 8 > 0
+        assert (schedule.block_threads, schedule.blocks) == (256, 4)
+        compiled = lowered.compile()
+        (report,) = compiled.report
+        assert report["spill_bytes"] <= 16
+        sass = compiled.asm["sass"]
+        assert len(re.findall(r"LDGSTS\.\S*128", sass)) == there
+        assert len(re.findall(r"LDG\.\S*128", sass)) == 8
+        # Every pass but the one that copied reads them, and that one too; softmax keeps exponentials in their place.
+        assert len(re.findall(r"LDS\.128", sass)) == there * (2 if name == "rms_norm" else 3)
+        assert len(re.findall(r"STS\.128", sass)) == there * (name == "softmax")
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype"),
+    [
+        (48, 151_936, torch.float32),  # few: more blocks of a row are as good as more rows
+        (129, 151_936, torch.float32),
+        (64, 81_920, torch.float32),  # four blocks of it have a multiprocessor's registers
+        (64, 155_652, torch.float32),  # more than a block's shared memory
+        (64, 151_937, torch.float32),  # rows that no access of 16 bytes begins
+        (64, 151_936, torch.bfloat16),
+    ],
+)
+def test_rows_that_lie_in_registers_alone(rows: int, length: int, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    spec = TensorSpec((rows, length), dtype)
+    (schedule,) = jitgen.jit(CASES["softmax"]).lower(spec, target="sm_90a")._lowered.schedules
+    assert schedule.shared_vectors == 0
+
+
+def test_many_reductions_leave_no_room_in_shared_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def powers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = x / x.abs().amax(-1, keepdim=True)
+        return x
+
+    lowered = jitgen.jit(powers).lower(TensorSpec((64, 151_936), torch.float32), target="sm_90a")
+    assert lowered._lowered.schedules[0].shared_vectors == 0
+    assert lowered.compile().report[0]["shared_bytes"] < 49152
+
+
+def test_two_values_of_an_element_lie_in_registers(tmp_path, monkeypatch) -> None:
+    """One place in shared memory would not do for both."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return x + F.softmax(x, -1)
+
+    rows, weight = TensorSpec((64, 151_936), torch.float32), TensorSpec((151_936,), torch.float32)
+    for function, specs in ((both, [rows]), (weighted, [rows, weight])):
+        (schedule,) = jitgen.jit(function).lower(*specs, target="sm_90a")._lowered.schedules
+        assert schedule.shared_vectors == 0
+
+
 def weighted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight)
 
@@ -76,35 +142,39 @@ def added(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tuple[torch
 
 
 PERSISTENT = {
-    "softmax": (CASES["softmax"], 1, 0),
-    "log_softmax": (CASES["log_softmax"], 1, 0),
-    "norm of a weight": (weighted, 1, 1),
-    "layer_norm": (affine, 1, 2),
-    "norm of a sum": (added, 2, 1),
-    "quantize": (CASES["quantize"], 1, 0),
+    "norm of a weight": (weighted, 1, 1, 45_056),
+    "layer_norm": (affine, 1, 2, 45_056),
+    "norm of a sum": (added, 2, 1, 45_056),
+    "softmax": (CASES["softmax"], 1, 0, 163_844),
+    "log_softmax": (CASES["log_softmax"], 1, 0, 163_844),
+    "quantize": (CASES["quantize"], 1, 0, 163_844),
 }
-"""Functions of rows that clusters take one after another: how many operands have rows of their own, and have not."""
+"""Functions of rows that clusters take one after another: how many operands have rows of their own, and have not, and
+from what length on; without the latter, where blocks of its own cannot hold a row."""
 
 
-@pytest.mark.parametrize("length", [45_056, 81_920, 81_924, 151_936, 204_800])
+@pytest.mark.parametrize("length", [45_056, 81_920, 81_924, 151_936, 163_844, 204_800])
 @pytest.mark.parametrize("name", PERSISTENT)
 def test_persistent_rows(name: str, length: int, tmp_path, monkeypatch) -> None:
     """Rows come into shared memory by bulk copies, and what all rows read is read outside the loop over them."""
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
-    function, own, common = PERSISTENT[name]
+    function, own, common, least = PERSISTENT[name]
     specs = [TensorSpec((64, length), torch.float32)] * own + [TensorSpec((length,), torch.float32)] * common
     lowered = jitgen.jit(function).lower(*specs, target="sm_90a")
     (schedule,) = lowered._lowered.schedules
-    assert schedule.persistent
+    assert bool(schedule.persistent) == (length >= least)
+    if length < least:
+        return
+    assert "row after row" in lowered.explain()
     assert schedule.cluster == (4 if length <= 81_920 else 8)
     compiled = lowered.compile()
     (report,) = compiled.report
-    assert report["spill_bytes"] == 0
+    assert report["spill_bytes"] <= 32
     assert report["shared_bytes"] + schedule.shared_bytes <= 228 * 1024
     sass = compiled.asm["sass"]
-    stages, parked = schedule.persistent.stages, schedule.persistent.parked
-    # The first rows, stage by stage, and in the loop the next; once what all rows read and no register holds.
-    assert len(re.findall(r"UBLKCP\.S\.G", sass)) == own * (stages + 1) + parked
+    parked = schedule.persistent.parked
+    # A cluster's first row, and in the loop the next; once what all rows read and no register holds.
+    assert len(re.findall(r"UBLKCP\.S\.G", sass)) == own * 2 + parked
     assert len(re.findall(r"LDG\.\S*128", sass)) == (common - parked) * schedule.unroll
     assert len(re.findall(r"LDS\.128", sass)) == (own + parked) * schedule.unroll
 
@@ -114,7 +184,7 @@ def test_persistent_rows(name: str, length: int, tmp_path, monkeypatch) -> None:
     [
         (15, 151_936, torch.float32, "sm_90a"),  # a cluster for each is under way at once
         (32, 81_920, torch.float32, "sm_90a"),  # the same, of four blocks
-        (513, 151_936, torch.float32, "sm_90a"),  # many: nothing is read again, and small blocks overlap better
+        (129, 151_936, torch.float32, "sm_90a"),  # many: small blocks of several rows overlap better
         (64, 45_052, torch.float32, "sm_90a"),  # short
         (64, 204_804, torch.float32, "sm_90a"),  # more than the registers of a cluster
         (64, 151_937, torch.float32, "sm_90a"),  # rows that no access of 16 bytes begins
@@ -126,8 +196,8 @@ def test_rows_that_have_blocks_of_their_own(
     rows: int, length: int, dtype: torch.dtype, target: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
-    spec = TensorSpec((rows, length), dtype)
-    (schedule,) = jitgen.jit(CASES["softmax"]).lower(spec, target=target)._lowered.schedules
+    specs = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
+    (schedule,) = jitgen.jit(weighted).lower(*specs, target=target)._lowered.schedules
     assert not schedule.persistent
     assert schedule.resident == schedule.shared_bytes == 0
 
@@ -147,10 +217,12 @@ def test_many_rows_that_are_persistent(tmp_path, monkeypatch) -> None:
 def test_what_a_later_pass_reads_of_a_row_has_no_place_in_shared_memory(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     spec = TensorSpec((64, 151_936), torch.float32)
-    later = jitgen.jit(lambda x, y: F.softmax(x, -1) * y).lower(spec, spec, target="sm_90a")
+    weight = TensorSpec((151_936,), torch.float32)
+    later = jitgen.jit(lambda x, y, w: weighted(x, w) + y).lower(spec, spec, weight, target="sm_90a")
     assert not later._lowered.schedules[0].persistent
     # The same elements again are kept.
-    assert jitgen.jit(lambda x: F.softmax(x, -1) + x).lower(spec, target="sm_90a")._lowered.schedules[0].persistent
+    again = jitgen.jit(lambda x, w: weighted(x, w) + x).lower(spec, weight, target="sm_90a")
+    assert again._lowered.schedules[0].persistent
 
 
 @pytest.mark.parametrize(

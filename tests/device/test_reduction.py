@@ -272,6 +272,35 @@ def test_rows_in_parts(backend: str, dtype: torch.dtype, shape: tuple[int, int])
             assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
+IN_SHARED_MEMORY: dict[str, tuple[Function, float]] = {
+    "softmax": (lambda x: F.softmax(x, -1), 16),
+    "log_softmax": (lambda x: F.log_softmax(x, -1), 16),
+    "normalize": (lambda x: F.normalize(x, dim=-1), 8),
+    "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), 8),
+    "share": (lambda x: x.exp() / x.exp().sum(-1, keepdim=True), 16),
+    "halves": (lambda x: (x - x.mean(-1, keepdim=True)).to(torch.bfloat16), 8),
+    "three": (lambda x: F.log_softmax(x / x.abs().amax(-1, keepdim=True), -1), 32),
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "length"), [(49, 81_924), (50, 100_004), (64, 151_936), (100, 120_000), (128, 155_648)]
+)
+def test_rows_that_lie_partly_in_shared_memory(count: int, length: int) -> None:
+    x = torch.randn(count, length, device="cuda")
+    special = torch.stack([x[0], torch.full_like(x[0], -math.inf), x[1], x[2], x[3]])
+    special[2, length // 2], special[3, -1], special[4, 0] = math.nan, math.inf, 60000.0
+    for name, (function, terms) in IN_SHARED_MEMORY.items():
+        jitted = jitgen.jit(backend="cuda")(function)
+        got, want = jitted(x), function(x.double())
+        close(got, want, got.dtype, terms, length, max(1.0, want.abs().max().item()))
+        if name in ("softmax", "log_softmax"):
+            rows = torch.cat([special, x[5:]])
+            got, want = jitted(rows), function(rows.double().cpu()).cuda()
+            assert torch.equal(got.isnan(), want.isnan()), name
+            close(got[4:], want[4:], got.dtype, 4 * terms, length, 4 * length**0.5)
+
+
 PERSISTENT: dict[str, tuple[Function, float]] = {
     "softmax": (lambda x, y, w, b: F.softmax(x, -1), 16),
     "log_softmax": (lambda x, y, w, b: F.log_softmax(x, -1), 16),

@@ -57,7 +57,7 @@ def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) 
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-@pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 6), (2 * LONG_ROW, 5), (LONG_ROW, 1)])
+@pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 7), (2 * LONG_ROW, 5), (LONG_ROW, 1)])
 def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: int, tmp_path: Path) -> None:
     path = tmp_path / "specs.json"
     with jitgen.record(path):

@@ -54,7 +54,7 @@ def _pass(
     for operand in walk.needed:
         name = f"x{operand.index}[u]"
         if operand in staged and first:
-            reads.append(_read(operand, f"stage{operand.index}"))
+            reads.append(_read(operand, f"staged{operand.index}"))
             name = f"now{operand.index}"
             if operand in kept:
                 reads.append(f"x{operand.index}[u] = {name};")

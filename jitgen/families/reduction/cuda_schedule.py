@@ -40,7 +40,6 @@ from jitgen.families.reduction.schedule import (
     SHORT_BLOCK_THREADS,
     SHORT_ROW,
     SHORT_ROW_BYTES,
-    SOME_HUNDRED_ROWS,
     SOME_ROWS,
     THREAD_BYTES,
     TURN_BYTES,
@@ -320,7 +319,7 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
         return None
     kept = residency(body, None).bytes // REGISTER_BYTES
     fits = geometry.length * kept * REGISTER_BYTES <= CLUSTER * BLOCK_THREADS * MOST_HELD_BYTES  # by blocks of its own
-    if fits and (not common or (geometry.rows > SOME_HUNDRED_ROWS and len(common) < LATE_OPERANDS)):
+    if fits and (not common or (geometry.rows > BUSY_ROWS and len(common) < LATE_OPERANDS)):
         return None
     warps = PERSISTENT_THREADS // WARP
     for cluster, most, rows in PERSISTENT_SHARES:
@@ -330,10 +329,9 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
             continue
         room = PERSISTENT_REGISTERS // (unroll * vector) - kept
         parked = max(0, len(common) - room)
-        stages = 2 if len(own) == 1 and passes(kernel) == 2 else 1
         places = PERSISTENT_THREADS * unroll * ACCESS_BYTES
         sent = 2 * cluster * warps * sum(_states(kernel, layout.wide))
-        taken = (stages * len(own) + parked) * places
+        taken = (len(own) + parked) * places
         if geometry.rows <= rows or room < 0 or taken + sent > PERSISTENT_SHARED:
             return None
         return RowSchedule(
@@ -345,7 +343,7 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
             True,
             fewest_vectors // WARP,
             layout.wide,
-            persistent=Persistent(stages, parked, taken),
+            persistent=Persistent(parked, taken),
         )
     return None
 

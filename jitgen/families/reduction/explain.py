@@ -27,6 +27,8 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
         beside = f"{schedule.beside} of them side by side in a thread" if layout.columns else f"{schedule.vector} wide"
         threads, blocks = _counted(schedule.threads, "thread"), _counted(schedule.cluster, "block")
         lines.append(f"a row is {kept}: {threads} in {blocks}, {_counted(schedule.rows, 'row')} in a block, {beside}")
+        if schedule.persistent:
+            lines.append("blocks stay and take row after row: the next is copied to shared memory meanwhile")
     elif schedule.rows > 1:
         lines.append(f"{schedule.rows} neighbouring rows are walked together")
     lines.append(f"{operations} operations; operands {', '.join(layout.operands)}")

@@ -51,9 +51,9 @@ LONG_ROW = 4096
 """Elements up to which schedules are the same however few rows there are, whatever an element takes."""
 BEYOND_CACHE_BYTES = 2**17
 """Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
-CLUSTERS, PERSISTENT_ROW, SOME_HUNDRED_ROWS = 15, 11 * 2**12, 512
-"""Clusters of 8 blocks that an H200 has under way where each block has a multiprocessor to itself: rows from which on
-they can take one after another, where rows have so many elements; rows up to which that is faster whatever is read."""
+CLUSTERS, PERSISTENT_ROW = 15, 11 * 2**12
+"""Clusters of 8 blocks that an H200 has under way where each block has a multiprocessor to itself: from so many rows on
+they take one after another, where rows have so many elements."""
 LINE_BYTES = 128
 """Of neighbouring rows' elements that a block of columns reads at least, where they are aligned."""
 COLUMN_THREADS = 512
@@ -77,13 +77,11 @@ class Persistent:
     """How clusters that stay take rows, of which each block has a multiprocessor to itself.
 
     Attributes:
-        stages: rows that are in shared memory, or on their way there, while one is computed.
         parked: of the operands that all rows read, so many, the first, lie in shared memory, and the others in
             registers.
         shared_bytes: of shared memory for a block.
     """
 
-    stages: int
     parked: int
     shared_bytes: int
 
@@ -206,7 +204,7 @@ def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
     if length >= SPLIT_ROW:
         ends.add(SPLIT_ROWS)
     if length >= PERSISTENT_ROW:
-        ends |= {CLUSTERS, SOME_HUNDRED_ROWS}
+        ends.add(CLUSTERS)
     return tuple(sorted(ends))
 
 
