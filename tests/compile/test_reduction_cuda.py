@@ -238,7 +238,7 @@ def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.d
         "var": lambda x: x.var(-1),
         "columns of softmax": lambda x: x.softmax(0),
     }
-    shape = (10_000, 9000) if name == "columns of softmax" else (300, 200_000)
+    shape = (10_000, 9000) if name == "columns of softmax" else (300, 250_000)
     lowered = jitgen.jit((CASES | more)[name]).lower(TensorSpec(shape, dtype), target=target)
     assert not lowered._lowered.schedules[0].kept
     assert any(word in lowered.source for word in ("SumExp<", "Deviations::"))
