@@ -100,6 +100,10 @@ def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtyp
     assert source.count(f"row < {both}) jitgen::prefetch") == (2 if dtype == torch.bfloat16 else 1)
     # Of many rows the first few make no difference.
     assert prefetched(softmax, 8192)[0] == (None if dtype == torch.bfloat16 else 0)
+    if dtype == torch.bfloat16:  # a block of 1024 threads for each half of a row
+        every, source = prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 64)
+        assert every is None
+        assert "row % 3 == 0) jitgen::prefetch<cluster>" in source
 
 
 def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp_path, monkeypatch) -> None:

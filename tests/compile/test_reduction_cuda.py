@@ -214,6 +214,17 @@ def test_many_rows_that_are_persistent(tmp_path, monkeypatch) -> None:
         assert bool(schedule.persistent) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [10, 300])
+def test_sums_of_two_operands_compile_at_every_length(rows: int, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+    """Their rows have seven blocks from a length on, which is more than the least that eight can be."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    for length in (32_768, 49_156, 65_536, 65_540, 81_920, 81_924, 131_080, 163_840, 262_152):
+        spec, weight = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
+        for report in jitgen.jit(added).lower(spec, spec, weight, target="sm_90a").compile().report:
+            assert report["spill_bytes"] <= 32
+
+
 def test_what_a_later_pass_reads_of_a_row_has_no_place_in_shared_memory(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     spec = TensorSpec((64, 151_936), torch.float32)

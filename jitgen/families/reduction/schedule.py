@@ -109,6 +109,7 @@ class RowSchedule:
         persistent: where clusters stay and take row after row; None where each row has blocks of its own.
         prefetched: rows, from the first, whose own elements are brought into the second-level cache while the kernel
             ahead ends; None for all.
+        prefetched_every: of those, only each so-manieth.
         once: whether elements that no other row has are read past the first-level cache, which is left to what rows
             share.
     """
@@ -128,6 +129,7 @@ class RowSchedule:
     shared_vectors: int = 0
     persistent: Persistent | None = None
     prefetched: int | None = 0
+    prefetched_every: int = 1
     once: bool = False
     pdl: ClassVar[bool] = True
     """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
