@@ -221,11 +221,12 @@ class Specialization:
         varying = len(arguments.maps) + len(arguments.pointers)
         values = (*(None,) * varying, *arguments.integers, *(None,) * len(scalars))
         blocks, resident = arguments.blocks, getattr(schedule, "resident", 0)
-        if resident and schedule.cluster > 1:
+        if getattr(schedule, "persistent", None):  # a cluster too many would wait until another has taken all its rows
             most = cuda.resident_clusters(function, schedule.block_threads, schedule.cluster) * schedule.cluster
             blocks = min(blocks, most)
         elif resident:
-            blocks = min(blocks, cuda.multiprocessors(index) * resident)
+            most = cuda.multiprocessors(index) * resident // schedule.cluster * schedule.cluster
+            blocks = min(blocks, max(most, schedule.cluster))
         if self.route.backend == "triton":
             parameters, values = parameters + "PP", (*values, 0, 0)
         launch = cuda.Launch(

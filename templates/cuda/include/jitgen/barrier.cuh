@@ -28,7 +28,7 @@ JITGEN_DEVICE void barrier_arrive_at(uint32_t barrier, int rank) {  // the same 
 JITGEN_DEVICE void barrier_arrive_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// The assembler puts further tries out of the way.
+// Returns when the phase of that parity is over.
 JITGEN_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

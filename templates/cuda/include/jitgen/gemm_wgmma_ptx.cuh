@@ -1,5 +1,5 @@
-// Hopper's instructions under the names the matmul mainloops use: tensor copies and wgmma; mbarriers are in
-// barrier.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix", "Tensor-map").
+// Hopper's instructions under the names the matmul mainloops use: tensor copies and wgmma; mbarriers are in barrier.cuh.
+// Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix", "Tensor-map").
 #pragma once
 
 #include "jitgen/barrier.cuh"
@@ -14,7 +14,7 @@ struct alignas(64) TensorMap {
 
 // -------------------------------------------------------------------------------------------------------- mbarriers
 
-// `barrier_wait` with its loop in place, as the mainloops were measured with.
+// `barrier_wait` whose further tries stay in place: what the mainloops were measured with.
 JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

@@ -231,9 +231,9 @@ JITGEN_DEVICE void cluster_arrive() {
 }
 JITGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// Values that the blocks of a cluster send to one another, and the barrier that counts their bytes: once, or again after
-// `open_again` of the inbox that was waited for. Of rows one after another two inboxes take turns: who has received all of
-// a row knows that all have received the row before it.
+// Values that the blocks of a cluster send to one another, and the barrier that counts their bytes. Of rows one after
+// another two inboxes take turns, each opened again when it has been waited for: who has received all of a row knows
+// that all have received the row before it.
 template <class T, int values>
 struct Inbox {
   alignas(16) Words<T> from[values];
