@@ -122,6 +122,15 @@ class Target:
         return int(match.group(1))
 
     @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block may ask for; where there is none, as much as anywhere."""
+        if self.kind == "hip":
+            return _AMD_SHARED_KIB << 10
+        if self.kind != "cuda":
+            return max(_SHARED_KIB.values()) << 10
+        return _SHARED_KIB[max(known for known in _SHARED_KIB if known <= self.capability)] << 10
+
+    @property
     def overlaps_launches(self) -> bool:
         """Whether a kernel can be launched before the one ahead of it has ended (programmatic dependent launch)."""
         return self.kind == "cuda" and self.capability >= 90
@@ -137,6 +146,9 @@ class Target:
 
 OLDEST_CAPABILITY = 80
 """Compute capability of the oldest NVIDIA architecture that kernels are made for."""
+_SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+"""By the compute capability from which on (CUDA C++ programming guide, technical specifications)."""
+_AMD_SHARED_KIB = 64
 _LEVEL_FLAGS = (
     ("x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
     ("x86-64-v3", {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}),

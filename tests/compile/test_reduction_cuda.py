@@ -202,6 +202,15 @@ def test_rows_that_have_blocks_of_their_own(
     assert schedule.resident == schedule.shared_bytes == 0
 
 
+def test_rows_that_shared_memory_cannot_take(tmp_path, monkeypatch) -> None:
+    """Of two operands, by targets."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    spec, weight = TensorSpec((64, 151_936), torch.float32), TensorSpec((151_936,), torch.float32)
+    for target, expected in (("sm_90a", True), ("sm_100a", True), ("sm_120a", False)):
+        (schedule,) = jitgen.jit(added).lower(spec, spec, weight, target=target)._lowered.schedules
+        assert bool(schedule.persistent) == expected
+
+
 def test_many_rows_that_are_persistent(tmp_path, monkeypatch) -> None:
     """Because of what all rows read, or because nothing else holds them."""
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))

@@ -88,8 +88,8 @@ WORD_BYTES = 4
 blocks do with one row after another takes longer than their transfer."""
 PERSISTENT_THREADS, PERSISTENT_REGISTERS = 256, 200
 """Of a block that has a multiprocessor to itself; registers of each thread for the row and for what all rows read."""
-PERSISTENT_SHARED = 226 * 1024
-"""Bytes of such a block's shared memory, beside its barriers."""
+BARRIER_BYTES = 1024
+"""At least those of such a block's barriers."""
 PERSISTENT_SHARES = ((CLUSTER // 2, 20, SOME_ROWS), (CLUSTER, 25, CLUSTERS))
 """Blocks of a cluster; vectors of a thread for a row, at most; rows that have blocks of their own, at most. On an H200
 64 rows of 151936 in float32: LayerNorm 0.91 of a copy's speed instead of 0.82, RMSNorm 0.98 instead of 0.90."""
@@ -142,7 +142,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     share = _Share(threads)
     clusters = target.capability >= 90
     if clusters and length >= PERSISTENT_ROW and passes(online(kernel)) > 1:
-        persistent = _persistent(kernel, layout, geometry, vector)
+        persistent = _persistent(kernel, layout, geometry, vector, target.shared_bytes)
         if persistent:
             return persistent
     if clusters and geometry.rows <= FEW_ROWS and LONG_ROW < length <= FEW_ROWS_BYTES // element:
@@ -308,8 +308,12 @@ def _one_word(kernel: Kernel, layout: RowLayout) -> bool:
     return sizes | {kept.bytes, item_size(body.operands[read[0]].dtype)} == {WORD_BYTES}
 
 
-def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector: int) -> RowSchedule | None:
+def _persistent(
+    kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector: int, limit: int
+) -> RowSchedule | None:
     """Clusters that take one long row after another; None where a row has blocks of its own.
+
+    ``limit``: bytes of shared memory a block may ask for.
 
     A cluster's next row is copied into shared memory while this one is combined and stored, and what all rows read is
     read once for all that a cluster takes. Otherwise each row would bring it from the second-level cache again: the
@@ -338,7 +342,7 @@ def _persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector
         places = PERSISTENT_THREADS * unroll * ACCESS_BYTES
         sent = 2 * cluster * warps * sum(_states(kernel, layout.wide))
         taken = (len(own) + parked) * places
-        if geometry.rows <= rows or room < 0 or taken + sent > PERSISTENT_SHARED:
+        if geometry.rows <= rows or room < 0 or taken + sent + BARRIER_BYTES > limit:
             return None
         return RowSchedule(
             PERSISTENT_THREADS,

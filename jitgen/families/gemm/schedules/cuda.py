@@ -21,12 +21,9 @@ from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
 from jitgen.quant import formats
-from jitgen.spec import Target
 
 __all__ = ["choose", "prologue"]
 
-SHARED_LIMIT = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99}
-"""KiB of shared memory a block may ask for; 227 where nothing is said."""
 FEW_ROWS = 8
 """Up to so many rows weights are streamed by mma.sync; wgmma's tiles begin to pay beyond."""
 CAMPING = 8192
@@ -54,14 +51,10 @@ def choose(problem: Problem) -> GemmSchedule:
     if not has_clusters(problem.target):
         candidate = replace(candidate, split=1)
     contractions, dtype = len(problem.contractions), problem.dtype
-    limit = _shared_limit(problem.target)
+    limit = problem.target.shared_bytes
     while candidate.stages > 2 and shape_of(candidate, contractions, dtype).shared_bytes > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
-
-
-def _shared_limit(target: Target) -> int:
-    return SHARED_LIMIT.get(target.arch.rstrip("af"), 227) * 1024
 
 
 # ---------------------------------------------------------------------------------------------------------- the rules
@@ -175,7 +168,7 @@ def _simt(problem: Problem) -> GemmSchedule:
         return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
     # A thread's products for a number it reads from shared memory, which is the bound, grow with its tile: as large a
     # one as leaves every multiprocessor a block.
-    if problem.rows > 1024 and _shared_limit(problem.target) > SIMT_TALL_BYTES:
+    if problem.rows > 1024 and problem.target.shared_bytes > SIMT_TALL_BYTES:
         return GemmSchedule("simt", 256, 128, SIMT_DEPTH, 8, 2)
     if problem.rows > 256:
         return GemmSchedule("simt", 128, 128, SIMT_DEPTH if problem.quantized else SIMT_DEPTH // 2, 8, 2)

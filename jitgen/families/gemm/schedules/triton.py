@@ -27,9 +27,6 @@ MOST_PARTS, LEAST_STEPS = 8, 4
 """Into how many parts K is split at most, and how many steps each of them has at least."""
 MOST_SUMS = 32
 """Partial sums for each element that the kernel behind a split product reads at most."""
-SHARED_BYTES = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-"""KiB of shared memory a block may have, by compute capability (CUDA C++ programming guide, table of limits)."""
-AMD_SHARED_BYTES = 64
 
 
 def choose(problem: Problem) -> GemmSchedule:
@@ -137,16 +134,7 @@ def _fitted(tile: GemmSchedule, problem: Problem) -> GemmSchedule:
     size = 4 if problem.dtype == "float32" else 2
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
     stage = slices * block_k * (tile.block_m * size + tile.block_n * weight * len(problem.contractions))
-    stages = min(tile.stages, max(2, int(_shared_bytes(target) // stage)))
+    stages = min(tile.stages, max(2, int(target.shared_bytes // stage)))
     stages = 2 if target.kind == "hip" else stages
     path = f"{tile.path}_packed" if packed else tile.path
     return replace(tile, path=path, block_k=block_k, stages=stages)
-
-
-def _shared_bytes(target: Target) -> int:
-    if target.kind == "hip":
-        return AMD_SHARED_BYTES << 10
-    if target.kind != "cuda":
-        return max(SHARED_BYTES.values()) << 10
-    known = [capability for capability in SHARED_BYTES if capability <= target.capability]
-    return SHARED_BYTES[max(known)] << 10 if known else 48 << 10
