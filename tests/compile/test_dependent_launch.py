@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
+from jitgen.families.reduction.schedule import Prefetch
 
 PREFETCH = "cp.async.bulk.prefetch.L2.global"
 GLOBAL_ACCESS = re.compile(
@@ -83,26 +84,28 @@ def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtyp
     """As many as make the same number of bytes, whatever their elements and however many are added up."""
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
-    def prefetched(function: Callable[..., object], rows: int, operands: int = 1) -> tuple[int | None, str]:
+    def prefetched(function: Callable[..., object], rows: int, operands: int = 1) -> tuple[Prefetch | None, str]:
         specs = [TensorSpec((rows, 151936), dtype)] * operands
         low = jitgen.jit(function).lower(*specs, target="sm_90a", backend="cuda")
         (schedule,), (kernel,) = low._lowered.schedules, low.kernels
-        return schedule.prefetched, kernel.source
+        return schedule.prefetch, kernel.source
 
     def softmax(x: torch.Tensor) -> torch.Tensor:
         return F.softmax(x, -1)
 
-    few, source = prefetched(softmax, 64)
-    assert few == 24 * 2 // dtype.itemsize
+    few = 24 * 2 // dtype.itemsize
+    found, source = prefetched(softmax, 64)
+    assert found == Prefetch((0,), few)
     assert source.count(f"row < {few}) jitgen::prefetch") == 1
-    both, source = prefetched(lambda x, y: F.rms_norm(x + y, x.shape[-1:]), 64, 2)
-    assert both == few // 2
-    assert source.count(f"row < {both}) jitgen::prefetch") == (2 if dtype == torch.bfloat16 else 1)
+    both = (0, 1) if dtype == torch.bfloat16 else (0,)
+    found, source = prefetched(lambda x, y: F.rms_norm(x + y, x.shape[-1:]), 64, 2)
+    assert found == Prefetch(both, few // 2)
+    assert source.count(f"row < {few // 2}) jitgen::prefetch") == len(both)
     # Of many rows the first few make no difference.
-    assert prefetched(softmax, 8192)[0] == (None if dtype == torch.bfloat16 else 0)
+    assert prefetched(softmax, 8192)[0] == (Prefetch((0,)) if dtype == torch.bfloat16 else None)
     if dtype == torch.bfloat16:  # a block of 1024 threads for each half of a row
-        every, source = prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 64)
-        assert every is None
+        found, source = prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 64)
+        assert found == Prefetch((0,), every=3)
         assert "row % 3 == 0) jitgen::prefetch<cluster>" in source
 
 

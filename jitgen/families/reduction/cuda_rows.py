@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jitgen.codegen.printing import fields
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_walk import Walk, Walks
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
-from jitgen.families.reduction.schedule import NARROW_BYTES, RESIDENT_THREADS, RowSchedule
+from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule
 from jitgen.ir.program import Kernel
 
 REGISTERS, MOST_REGISTERS = 65536, 255
@@ -37,7 +37,7 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
-        "prefetched": _prefetched([o for o in rows.passes[0].loads if o in own], schedule),
+        "prefetched": [o for o in own if schedule.prefetch and o.index in schedule.prefetch.operands],
         "held_type": _held_type,
         "kept_operands": [_array(o, held=schedule.shared_vectors > 0) for o in walks.kept_loads if o not in taken],
         "passes": [
@@ -45,17 +45,6 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
             for walk in walks.passes
         ],
     }
-
-
-def _prefetched(operands: Sequence[RowOperand], schedule: RowSchedule) -> list[RowOperand]:
-    """Of ``operands``, which the first pass needs, those that are brought into the second-level cache ahead.
-
-    Of some rows no second one of wide elements: more at once was slower on an H200.
-    """
-    if schedule.prefetched == 0:
-        return []
-    narrow = [item_size(operand.dtype) <= NARROW_BYTES for operand in operands]
-    return [o for place, o in enumerate(operands) if place == 0 or narrow[place] or schedule.prefetched is None]
 
 
 def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:

@@ -45,6 +45,7 @@ from jitgen.families.reduction.schedule import (
     TURN_BYTES,
     WARP,
     Persistent,
+    Prefetch,
     RowSchedule,
     walked_size,
 )
@@ -177,12 +178,12 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     return _fetched(kernel, layout, geometry, schedule)
 
 
-def _own(kernel: Kernel, layout: RowLayout) -> list[int]:
+def _own(kernel: Kernel, layout: RowLayout) -> tuple[int, ...]:
     """The operands with elements of their own for each row that the first pass over it needs."""
     (body,) = kernel.bodies
     first = [body.instructions[position] for position, number in first_needed(body).items() if number == 0]
     loads = {instruction.attr for instruction in first if instruction.op == "load"}
-    return sorted(index for index in loads if not layout.shared[index])
+    return tuple(sorted(index for index in loads if not layout.shared[index]))
 
 
 def _reductions(kernel: Kernel) -> int:
@@ -214,14 +215,17 @@ def _fetched(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, schedule:
         return schedule
     narrow = schedule.blocks > 1 and max(sizes) <= NARROW_BYTES
     if schedule.cluster == 1 or (narrow and geometry.rows > BUSY_ROWS):
-        return replace(schedule, prefetched=None)
+        return replace(schedule, prefetch=Prefetch(own))
     if geometry.rows > BUSY_ROWS:
         return schedule
     if schedule.cluster == PAIR:
-        return replace(schedule, prefetched=None, prefetched_every=PAIR_EVERY, once=True)
+        return replace(schedule, prefetch=Prefetch(own, every=PAIR_EVERY), once=True)
     again = schedule.blocks > 1 and len(own) == 1 and _reductions(kernel) > 1
     once = not (narrow or schedule.shared_vectors or again)
-    return replace(schedule, prefetched=max(1, STAGGER_BYTES // (max(geometry.length, 1) * sum(sizes))), once=once)
+    # Of wide elements no second operand: more at once was slower.
+    some = tuple(index for index, size in zip(own, sizes, strict=True) if index == own[0] or size <= NARROW_BYTES)
+    count = max(1, STAGGER_BYTES // (max(geometry.length, 1) * sum(sizes)))
+    return replace(schedule, prefetch=Prefetch(some, count), once=once)
 
 
 def _turns(schedule: RowSchedule, geometry: RowGeometry, element: int) -> int:

@@ -87,6 +87,21 @@ class Persistent:
 
 
 @dataclass(frozen=True)
+class Prefetch:
+    """Which elements of rows are asked for before any is waited for.
+
+    Attributes:
+        operands: by index, with elements of their own for each row.
+        rows: from the first, so many; None for all.
+        every: of those, only each so-manieth.
+    """
+
+    operands: tuple[int, ...]
+    rows: int | None = None
+    every: int = 1
+
+
+@dataclass(frozen=True)
 class RowSchedule:
     """How rows are walked.
 
@@ -107,9 +122,7 @@ class RowSchedule:
         turns: rows that a thread takes one after another; all are asked for before the first is used.
         shared_vectors: of the vectors of one thread of a kept row, so many, the last, lie in shared memory.
         persistent: where clusters stay and take row after row; None where each row has blocks of its own.
-        prefetched: rows, from the first, whose own elements are brought into the second-level cache while the kernel
-            ahead ends; None for all.
-        prefetched_every: of those, only each so-manieth.
+        prefetch: what is brought into the second-level cache while the kernel ahead ends.
         once: whether elements that no other row has are read past the first-level cache, which is left to what rows
             share.
     """
@@ -128,8 +141,7 @@ class RowSchedule:
     turns: int = 1
     shared_vectors: int = 0
     persistent: Persistent | None = None
-    prefetched: int | None = 0
-    prefetched_every: int = 1
+    prefetch: Prefetch | None = None
     once: bool = False
     pdl: ClassVar[bool] = True
     """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
