@@ -38,14 +38,20 @@ def rows(length: int, dtype: torch.dtype, count: int = 7) -> torch.Tensor:
     return x
 
 
-def check(function: Callable[..., Any], *arguments: torch.Tensor) -> None:
-    """Results of ``function`` have torch's dtypes and shapes, and float64's values."""
+def check(function: Callable[..., Any], *arguments: torch.Tensor, terms: int = 1) -> None:
+    """Results of ``function`` have torch's dtypes and shapes, and float64's values.
+
+    ``terms``: of a sum of numbers around 1, which may itself be 0. Its partial sums grow as their root, and each is
+    rounded: in float32 the error of 20000 terms is 2.4e-5 (one sigma), torch's 1.9e-5.
+    """
     got, plain, exact = jitgen.jit(function)(*arguments), function(*arguments), reference(function, *arguments)
     for number, (a, b, c) in enumerate(zip(*map(_leaves, (got, plain, exact)), strict=True)):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), number
         if a.is_floating_point():
             spread = TOLERANCE[a.dtype]
-            close = torch.isclose(a.double(), c.to(a.dtype).double(), spread, spread, equal_nan=True)
+            computed = min(spread, TOLERANCE[torch.float32])
+            least = max(spread, computed * terms**0.5 / 8)
+            close = torch.isclose(a.double(), c.to(a.dtype).double(), spread, least, equal_nan=True)
         else:
             close = a == c
         assert close.all(), f"result {number}: {a[~close][:4]} for {c[~close][:4]}"
@@ -83,7 +89,7 @@ def normalisations(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_plain_reductions_are_exact_or_close(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
     for length in lengths:
-        check(plain, rows(length, dtype))
+        check(plain, rows(length, dtype), terms=length)
 
 
 def test_reductions_of_bool() -> None:
@@ -105,7 +111,7 @@ def test_columns(dtype: torch.dtype) -> None:
         return x.sum(0), x.amax(0, keepdim=True), x.argmin(0), (x > 0).all(0)
 
     for shape in ((1, 5), (3, 1), (63, 64), (129, 1000), (5000, 3), (64, 4097)):
-        check(columns, rows(shape[1], dtype, max(shape[0], 7))[: shape[0]])
+        check(columns, rows(shape[1], dtype, max(shape[0], 7))[: shape[0]], terms=shape[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
