@@ -282,14 +282,28 @@ def test_add_and_norm_in_one_kernel(dtype: torch.dtype) -> None:
     check(add_norm, x, residual, weight)
 
 
-def test_results_in_the_place_of_operands() -> None:
-    def add_norm(x: torch.Tensor, residual: torch.Tensor) -> Any:
-        return x + residual, F.rms_norm(x + residual, (300,), eps=1e-6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [16, 17, 24, 31, 100, 255, 300])
+def test_results_in_the_place_of_operands(length: int, dtype: torch.dtype) -> None:
+    """To the bit as elsewhere: no element is read after a result has taken its place."""
 
-    x, residual = torch.randn(70, 300), torch.randn(70, 300)
-    total, normal = add_norm(x, residual)
-    jitgen.jit(add_norm).bind(x, residual)(x, residual, out=(residual, x))
-    torch.testing.assert_close((residual, x), (total, normal))
+    def add_norm(x: torch.Tensor, residual: torch.Tensor) -> Any:
+        return x + residual, F.rms_norm(x + residual, (x.shape[-1],), eps=1e-6)
+
+    x, residual = torch.randn(70, length).to(dtype), torch.randn(70, length).to(dtype)
+    function = jitgen.jit(add_norm)
+    total, normal = function(x, residual)
+    function.bind(x, residual)(x, residual, out=(residual, x))
+    assert torch.equal(residual, total)
+    assert torch.equal(x, normal)
+
+
+@pytest.mark.parametrize("length", [16, 17, 31, 100, 255])
+def test_the_first_of_equal_elements_is_found(length: int) -> None:
+    x = torch.randint(0, 3, (70, length)).float()
+    for function in (lambda x: (x.argmax(-1), x.argmin(-1)), lambda x: (x * 2, x.argmax(-1), x.argmin(-1))):
+        for got, want in zip(jitgen.jit(function)(x), function(x), strict=True):
+            assert torch.equal(got, want)
 
 
 def test_quantisation_in_one_kernel() -> None:

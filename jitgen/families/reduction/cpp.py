@@ -8,8 +8,8 @@ second-level cache, and computed again where it is not; a cheap one is always co
 the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
 of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
 then work at the same time. Short rows are one block of fewer lanes each, and are walked several together
-(``together.hpp``); their results go past the cache several rows at a time. Looking for NaN is left out where
-``numbers.py`` can tell that no result changes by it.
+(``together.hpp``): what whole groups leave of a row is the end of one more group. Their results go past the cache
+several rows at a time. Looking for NaN is left out where ``numbers.py`` can tell that no result changes by it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class _Builder:
         self.width, self.tiled, self.lanes = schedule.rows, schedule.rows > 1, schedule.vector
         self.row_loads = [o for o in rows.operands if o.role != "store" and o.kind in ("row", "broadcast")]
         self.short = self.lanes < CPU_LANES
+        self.covered = self.short and self._is_covered()
+        self.kept_place = "place + lane" if self.short else "start + i"
         self.kept: dict[str, tuple[str, str]] = self._kept() if schedule.kept else {}
         slots = itertools.count()
         of_numbers = {f"v{position}" for position in maxima_of_numbers(body.instructions)}
@@ -104,6 +106,7 @@ class _Builder:
             "lanes": self.lanes,
             "block": CPU_LONG if self.short else BLOCK,
             "short": self.short,
+            "covered": self.covered,
             "parameters": self._parameters(),
             "outer": list(rows.sizes),
             "walk_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
@@ -180,13 +183,20 @@ class _Builder:
         return {
             "number": walk.number,
             "cheap": self._is_cheap(walk),
+            # Accumulators of their own stay in registers, and are copied to where rows are combined. Halves of vectors
+            # that were written one by one would hold that copy up, which is worth it where nothing else is done.
+            "local": len(self.rows.passes) == 1 or not self.halved,
             "fetched": self.fetched if walk.number == min(1, len(self.rows.passes) - 1) else [],
             "before": self.of_rows.block(walk.before),
             "inputs": self.of_rows.read(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
             "lines": [self._line(line, line.value in again) for line in lines],
-            "keeps": [{"value": name, "scratch": _scratch(name)} for name in walk.keeps if name in self.kept],
-            "reductions": reductions,
+            "keeps": [
+                {"value": name, "scratch": _scratch(name), "place": self.kept_place}
+                for name in walk.keeps
+                if name in self.kept
+            ],
+            "reductions": [reduction | {"taken": self._taken(reduction)} for reduction in reductions],
             "stores": [self._store(operand) for operand in walk.stores],
             "streamed": [self._store(operand) for operand in walk.stores if self._is_streamed(operand)],
         }
@@ -230,7 +240,14 @@ class _Builder:
         return {"type": line.type, "value": line.value, "expression": expression, "mark": line.mark}
 
     def _or_kept(self, name: str, expression: str, again: bool) -> str:
-        return f"{_scratch(name)}[start + i]" if again and name in self.kept else expression
+        return f"{_scratch(name)}[{self.kept_place}]" if again and name in self.kept else expression
+
+    def _taken(self, reduction: dict[str, Any]) -> str:
+        """An element as its reduction takes it: of the end of a short row, without those that another group has."""
+        if not self.covered:
+            return str(reduction["value"])
+        element = "jitgen::Halves<decltype(size)>::element(lane)" if self.halved else "lane"
+        return f"those.has(first + {element}) ? {reduction['value']} : {reduction['kind']}::neutral()"
 
     def _store(self, operand: RowOperand) -> dict[str, Any]:
         return {
@@ -263,6 +280,15 @@ class _Builder:
         alike = all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in self._moving())
         return alike and not self._is_indexed()
 
+    def _is_covered(self) -> bool:
+        """Whether what whole groups leave of a short row may be taken by one more, which ends with the row.
+
+        Where it is stored its results have to wait, and the first of equal elements must not be met last.
+        """
+        if not all(self._is_streamed(operand) for walk in self.rows.passes for operand in walk.stores):
+            return False
+        return not any(walk.stores and _finds_places(walk) for walk in self.rows.passes)
+
     def _one_piece(self) -> list[str]:
         """When rows of a dense tile lie in one piece, so that steps along them may be folded; nothing where they cannot
         be, as an index would not be known."""
@@ -276,11 +302,14 @@ class _Builder:
         return [o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads]
 
     def _is_indexed(self) -> bool:
-        return any(reduction.kind.startswith("arg") for walk in self.rows.passes for reduction in walk.reductions)
+        return any(map(_finds_places, self.rows.passes))
 
     def _fetched(self) -> list[RowOperand]:
-        """What is read of every row anew: by the only pass, or by the first where a second leaves the memory idle."""
-        if self.tiled or not self.rows.outer:
+        """What is read of every row anew: by the only pass, or by the first where a second leaves the memory idle.
+
+        Short rows of one pass are read as they lie, one after another, which processors see by themselves.
+        """
+        if self.tiled or not self.rows.outer or (self.short and len(self.rows.passes) == 1):
             return []
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
 
@@ -297,8 +326,7 @@ class _Builder:
     def _is_cheap(self, walk: Pass) -> bool:
         """Whether it only reduces, by few operations: then the accumulators' loads and stores are what it costs."""
         operations = sum(self._operations(line.position) for line in (*walk.lines, *walk.repeated))
-        indexed = any(reduction.kind.startswith("arg") for reduction in walk.reductions)
-        return not walk.stores and not indexed and operations < COSTLY
+        return not walk.stores and not _finds_places(walk) and operations < COSTLY
 
     def _is_normalized(self, position: int) -> bool:
         """Whether it is divided by a row's sum of such exponentials, whose reciprocal is as good: it is at least 1."""
@@ -365,6 +393,11 @@ def _reduction(reduction: Reduction, slot: int, of_numbers: bool) -> dict[str, A
         "kind": f"jitgen::{_KINDS[reduction.kind]}{'OfNumbers' if of_numbers else ''}<{reduction.value_type}>",
         "slot": slot,
     }
+
+
+def _finds_places(walk: Pass) -> bool:
+    """Whether a reduction of the pass tells where an element is."""
+    return any(reduction.kind.startswith("arg") for reduction in walk.reductions)
 
 
 def _scratch(name: str) -> str:

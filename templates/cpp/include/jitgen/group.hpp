@@ -61,18 +61,35 @@ JITGEN_INLINE void fetch(const Storage* from, int64_t count = lanes) {
   for (int64_t i = 0; i < count; i += cache_line / int64_t(sizeof(Storage))) __builtin_prefetch(from + i, 0, 2);
 }
 
+// Floats of the widest vectors.
+#if defined(__AVX512F__)
+constexpr int64_t vector_floats = 16;
+#elif defined(__AVX__)
+constexpr int64_t vector_floats = 8;
+#else
+constexpr int64_t vector_floats = 4;
+#endif
+
 // A group of bfloat16 as floats, of whole groups the even ones before the odd ones: splitting 32-bit words costs half of
-// what widening 16-bit lanes does, and a kernel whose every operand lies in this order need not know. What is left at an
-// end is loaded one by one.
+// what widening 16-bit lanes does, and a kernel whose every operand lies in this order need not know. A group of a single
+// vector is in order: put together from two halves, it would wait for both in memory. What is left at an end is loaded
+// one by one.
 template <class Count>
+constexpr bool is_halved = false;
+template <int64_t count>
+constexpr bool is_halved<Whole<count>> = count >= 2 * vector_floats;
+
+template <class Count, bool = is_halved<Count>>
 struct Halves {
   const bfloat16* const from;
 
   JITGEN_MEMBER Halves(const bfloat16* from, Count) : from(from) {}
   JITGEN_MEMBER float at(int64_t j) const { return load(from[j]); }
+  // Which element of the group that is.
+  JITGEN_INLINE int64_t element(int64_t j) { return j; }
 };
 template <int64_t count>
-struct Halves<Whole<count>> {
+struct Halves<Whole<count>, true> {
   alignas(cache_line) float lane[count];
 
   JITGEN_MEMBER Halves(const bfloat16* from, Whole<count>) {
@@ -84,6 +101,7 @@ struct Halves<Whole<count>> {
     }
   }
   JITGEN_MEMBER float at(int64_t j) const { return lane[j]; }
+  JITGEN_INLINE int64_t element(int64_t j) { return j < count / 2 ? 2 * j : 2 * j - count + 1; }
 };
 
 namespace detail {
@@ -134,12 +152,12 @@ struct Group<Storage, Whole<count>> {
 };
 
 // The same of values in the order of Halves. `narrow_nan`: see round_bfloat16.
-template <class Storage, class Count, bool narrow_nan = false>
+template <class Storage, class Count, bool narrow_nan = false, bool = is_halved<Count>>
 struct GroupOfHalves : Group<Storage, Count> {
   using Group<Storage, Count>::Group;
 };
 template <int64_t count, bool narrow_nan>
-struct GroupOfHalves<bfloat16, Whole<count>, narrow_nan> {
+struct GroupOfHalves<bfloat16, Whole<count>, narrow_nan, true> {
   alignas(cache_line) float lane[count];
   bfloat16* const to;
 

@@ -6,7 +6,8 @@
 // (pairwise summation, Higham 1993; PyTorch's cascade sum is of the same kind). The order depends on the length alone,
 // never on who computes which block, so any number of threads gives the same bits.
 //
-// A `Kind` says what is combined: `value` (of an element), `partial` (of several), `identity()`, `combine(a, b)`.
+// A `Kind` says what is combined: `value` (of an element), `partial` (of several), `neutral()` (a value that changes
+// nothing), `identity()` (of no value), `combine(a, b)`.
 #pragma once
 
 #include <stddef.h>
@@ -44,6 +45,7 @@ constexpr bool highest<bool> = true;
   struct Name {                                              \
     using value = T;                                         \
     using partial = T;                                       \
+    JITGEN_INLINE T neutral() { return first; }              \
     JITGEN_INLINE T identity() { return first; }             \
     JITGEN_INLINE T combine(T a, T b) { return a_with_b; }   \
   };
@@ -62,6 +64,7 @@ JITGEN_KIND(MaxOfNumbers, lowest<T>, b > a ? b : a)
   struct Name {                                                                         \
     using value = T;                                                                    \
     using partial = T;                                                                  \
+    JITGEN_INLINE T neutral() { return first; }                                         \
     JITGEN_INLINE T identity() { return first; }                                        \
     JITGEN_INLINE T combine(T a, T b) { return (b beyond a) | (b != b) ? b : a; }       \
     JITGEN_INLINE T of_numbers(T a, T b) { return b beyond a ? b : a; }                 \
@@ -85,6 +88,7 @@ struct Found {
   struct Name {                                                                                     \
     using value = T;                                                                                \
     using partial = Found<T>;                                                                       \
+    JITGEN_INLINE T neutral() { return first; }                                                     \
     JITGEN_INLINE partial identity() { return {first, nowhere}; }                                   \
     JITGEN_INLINE bool replaces(T b, T a) { return (b beyond a) | ((b != b) & (a == a)); }          \
     JITGEN_INLINE partial combine(partial a, partial b) {                                           \

@@ -8,6 +8,15 @@ namespace jitgen {
 
 constexpr int64_t together = 8;  // rows: floats of the vectors that most processors have
 
+// Which elements of a group are to be combined: all of them, or those from one on, because another group has the others.
+struct Every {
+  JITGEN_MEMBER bool has(int64_t) const { return true; }
+};
+struct From {
+  int64_t first;
+  JITGEN_MEMBER bool has(int64_t i) const { return i >= first; }
+};
+
 namespace detail {
 
 typedef uint32_t Eight __attribute__((vector_size(32)));
