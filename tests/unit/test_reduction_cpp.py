@@ -298,12 +298,18 @@ def test_results_in_the_place_of_operands(length: int, dtype: torch.dtype) -> No
     assert torch.equal(x, normal)
 
 
-@pytest.mark.parametrize("length", [16, 17, 31, 100, 255])
-def test_the_first_of_equal_elements_is_found(length: int) -> None:
-    x = torch.randint(0, 3, (70, length)).float()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize("length", [16, 17, 31, 64, 100, 255])
+def test_the_first_of_equal_elements_is_found(length: int, dtype: torch.dtype) -> None:
+    """The first NaN where there are any, and the first element of all where they are all alike."""
+    x = torch.randint(0, 3, (70, length)).to(dtype)
+    if dtype.is_floating_point:
+        x[1], x[2], x[3], x[4] = math.inf, -math.inf, math.nan, -0.0
+        x[4, 5], x[5, length - 1], x[6, length // 2] = 0.0, math.nan, math.nan
+        x[6, length - 1], x[7, : length - 1] = math.nan, -math.inf
     for function in (lambda x: (x.argmax(-1), x.argmin(-1)), lambda x: (x * 2, x.argmax(-1), x.argmin(-1))):
         for got, want in zip(jitgen.jit(function)(x), function(x), strict=True):
-            assert torch.equal(got, want)
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_quantisation_in_one_kernel() -> None:

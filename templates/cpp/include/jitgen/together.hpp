@@ -75,12 +75,6 @@ struct Square {
   }
 };
 
-// What the rows come to, whose accumulators `of` are: of the arg kinds, each by itself.
-template <class Kind, int64_t count, class Partial, class T>
-JITGEN_INLINE void fold(Lanes<Kind, count, Partial> (&of)[together], T* results) {
-  for (int64_t row = 0; row < together; ++row) results[row] = settled(of[row].fold(0));
-}
-
 namespace detail {
 
 // The rows' `count` lanes at(row, lane), combined.
@@ -129,8 +123,54 @@ JITGEN_INLINE void fold_extremes(const Of& of, float* results) {
   }
 }
 
+// Values and where they stand, in squares of their own: two vectors, and no jump for any lane.
+template <class Kind, int64_t count, class T>
+JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together], int64_t* results) {
+  const auto join = [](T& value, int32_t& place, T other, int32_t at) JITGEN_LAMBDA {
+    const bool same = (value == other) | ((value != value) & (other != other));
+    const bool wins = Kind::replaces(other, value) | (same & (at < place));
+    value = wins ? other : value;
+    place = wins ? at : place;
+  };
+  Square<T> values;
+  Square<int32_t> places;
+#pragma GCC unroll 8
+  for (int64_t row = 0; row < together; ++row) {
+#pragma omp simd
+    for (int64_t j = 0; j < together; ++j) {
+      T value = of[row].lane[j];
+      int32_t place = of[row].index[j];
+      for (int64_t other = j + together; other < count; other += together) {
+        join(value, place, of[row].lane[other], of[row].index[other]);
+      }
+      values.of[row][j] = value;
+      places.of[row][j] = place;
+    }
+  }
+  values.transpose();
+  places.transpose();
+#pragma GCC unroll 3
+  for (int64_t half = together / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < half; ++j) {
+#pragma omp simd
+      for (int64_t row = 0; row < together; ++row) {
+        join(values.of[j][row], places.of[j][row], values.of[j + half][row], places.of[j + half][row]);
+      }
+    }
+  }
+  for (int64_t row = 0; row < together; ++row) {
+    results[row] = places.of[0][row] == Lanes<Kind, count, Found<T>>::none ? 0 : places.of[0][row];
+  }
+}
+
 }  // namespace detail
 
+// What the rows come to, whose accumulators `of` are.
+template <class Kind, int64_t count, class T>
+JITGEN_INLINE void fold(Lanes<Kind, count, Found<T>> (&of)[together], int64_t* results) {
+  detail::fold_found(of, results);
+}
 template <class Kind, int64_t count, class T>
 JITGEN_INLINE void fold(Lanes<Kind, count, T> (&of)[together], T* results) {
   detail::fold_square<count>(
