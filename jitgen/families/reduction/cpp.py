@@ -243,11 +243,11 @@ class _Builder:
         return f"{_scratch(name)}[{self.kept_place}]" if again and name in self.kept else expression
 
     def _taken(self, reduction: dict[str, Any]) -> str:
-        """An element as its reduction takes it: of the end of a short row, without those that another group has."""
+        """An element as its reduction takes it: of the end of a short row, unless another group has it."""
         if not self.covered:
             return str(reduction["value"])
         element = "jitgen::Halves<decltype(size)>::element(lane)" if self.halved else "lane"
-        return f"those.has(first + {element}) ? {reduction['value']} : {reduction['kind']}::neutral()"
+        return f"{reduction['value']}, those.has({element})"
 
     def _store(self, operand: RowOperand) -> dict[str, Any]:
         return {

@@ -6,8 +6,7 @@
 // (pairwise summation, Higham 1993; PyTorch's cascade sum is of the same kind). The order depends on the length alone,
 // never on who computes which block, so any number of threads gives the same bits.
 //
-// A `Kind` says what is combined: `value` (of an element), `partial` (of several), `neutral()` (a value that changes
-// nothing), `identity()` (of no value), `combine(a, b)`.
+// A `Kind` says what is combined: `value` (of an element), `partial` (of several), `identity()`, `combine(a, b)`.
 #pragma once
 
 #include <stddef.h>
@@ -45,7 +44,6 @@ constexpr bool highest<bool> = true;
   struct Name {                                              \
     using value = T;                                         \
     using partial = T;                                       \
-    JITGEN_INLINE T neutral() { return first; }              \
     JITGEN_INLINE T identity() { return first; }             \
     JITGEN_INLINE T combine(T a, T b) { return a_with_b; }   \
   };
@@ -64,7 +62,6 @@ JITGEN_KIND(MaxOfNumbers, lowest<T>, b > a ? b : a)
   struct Name {                                                                         \
     using value = T;                                                                    \
     using partial = T;                                                                  \
-    JITGEN_INLINE T neutral() { return first; }                                         \
     JITGEN_INLINE T identity() { return first; }                                        \
     JITGEN_INLINE T combine(T a, T b) { return (b beyond a) | (b != b) ? b : a; }       \
     JITGEN_INLINE T of_numbers(T a, T b) { return b beyond a ? b : a; }                 \
@@ -88,7 +85,6 @@ struct Found {
   struct Name {                                                                                     \
     using value = T;                                                                                \
     using partial = Found<T>;                                                                       \
-    JITGEN_INLINE T neutral() { return first; }                                                     \
     JITGEN_INLINE partial identity() { return {first, nowhere}; }                                   \
     JITGEN_INLINE bool replaces(T b, T a) { return (b beyond a) | ((b != b) & (a == a)); }          \
     JITGEN_INLINE partial combine(partial a, partial b) {                                           \
@@ -136,8 +132,9 @@ struct Lanes {
   JITGEN_MEMBER void clear(int64_t used = count) {
     for (int64_t j = 0; j < used; ++j) lane[j] = Kind::identity();
   }
-  JITGEN_MEMBER void take(int64_t j, int64_t, typename Kind::value v) {
-    lane[j] = Kind::combine(lane[j], v);
+  // `counts`: whether there is a value.
+  JITGEN_MEMBER void take(int64_t j, int64_t, typename Kind::value v, bool counts = true) {
+    lane[j] = Kind::combine(lane[j], counts ? v : Kind::identity());
   }
   JITGEN_MEMBER Partial at(int64_t j, int64_t) const { return lane[j]; }
 
@@ -165,7 +162,10 @@ struct Extremes {
       magnitude[j] = 0;
     }
   }
-  JITGEN_MEMBER void take(int64_t j, int64_t, float v) { join(j, v, bits_of(v) & 0x7fffffffu); }
+  JITGEN_MEMBER void take(int64_t j, int64_t, float v, bool counts = true) {
+    const float value = counts ? v : Kind::identity();
+    join(j, value, bits_of(value) & 0x7fffffffu);
+  }
   JITGEN_MEMBER float at(int64_t j, int64_t) const {
     return magnitude[j] > infinity_bits ? __builtin_nanf("") : lane[j];
   }
@@ -201,8 +201,8 @@ struct Lanes<Kind, count, Found<T>> {
       index[j] = none;
     }
   }
-  JITGEN_MEMBER void take(int64_t j, int64_t i, T v) {
-    const bool better = Kind::replaces(v, lane[j]);
+  JITGEN_MEMBER void take(int64_t j, int64_t i, T v, bool counts = true) {
+    const bool better = counts & Kind::replaces(v, lane[j]);
     lane[j] = better ? v : lane[j];
     index[j] = better ? static_cast<int32_t>(i) : index[j];
   }

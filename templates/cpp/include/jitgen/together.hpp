@@ -8,13 +8,14 @@ namespace jitgen {
 
 constexpr int64_t together = 8;  // rows: floats of the vectors that most processors have
 
-// Which elements of a group are to be combined: all of them, or those from one on, because another group has the others.
+// Which elements of a group are to be combined: all of them, or all but the first few, which another group has. Numbers
+// of 32 bits, so that they are compared in vectors as wide as those of most values.
 struct Every {
   JITGEN_MEMBER bool has(int64_t) const { return true; }
 };
 struct From {
-  int64_t first;
-  JITGEN_MEMBER bool has(int64_t i) const { return i >= first; }
+  int32_t first;
+  JITGEN_MEMBER bool has(int64_t element) const { return static_cast<int32_t>(element) >= first; }
 };
 
 namespace detail {
