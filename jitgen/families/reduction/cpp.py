@@ -107,6 +107,9 @@ class _Builder:
             "block": CPU_LONG if self.short else BLOCK,
             "short": self.short,
             "covered": self.covered,
+            # Whether a short row's accumulators are its own until they are combined with other rows'. They stay in
+            # registers then, but a copy of halves waits for them in memory, unless there is one pass only.
+            "local": len(rows.passes) == 1 or not self.halved,
             "parameters": self._parameters(),
             "outer": list(rows.sizes),
             "walk_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
@@ -183,9 +186,6 @@ class _Builder:
         return {
             "number": walk.number,
             "cheap": self._is_cheap(walk),
-            # Accumulators of their own stay in registers, and are copied to where rows are combined. Halves of vectors
-            # that were written one by one would hold that copy up, which is worth it where nothing else is done.
-            "local": len(self.rows.passes) == 1 or not self.halved,
             "fetched": self.fetched if walk.number == min(1, len(self.rows.passes) - 1) else [],
             "before": self.of_rows.block(walk.before),
             "inputs": self.of_rows.read(used, values),

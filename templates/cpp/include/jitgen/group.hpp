@@ -61,15 +61,6 @@ JITGEN_INLINE void fetch(const Storage* from, int64_t count = lanes) {
   for (int64_t i = 0; i < count; i += cache_line / int64_t(sizeof(Storage))) __builtin_prefetch(from + i, 0, 2);
 }
 
-// Floats of the widest vectors.
-#if defined(__AVX512F__)
-constexpr int64_t vector_floats = 16;
-#elif defined(__AVX__)
-constexpr int64_t vector_floats = 8;
-#else
-constexpr int64_t vector_floats = 4;
-#endif
-
 // A group of bfloat16 as floats, of whole groups the even ones before the odd ones: splitting 32-bit words costs half of
 // what widening 16-bit lanes does, and a kernel whose every operand lies in this order need not know. A group of a single
 // vector is in order: put together from two halves, it would wait for both in memory. What is left at an end is loaded
@@ -77,7 +68,7 @@ constexpr int64_t vector_floats = 4;
 template <class Count>
 constexpr bool is_halved = false;
 template <int64_t count>
-constexpr bool is_halved<Whole<count>> = count >= 2 * vector_floats;
+constexpr bool is_halved<Whole<count>> = count * int64_t(sizeof(float)) >= 2 * stream_width;
 
 template <class Count, bool = is_halved<Count>>
 struct Halves {

@@ -87,9 +87,13 @@ struct Found {
     using partial = Found<T>;                                                                       \
     JITGEN_INLINE partial identity() { return {first, nowhere}; }                                   \
     JITGEN_INLINE bool replaces(T b, T a) { return (b beyond a) | ((b != b) & (a == a)); }          \
+    template <class Index>                                                                          \
+    JITGEN_INLINE bool wins(T b, Index b_index, T a, Index a_index) {                               \
+      const bool same = (a == b) | ((a != a) & (b != b));                                           \
+      return replaces(b, a) | (same & (b_index < a_index));                                         \
+    }                                                                                               \
     JITGEN_INLINE partial combine(partial a, partial b) {                                           \
-      const bool same = (a.value == b.value) | ((a.value != a.value) & (b.value != b.value));       \
-      return replaces(b.value, a.value) | (same & (b.index < a.index)) ? b : a;                     \
+      return wins(b.value, b.index, a.value, a.index) ? b : a;                                      \
     }                                                                                               \
   };
 JITGEN_ARG_KIND(ArgMax, lowest<T>, >)

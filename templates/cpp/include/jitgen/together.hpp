@@ -76,7 +76,22 @@ struct Square {
   }
 };
 
+#define JITGEN_LAMBDA __attribute__((always_inline))
+
 namespace detail {
+
+// join(lane, other, row) for the lanes of squares, as a tree, until the first has what all came to.
+template <class Join>
+JITGEN_INLINE void fold_lanes(const Join& join) {
+#pragma GCC unroll 3
+  for (int64_t half = together / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < half; ++j) {
+#pragma omp simd
+      for (int64_t row = 0; row < together; ++row) join(j, j + half, row);
+    }
+  }
+}
 
 // The rows' `count` lanes at(row, lane), combined.
 template <int64_t count, class T, class At, class Combine>
@@ -92,20 +107,11 @@ JITGEN_INLINE void fold_square(T* results, const At& at, const Combine& combine)
     }
   }
   square.transpose();
-#pragma GCC unroll 3
-  for (int64_t half = together / 2; half > 0; half /= 2) {
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < half; ++j) {
-#pragma omp simd
-      for (int64_t row = 0; row < together; ++row) {
-        square.of[j][row] = combine(square.of[j][row], square.of[j + half][row]);
-      }
-    }
-  }
+  fold_lanes([&](int64_t j, int64_t other, int64_t row) JITGEN_LAMBDA {
+    square.of[j][row] = combine(square.of[j][row], square.of[other][row]);
+  });
   __builtin_memcpy(results, square.of[0], sizeof(square.of[0]));
 }
-
-#define JITGEN_LAMBDA __attribute__((always_inline))
 
 // Two squares: in one, a comparison that sees NaN would become a jump for each lane.
 template <class Kind, int64_t count, class Of>
@@ -128,8 +134,7 @@ JITGEN_INLINE void fold_extremes(const Of& of, float* results) {
 template <class Kind, int64_t count, class T>
 JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together], int64_t* results) {
   const auto join = [](T& value, int32_t& place, T other, int32_t at) JITGEN_LAMBDA {
-    const bool same = (value == other) | ((value != value) & (other != other));
-    const bool wins = Kind::replaces(other, value) | (same & (at < place));
+    const bool wins = Kind::wins(other, at, value, place);
     value = wins ? other : value;
     place = wins ? at : place;
   };
@@ -150,16 +155,9 @@ JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together]
   }
   values.transpose();
   places.transpose();
-#pragma GCC unroll 3
-  for (int64_t half = together / 2; half > 0; half /= 2) {
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < half; ++j) {
-#pragma omp simd
-      for (int64_t row = 0; row < together; ++row) {
-        join(values.of[j][row], places.of[j][row], values.of[j + half][row], places.of[j + half][row]);
-      }
-    }
-  }
+  fold_lanes([&](int64_t j, int64_t other, int64_t row) JITGEN_LAMBDA {
+    join(values.of[j][row], places.of[j][row], values.of[other][row], places.of[other][row]);
+  });
   for (int64_t row = 0; row < together; ++row) {
     results[row] = places.of[0][row] == Lanes<Kind, count, Found<T>>::none ? 0 : places.of[0][row];
   }
