@@ -8,10 +8,10 @@ from typing import Any
 from jitgen.codegen.printing import fields
 from jitgen.families.layout import ACCESS_BYTES
 from jitgen.families.reduction.context import RowContext, RowOperand
-from jitgen.families.reduction.cuda_walk import Walk, Walks
+from jitgen.families.reduction.cuda_walk import Held, Walk, Walks
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
-from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule
+from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule, Staged
 from jitgen.ir.program import Kernel
 
 REGISTERS, MOST_REGISTERS = 65536, 255
@@ -37,6 +37,7 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         "scratch": scratch,
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
+        "staged": [o for o in rows.operands if schedule.staged and o.index in schedule.staged.operands],
         "prefetched": [o for o in own if schedule.prefetch and o.index in schedule.prefetch.operands],
         "held_type": _held_type,
         "kept_operands": [_array(o, held=schedule.shared_vectors > 0) for o in walks.kept_loads if o not in taken],
@@ -139,7 +140,29 @@ def _pass(
         "late": [_array(o, f"batch{p.number}", at, once=o in once) for o in walk.late],
         "element_loads": [fields(o) | {"element": _element(o, at if o in walk.late else "u")} for o in walk.needed],
     }
+    if schedule.staged:
+        described |= _staged(walk, described, schedule.staged, at)
     return described | _held(walk, described) if schedule.shared_vectors else described
+
+
+def _staged(walk: Walk, described: Mapping[str, Any], staged: Staged, at: str) -> dict[str, Any]:
+    """What differs where vectors of what is ``late`` lie in shared memory."""
+    here = {operand.index: operand for operand in walk.late if operand.index in staged.operands}
+    if not here:
+        return {}
+    return {
+        "staged": staged.vectors,
+        "reads": [
+            "if (u < staged) jitgen::barrier_wait(jitgen::shared_address(&copied[u]), 0);",
+            *(f"const auto now_x{index} = u < staged ? jitgen::load_place<{operand.storage}>(staged{index} + u * threads) "
+            f": x{index}[{at}];"
+            for index, operand in here.items()),
+        ],
+        "element_loads": [
+            x | ({"element": f"jitgen::load(now_x{x['index']}[j])"} if x["index"] in here else {})
+            for x in described["element_loads"]
+        ],
+    }
 
 
 def _held(walk: Walk, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,11 +188,15 @@ def pass_fields(walk: Walk, paired: Mapping[str, dict[str, str]]) -> dict[str, A
     ``paired``: as of ``_paired``, by the result of a reduction.
     """
     p = walk.source
-    reductions = [
-        r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": paired.get(r["result"], {})}
-        for r in walk.reductions
-    ]
+    reductions = []
+    for r in walk.reductions:
+        pair = paired.get(r["result"], {})
+        if pair:
+            kind = f"jitgen::Pair<{pair['storage']}>"
+            r = r | {"held": Held(f"pair_{r['result']}", kind, f"{kind}::of({r['identity']})", pair["name"])}
+        reductions.append(r | {"step": r["step"].format(part=f"part_{r['result']}"), "pair": pair})
     return fields(p) | {
+        "staged": 0,
         "reads": [],
         "writes": [],
         "late": [],

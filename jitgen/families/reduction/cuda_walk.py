@@ -12,7 +12,7 @@ from jitgen.codegen.cuda import constant
 from jitgen.codegen.printing import Line, fields
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
+from jitgen.families.reduction.online import DEVIATIONS, MEAN, SUM_EXP
 from jitgen.families.reduction.residency import held
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
@@ -24,8 +24,22 @@ _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 _STREAMED = {
     SUM_EXP: ("SumExp<{coarse}>", "Exponentials", "{{{lowest}, 0}}", ".sum"),
     DEVIATIONS: ("Deviations", "Spread", "{{0, 0, 0}}", ".squares"),
+    MEAN: ("Deviations", "Spread", "{{0, 0, 0}}", ".mean"),
 }
 """Reductions whose state is no element: operation, state, its first value, and the member that is the result."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a thread has of a reduction on its way along a row: ``name`` of ``type``, at first ``first``.
+
+    ``whole``: the function that makes the reduction's state of it; empty where it is the state.
+    """
+
+    name: str
+    type: str
+    first: str
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,10 @@ def walks(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     place = "column" if layout.columns else "column + j"
     if not schedule.kept:
         return Walks(tuple(_again(p, place) for p in rows.passes), (), ())
+    single = not layout.columns
     plans = _plans(rows, kernel, schedule)
     kept = {name for plan in plans for name in plan.kept}
-    passes = tuple(_resident(p, plan, kept, rows, place) for p, plan in zip(rows.passes, plans, strict=True))
+    passes = tuple(_resident(p, plan, kept, rows, place, single) for p, plan in zip(rows.passes, plans, strict=True))
     loads = tuple(o for o in rows.operands if o.role == "load" and o.value in kept)
     return Walks(passes, loads, tuple(line for p in rows.passes for line in p.lines if line.value in kept))
 
@@ -99,8 +114,11 @@ def _again(p: Pass, place: str) -> Walk:
     return Walk(p, needed, tuple(o for o in needed if o.pointer), (), (), lines, (), _reductions(p, place))
 
 
-def _resident(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, place: str) -> Walk:
-    """A pass over a row of which ``kept`` is kept, and what is in ``plan`` is there when the pass begins."""
+def _resident(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, place: str, single: bool) -> Walk:
+    """A pass over a row of which ``kept`` is kept, and what is in ``plan`` is there when the pass begins.
+
+    ``single``: whether a thread has one row, not several side by side.
+    """
     again = [o for o in rows.operands if o.role != "store" and (o.value in plan.kept or _is_index(o, p))]
     fetched = [o for o in p.loads if o.pointer]
     types = {line.value: line.type for other in rows.passes for line in other.lines}
@@ -114,7 +132,7 @@ def _resident(p: Pass, plan: _Plan, kept: set[str], rows: RowContext, place: str
         restored=tuple((name, types[name]) for name in sorted(plan.kept) if name in types),
         lines=(*plan.rebuilt, *p.lines),
         saved=tuple((line.value, line.type) for line in p.lines if line.value in kept),
-        reductions=_reductions(p, place),
+        reductions=_shifted(_reductions(p, place)) if single else _reductions(p, place),
     )
 
 
@@ -124,7 +142,21 @@ def _is_index(operand: RowOperand, p: Pass) -> bool:
 
 
 def _reductions(p: Pass, place: str) -> tuple[dict[str, Any], ...]:
-    return tuple(_reduction(r, place) for r in p.reductions)
+    found = [_reduction(r, place) for r in p.reductions]
+    return tuple(r | {"held": Held(f"part_{r['result']}", r["state"], r["identity"]), "means": []} for r in found)
+
+
+def _shifted(reductions: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """``reductions`` of what a thread holds of one row: squared deviations come of moments, which have the mean too."""
+    found = []
+    for r in reductions:
+        if r["kind"] == DEVIATIONS:
+            held = Held(f"shifted_{r['result']}", f"jitgen::Shifted<{r['value_type']}>", "{}", "jitgen::Deviations::of")
+            means = [mean for mean in reductions if mean["kind"] == MEAN and mean["value"] == r["value"]]
+            found.append(r | {"held": held, "means": means})
+        elif r["kind"] != MEAN:
+            found.append(r)
+    return tuple(found)
 
 
 def _reduction(r: Reduction, place: str) -> dict[str, Any]:

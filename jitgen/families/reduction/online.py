@@ -24,11 +24,10 @@ import math
 
 from jitgen.families.reduction.residency import passes
 from jitgen.families.reduction.rewriting import Rewriting
-from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
 
-SUM_EXP, DEVIATIONS = "sum_exp", "deviations"
-"""Kinds of ``reduce`` that only a kernel with looping passes has, in Triton and CUDA C++."""
+SUM_EXP, DEVIATIONS, MEAN = "sum_exp", "deviations", "mean"
+"""Kinds of ``reduce`` that only kernels have which this module rewrote, in Triton and CUDA C++; the last in CUDA C++."""
 
 
 def online(kernel: Kernel) -> Kernel:
@@ -36,6 +35,25 @@ def online(kernel: Kernel) -> Kernel:
     (body,) = kernel.bodies
     rewritten = _Online(kernel).kernel_rewritten() if body.row_rank else kernel
     return rewritten if passes(rewritten) < passes(kernel) else kernel
+
+
+def with_means(kernel: Kernel) -> Kernel:
+    """``kernel`` where the mean of what deviations are taken of is a reduction itself: who has the ones has the other."""
+    return _Means(kernel).kernel_rewritten() if kernel.bodies[0].row_rank else kernel
+
+
+class _Means(Rewriting):
+    """Quotients of a sum and the length replaced."""
+
+    def __init__(self, kernel: Kernel):
+        super().__init__(kernel)
+        self.spread = {i.args[0] for i in self.instructions if (i.op, i.attr) == ("reduce", DEVIATIONS)}
+
+    def rewrite(self, position: int) -> int | None:
+        value = self.mean_of(position)
+        if value not in self.spread:
+            return None
+        return self.emit(self.instructions[position], "reduce", self.at[value], attr=MEAN)
 
 
 class _Online(Rewriting):
@@ -90,23 +108,10 @@ class _Online(Rewriting):
         if deviation != same or not self.is_(deviation, "sub", reduction.dtype):
             return None
         value, mean = self.instructions[deviation].args
-        if self.instructions[value].row or not self.is_(mean, "div", reduction.dtype):
-            return None
-        total, count = self.instructions[mean].args
-        if not self.is_(total, "reduce", reduction.dtype, "sum") or self.instructions[total].args != (value,):
-            return None
-        if not self._is_length(count):
+        if self.mean_of(mean) != value or self.instructions[mean].dtype != reduction.dtype:
             return None
         # Where a deviation overflows on the way, so would its square; beside a mean that is none, all are NaN.
         found = self.emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
         infinity = self.emit(reduction, "const", attr=math.inf)
         beyond = self.emit(reduction, "sub", infinity, self.emit(reduction, "abs", self.at[mean]))
         return self.emit(reduction, "where", self.emit_finite(reduction, found), found, beyond)
-
-    def _is_length(self, position: int) -> bool:
-        """Whether the value is the number of a row's elements."""
-        instruction = self.instructions[position]
-        length = symbols.mul(symbols.product(self.source.shape[-self.source.row_rank :]), 1.0)
-        if instruction.op == "scalar":
-            return self.kernel.scalars[instruction.attr] == (length, instruction.dtype)
-        return instruction.op == "const" and instruction.attr == length

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jitgen.codegen.environment import Rendered
 from jitgen.families.reduction.context import context
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.online import online
+from jitgen.families.reduction.online import online, with_means
 from jitgen.families.reduction.powers import in_powers_of_two
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.families.render import DIALECTS, source
@@ -23,6 +23,8 @@ def render(
     dialect, (layout,) = DIALECTS[language], layouts
     if schedule.online:
         kernel = online(kernel)
+        if language == "cuda" and schedule.kept and not layout.columns:
+            kernel = with_means(kernel)
     if target.kind != "cpu":
         # On an H200 softmax of CUDA rows of 100, 16384 and 32768 is 1 to 2 % slower for the registers that this takes.
         direct = language != "cuda" or (schedule.cluster > 1 and schedule.beside == 1)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jitgen.ir import symbols
 from jitgen.ir.body import Instruction, identity_of, placed
 from jitgen.ir.program import Kernel
 
@@ -55,6 +56,25 @@ class Rewriting(abc.ABC):
     def is_(self, position: int, op: str, dtype: str, attr: object = None) -> bool:
         instruction = self.instructions[position]
         return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
+
+    def mean_of(self, position: int) -> int:
+        """The element value whose mean over the row the one at ``position`` is, as quotient of sum and length; or -1."""
+        mean = self.instructions[position]
+        if not self.is_(position, "div", mean.dtype):
+            return -1
+        total, count = mean.args
+        if not self.is_(total, "reduce", mean.dtype, "sum") or not self._is_length(count):
+            return -1
+        (value,) = self.instructions[total].args
+        return -1 if self.instructions[value].row else value
+
+    def _is_length(self, position: int) -> bool:
+        """Whether the value is the number of a row's elements."""
+        instruction = self.instructions[position]
+        length = symbols.mul(symbols.product(self.source.shape[-self.source.row_rank :]), 1.0)
+        if instruction.op == "scalar":
+            return self.kernel.scalars[instruction.attr] == (length, instruction.dtype)
+        return instruction.op == "const" and instruction.attr == length
 
 
 def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:

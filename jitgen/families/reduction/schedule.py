@@ -12,7 +12,7 @@ import importlib
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jitgen.families.layout import CPU_LANES, item_size
+from jitgen.families.layout import ACCESS_BYTES, CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import passes
 from jitgen.ir.parts import SPLIT_ROW, SPLIT_ROWS
@@ -87,6 +87,19 @@ class Persistent:
 
 
 @dataclass(frozen=True)
+class Staged:
+    """What all rows read and only a later pass needs, on its way into shared memory while the row comes.
+
+    Attributes:
+        operands: by index, of whose elements an access moves as many as a thread's vector has.
+        vectors: of each thread, the first; the others come into registers.
+    """
+
+    operands: tuple[int, ...]
+    vectors: int
+
+
+@dataclass(frozen=True)
 class Prefetch:
     """Which elements of rows are asked for before any is waited for.
 
@@ -121,6 +134,7 @@ class RowSchedule:
             neighbours.
         turns: rows that a thread takes one after another; all are asked for before the first is used.
         shared_vectors: of the vectors of one thread of a kept row, so many, the last, lie in shared memory.
+        staged: what of later passes' operands lies in shared memory.
         persistent: where clusters stay and take row after row; None where each row has blocks of its own.
         prefetch: what is brought into the second-level cache while the kernel ahead ends.
         once: whether elements that no other row has are read past the first-level cache, which is left to what rows
@@ -140,6 +154,7 @@ class RowSchedule:
     beside: int = 1
     turns: int = 1
     shared_vectors: int = 0
+    staged: Staged | None = None
     persistent: Persistent | None = None
     prefetch: Prefetch | None = None
     once: bool = False
@@ -158,6 +173,8 @@ class RowSchedule:
     @property
     def shared_bytes(self) -> int:
         """Of dynamic shared memory for a block."""
+        if self.staged:
+            return len(self.staged.operands) * self.staged.vectors * self.block_threads * ACCESS_BYTES
         return self.persistent.shared_bytes if self.persistent else 0
 
     @property

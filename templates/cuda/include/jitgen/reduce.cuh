@@ -135,8 +135,38 @@ struct Spread {
   T count;
 };
 
-// Chan, Golub and LeVeque 1979: a vector's own mean and squares join those of the vectors before it; for one value that
-// is Welford's step of 1962.
+// Of values, how many they are and the sums of their distances from some number and of the squares of those.
+template <class T>
+struct Moments {
+  T count;
+  T first;
+  T second;
+};
+template <class T>
+JITGEN_DEVICE Moments<T> add(const Moments<T>& a, const Moments<T>& b) {
+  return {a.count + b.count, a.first + b.first, a.second + b.second};
+}
+
+// Moments about the mean of the first vector, where that is finite.
+template <class T>
+struct Shifted {
+  T base;
+  Moments<T> moments;
+};
+
+template <class T>
+JITGEN_DEVICE T finite_or_zero(T value) {
+  return value - value == T(0) ? value : T(0);
+}
+
+// Sums of squared deviations. Of a row that is read again and again, and of columns: a vector's own mean and squares join
+// those of the vectors before it, which for one value is Welford's step of 1962 (Chan, Golub and LeVeque 1979).
+//
+// What a thread holds of a row takes three operations a value instead: moments about one of its own means ("shifted
+// data" of Chan, Golub and LeVeque 1983), and so do lanes and warps. Of `count` values of which the base is the mean of
+// N, the squares of the moments are at most count / N times the squared deviations, and rounded the more by that: not
+// more than 16 to 32 times for each of the three, however far from 0 values are. An infinite value leaves the mean
+// infinite, as a sum would be.
 struct Deviations {
   // 1 / count, to the last bit or two.
   static JITGEN_DEVICE float share(float count) {
@@ -158,6 +188,43 @@ struct Deviations {
     const T apart = mean - state.mean;
     return {fma(apart, weight, state.mean), fma(apart * (state.count * weight), apart, state.squares + squares), count};
   }
+  template <class T, int N>
+  static JITGEN_DEVICE Shifted<T> with(Shifted<T> state, const T (&values)[N]) {
+    if (state.moments.count == T(0)) {
+      T sums[N];
+      for (int i = 0; i < N; ++i) sums[i] = values[i];
+      // Pairwise, so that the mean of equal values is exact.
+      for (int step = 1; step < N; step *= 2) {
+        for (int i = 0; i + step < N; i += 2 * step) sums[i] += sums[i + step];
+      }
+      state.base = finite_or_zero(sums[0] * (T(1) / N));
+    }
+    for (int i = 0; i < N; ++i) {
+      const T apart = values[i] - state.base;
+      state.moments.first += apart;
+      state.moments.second = fma(apart, apart, state.moments.second);
+    }
+    state.moments.count += N;
+    return state;
+  }
+
+  // Moments about `base`, a finite number, and back.
+  template <class T>
+  static JITGEN_DEVICE Moments<T> about(const Spread<T>& state, T base) {
+    const T apart = state.mean - base, first = state.count * apart;
+    return {state.count, first, fma(first, apart, state.squares)};
+  }
+  template <class T>
+  static JITGEN_DEVICE Spread<T> at(const Moments<T>& moments, T base) {
+    const T apart = moments.count == T(0) ? T(0) : moments.first * share(moments.count);
+    const T squares = fma(-apart, moments.first, moments.second);
+    return {base + apart, squares < T(0) ? T(0) : squares, moments.count};
+  }
+  template <class T>
+  static JITGEN_DEVICE Spread<T> of(const Shifted<T>& state) {
+    return at(state.moments, state.base);
+  }
+
   // The same for both orders, so that partners agree: from the smaller mean towards the larger.
   template <class T>
   static JITGEN_DEVICE Spread<T> combine(const Spread<T>& a, const Spread<T>& b) {
@@ -206,14 +273,11 @@ JITGEN_DEVICE Exponentials<T> combine_lanes(const Exponentials<T>& state) {
   const T top = combine_lanes<Max, lanes>(state.top);
   return {top, combine_lanes<Sum, lanes>(state.sum * exp(state.top - top))};
 }
+// The first lane's is the mean of some of all values, where there are any.
 template <class Op, int lanes, class T>
 JITGEN_DEVICE Spread<T> combine_lanes(const Spread<T>& state) {
-  const T count = combine_lanes<Sum, lanes>(state.count);
-  const T base = __shfl_sync(0xffffffffu, state.mean, 0, lanes);  // so that the mean of equal values is exact
-  const T weight = count == T(0) ? T(0) : state.count * Op::share(count);
-  const T mean = base + combine_lanes<Sum, lanes>((state.mean - base) * weight);
-  const T apart = state.mean - mean;
-  return {mean, combine_lanes<Sum, lanes>(fma(apart * state.count, apart, state.squares)), count};
+  const T base = finite_or_zero(__shfl_sync(0xffffffffu, state.mean, 0, lanes));
+  return Op::at(combine_lanes<Sum, lanes>(Op::about(state, base)), base);
 }
 
 // ------------------------------------------------------------------------------------------------ among the cluster
@@ -290,17 +354,28 @@ JITGEN_DEVICE void send_cluster(T value, Inbox<T, warps * cluster>& inbox, int t
   value = combine_lanes<Op, 32>(value);
   if (thread % 32 < cluster) inbox.send(value, cluster_rank() * warps + thread / 32, thread % 32);
 }
-template <class Op, int warps, int cluster, class T>
-JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread, uint32_t parity = 0) {
-  constexpr int values = warps * cluster;
-  inbox.wait(parity);
+// Of an inbox that has been waited for, each value as `seen`.
+template <class Op, class T, int values, class Seen>
+JITGEN_DEVICE auto combine_received(const Inbox<T, values>& inbox, int thread, const Seen& seen) {
   static_assert(values > 32 || 32 % values == 0, "a warp takes as many values as divide it, or more than it has lanes");
-  T value = inbox.from[thread % (values < 32 ? values : 32)].whole;
+  auto value = seen(inbox.from[thread % (values < 32 ? values : 32)].whole);
 #pragma unroll
   for (int i = 32; i < values; i += 32) {
-    if (i + 32 <= values || i + thread % 32 < values) value = Op::combine(value, inbox.from[i + thread % 32].whole);
+    if (i + 32 <= values || i + thread % 32 < values) value = Op::combine(value, seen(inbox.from[i + thread % 32].whole));
   }
   return combine_lanes<Op, (values < 32 ? values : 32)>(value);
+}
+template <class Op, int warps, int cluster, class T>
+JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread, uint32_t parity = 0) {
+  inbox.wait(parity);
+  return combine_received<Op>(inbox, thread, [](const T& value) { return value; });
+}
+template <class Op, int warps, int cluster, class T>
+JITGEN_DEVICE Spread<T> receive_cluster(Inbox<Spread<T>, warps * cluster>& inbox, int thread, uint32_t parity = 0) {
+  inbox.wait(parity);
+  const T base = finite_or_zero(inbox.from[0].whole.mean);
+  const auto seen = [&](const Spread<T>& spread) { return Op::about(spread, base); };
+  return Op::at(combine_received<Sum>(inbox, thread, seen), base);
 }
 
 // ------------------------------------------------------------------------------------------------------ over columns
