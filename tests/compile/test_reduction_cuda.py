@@ -176,7 +176,10 @@ def test_persistent_rows(name: str, length: int, tmp_path, monkeypatch) -> None:
     # A cluster's first row, and in the loop the next; once what all rows read and no register holds.
     assert len(re.findall(r"UBLKCP\.S\.G", sass)) == own * 2 + parked
     assert len(re.findall(r"LDG\.\S*128", sass)) == (common - parked) * schedule.unroll
-    assert len(re.findall(r"LDS\.128", sass)) == (own + parked) * schedule.unroll
+    # Moments of 32 warps or of 64 are read by four numbers each.
+    received = schedule.cluster * schedule.threads // 32 // 32 if schedule.online else 0
+    assert schedule.online == (name == "layer_norm")
+    assert len(re.findall(r"LDS\.128", sass)) == (own + parked) * schedule.unroll + received
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,48 @@ def test_rows_that_have_blocks_of_their_own(
     specs = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
     (schedule,) = jitgen.jit(weighted).lower(*specs, target=target)._lowered.schedules
     assert not schedule.persistent
-    assert schedule.resident == schedule.shared_bytes == 0
+    assert schedule.resident == 0
+    assert bool(schedule.shared_bytes) == bool(schedule.staged)
+
+
+@pytest.mark.parametrize(("name", "own", "common"), [("weighted", 1, 1), ("affine", 1, 2)])
+@pytest.mark.parametrize("rows", [33, 64])
+@pytest.mark.parametrize("length", [65_544, 98_304, 131_072, 151_936, 163_840])
+def test_what_all_rows_read_comes_while_the_row_does(
+    name: str, own: int, common: int, rows: int, length: int, tmp_path, monkeypatch
+) -> None:
+    """Of pairs of blocks: into shared memory by bulk copies, as much as it takes; the rest into registers."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    function = {"weighted": weighted, "affine": affine}[name]
+    specs = [TensorSpec((rows, length), torch.bfloat16)] * own + [TensorSpec((length,), torch.bfloat16)] * common
+    lowered = jitgen.jit(function).lower(*specs, target="sm_90a")
+    (schedule,) = lowered._lowered.schedules
+    assert (schedule.cluster, schedule.staged.operands) == (2, tuple(range(own, own + common)))
+    assert schedule.staged.vectors == min(schedule.unroll, 227 * 1024 // (schedule.threads * 16 * common))
+    compiled = lowered.compile()
+    (report,) = compiled.report
+    assert report["spill_bytes"] <= 16
+    assert report["shared_bytes"] + schedule.shared_bytes <= 228 * 1024
+    sass = compiled.asm["sass"]
+    assert len(re.findall(r"UBLKCP\.S\.G", sass)) == common  # a loop's
+    late = common * (schedule.unroll - schedule.staged.vectors)
+    assert len(re.findall(r"LDG\.\S*128", sass)) == own * schedule.unroll + late
+    received = 2 if name == "affine" else 0
+    assert len(re.findall(r"LDS\.128", sass)) == common * schedule.staged.vectors + received
+
+
+@pytest.mark.parametrize("length", [768, 1024, 98_304])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_little_of_what_all_rows_read_is_asked_for_with_the_row(
+    length: int, dtype: torch.dtype, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    lowered = jitgen.jit(weighted).lower(TensorSpec((20, length), dtype), TensorSpec((length,), dtype), target="sm_90a")
+    (schedule,) = lowered._lowered.schedules
+    assert schedule.early == (length <= 1024) == (schedule.unroll <= 4)
+    asked, _, rest = lowered.compile().asm["sass"].partition("SHFL")
+    assert len(re.findall(r"LDG\.\S*128", asked)) == schedule.unroll * (2 if schedule.early else 1)
+    assert bool(re.search(r"LDG\.\S*128", rest)) == (not schedule.early)
 
 
 def test_rows_that_shared_memory_cannot_take(tmp_path, monkeypatch) -> None:

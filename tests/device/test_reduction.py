@@ -27,6 +27,10 @@ def weight(x: torch.Tensor, start: float) -> torch.Tensor:
     return torch.linspace(start, start + 1, x.shape[-1], device=x.device).to(x.dtype)
 
 
+def rows_of(count: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(count, length, device="cuda").to(dtype)
+
+
 FLOATING: dict[str, tuple[Function, float]] = {
     "sum": (lambda x, w: x.sum(-1), 4),
     "mean": (lambda x, w: x.mean(-1, keepdim=True), 4),
@@ -336,6 +340,87 @@ def test_rows_that_clusters_take_one_after_another(count: int, length: int) -> N
             got, want = jitted(rows, y, w, b), function(rows.double().cpu(), y, w, b).cuda()
             assert torch.equal(got.isnan(), want.isnan()), name
             close(got[4:], want[4:], got.dtype, 4 * terms, length, 4 * length**0.5)
+
+
+STAGED: dict[str, tuple[Function, float]] = {
+    "rms_norm": (lambda x, w, b: F.rms_norm(x, w.shape, w), 8),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, w.shape, w, b), 16),
+    "without a bias": (lambda x, w, b: F.layer_norm(x, w.shape, w), 16),
+    "standardised": (lambda x, w, b: F.layer_norm(x, x.shape[-1:]), 16),
+    "with its statistics": (lambda x, w, b: (F.layer_norm(x, w.shape, w, b), *torch.var_mean(x, -1)), 16),
+}
+
+
+@pytest.mark.parametrize("count", [33, 47, 64])
+@pytest.mark.parametrize("length", [65_544, 73_736, 98_304, 131_080, 151_936, 163_840])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pairs_of_blocks_and_what_all_rows_read(dtype: torch.dtype, length: int, count: int) -> None:
+    """Which comes into shared memory while the row does. Beside rows around 0: far from it, and with an outlier."""
+    x, (w, b) = rows_of(count, length, dtype), torch.rand(2, length, device="cuda").to(dtype) + 0.5
+    x[1] += 64.0
+    x[2, 3], x[3, -1] = 3e4, -3e4
+    for name, (function, terms) in STAGED.items():
+        jitted = jitgen.jit(backend="cuda")(function)
+        got, again = results(jitted(x, w, b)), results(jitted(x, w, b))
+        for one, other, want in zip(got, again, results(function(x.double(), w.double(), b.double())), strict=True):
+            close(one, want, dtype, terms, length, max(1.0, want.abs().max().item()))
+            assert torch.equal(one, other), name
+
+
+MOMENT_LENGTHS = (
+    1,
+    2,
+    5,
+    8,
+    31,
+    64,
+    100,
+    129,
+    768,
+    1000,
+    1024,
+    2048,
+    4096,
+    5000,
+    8192,
+    16384,
+    20001,
+    32768,
+    65536,
+    98304,
+)
+
+
+@pytest.mark.parametrize("length", MOMENT_LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_means_and_deviations_together(dtype: torch.dtype, length: int) -> None:
+    """Of equal values, of values far from 0, beside an outlier, and of rows that are infinite or not numbers."""
+    x = rows_of(40, length, torch.float32).to(dtype)
+    x[0], x[1] = 3.0, x[1] + 1000
+    x[2, length // 2], x[3, 0] = 1e4, math.inf
+    x[4, -1], x[5, length // 3] = -math.inf, math.nan
+
+    def standardised(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean = x.mean(-1, keepdim=True)
+        return mean, (x - mean).square().sum(-1), F.layer_norm(x, x.shape[-1:])
+
+    mean, squares, normal = jitgen.jit(backend="cuda")(standardised)(x)
+    exact = [t.cuda() for t in standardised(x.double().cpu())]
+    for got, want in zip((mean, squares, normal), exact, strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.isinf(), want.isinf())
+    finite = torch.tensor([0, 1, 2, *range(6, 40)], device="cuda")
+    eps = torch.finfo(dtype).eps
+    wide = max(eps, 2.0**-23) if dtype != torch.float64 else eps
+    far, spread = exact[0].abs()[finite], x.double().std(-1, correction=0)[finite].unsqueeze(-1)
+    assert ((mean - exact[0])[finite].abs() <= eps * far + 16 * wide * (far + spread)).all()
+    error = (squares - exact[1])[finite].abs()
+    assert (
+        error <= eps * exact[1][finite] + 64 * wide * (exact[1][finite] + length * (far * spread).squeeze(-1))
+    ).all()
+    others = finite[2:]
+    scale = exact[2][others].abs().amax().item()
+    close(normal[others], exact[2][others], dtype, 32, length, max(1.0, scale))
 
 
 def test_persistent_rows_again_and_in_views() -> None:

@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: column_softmax, template cuda/reduction.cu.j2
-// target sm_90a, RowSchedule(threads=64, rows=64, cluster=1, vector=1, unroll=8, kept=True, whole=8, wide=False, blocks=2, online=False, beside=8, turns=1, shared_vectors=0, persistent=None, prefetch=None, once=False)
+// target sm_90a, RowSchedule(threads=64, rows=64, cluster=1, vector=1, unroll=8, kept=True, whole=8, wide=False, blocks=2, online=False, beside=8, turns=1, shared_vectors=0, early=False, staged=None, persistent=None, prefetch=None, once=False)
 // (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

@@ -1,6 +1,6 @@
 
 // jitgen 0.1.0: softmax, template cuda/reduction.cu.j2
-// target sm_90a, RowSchedule(threads=8, rows=16, cluster=1, vector=8, unroll=1, kept=True, whole=1, wide=False, blocks=8, online=False, beside=1, turns=4, shared_vectors=0, persistent=None, prefetch=None, once=False)
+// target sm_90a, RowSchedule(threads=8, rows=16, cluster=1, vector=8, unroll=1, kept=True, whole=1, wide=False, blocks=8, online=False, beside=1, turns=4, shared_vectors=0, early=False, staged=None, persistent=None, prefetch=None, once=False)
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

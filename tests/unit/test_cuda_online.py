@@ -59,6 +59,44 @@ extern "C" void {name}(const {type}* row, {type}* out, int64_t length) {{
   for (int t = 0; t < threads; ++t) out[t] = states[t].{member};
 }}
 """
+# A thread's vectors, then the lanes of a warp and the warps of the row, by `Deviations`' moments.
+MOMENTS = """
+template <class T>
+void fold(jitgen::Shifted<T>* states, int count) {{
+  const T base = states[0].base;
+  jitgen::Moments<T> moments[threads], before[threads];
+  for (int t = 0; t < count; ++t) moments[t] = states[t].about(base);
+  for (int distance = 1; distance < count; distance *= 2) {{
+    for (int t = 0; t < count; ++t) before[t] = moments[t];
+    for (int t = 0; t < count; ++t) moments[t] = add(before[t], before[t ^ distance]);
+  }}
+  for (int t = 0; t < count; ++t) states[t] = jitgen::Deviations::centred(jitgen::Shifted<T>{{base, moments[t]}});
+}}
+template <int width, class T>
+void moments(const T* row, T* out, int64_t length) {{
+  jitgen::Shifted<T> states[threads] = {{}}, warps[threads / 32];
+  for (int64_t i = 0; i < length; i += width) {{
+    T values[width];
+    for (int j = 0; j < width; ++j) values[j] = row[i + j];
+    states[i / width % threads] = jitgen::Deviations::with(states[i / width % threads], values);
+  }}
+  for (auto& state : states) state = jitgen::Deviations::centred(state);
+  for (int warp = 0; warp < threads / 32; ++warp) {{
+    fold(states + warp * 32, 32);
+    warps[warp] = states[warp * 32];
+  }}
+  fold(warps, threads / 32);
+  for (int warp = 0; warp < threads / 32; ++warp) {{
+    out[2 * warp] = warps[warp].mean();
+    out[2 * warp + 1] = warps[warp].squares();
+  }}
+}}
+"""
+MOMENTS_ENTRY = """
+extern "C" void moments{width}_{type}(const {type}* row, {type}* out, int64_t length) {{
+  moments<{width}>(row, out, length);
+}}
+"""
 LOWEST = {"float": "{-3.4028234663852886e+38f, 0}", "double": "{-1.7976931348623157e+308, 0}"}
 TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -79,6 +117,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         for name, state, op, first, member, kind in kinds
         for width in WIDTHS
     ]
+    entries += [MOMENTS.format(), *(MOMENTS_ENTRY.format(width=w, type=t) for w in WIDTHS for t in TYPES.values())]
     constants = f"constexpr int threads = {THREADS};\n"
     text = constants + BEFORE + operations + WALK + "".join(entries)
     return Library(text, Target("cpu", "generic"), tmp_path_factory.mktemp("online"))
@@ -151,3 +190,58 @@ def test_deviations_of_no_numbers_are_none(library: Library, dtype: torch.dtype,
             assert of_row(library, f"spread{width}", row).isnan()
     for width in WIDTHS:
         assert of_row(library, f"spread{width}", torch.full((length,), value, dtype=dtype)).isnan()
+
+
+def moments_of_row(library: Library, row: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the squared deviations that every warp has in the end, which must be the same."""
+    found = library(f"moments{width}_{TYPES[row.dtype]}", row, dtype=row.dtype)[: THREADS // 16].view(-1, 2)
+    assert all(torch.equal(each, found[0]) or torch.equal(each.isnan(), found[0].isnan()) for each in found)
+    mean, squares = found[0].double()
+    return mean, squares
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("length", [600, 2048, 40008])
+def test_moments(library: Library, dtype: torch.dtype, length: int, width: int) -> None:
+    """A base is the mean of ``width`` of a thread's values, of a thread of 32, of a warp of 16: of values without order
+    it lies within a few deviations of the mean; beside an outlier the squares lose what ``Deviations`` says."""
+    eps = torch.finfo(dtype).eps
+    for name, row in rows(length, dtype).items():
+        exact = row.double()
+        want = ((exact - exact.mean()) ** 2).sum()
+        mean, squares = moments_of_row(library, row, width)
+        assert (mean - exact.mean()).abs() <= 32 * eps * (exact.mean().abs() + exact.std()) + 1e-44, name
+        if want > torch.finfo(dtype).max:
+            assert not squares.isfinite(), name
+            continue
+        lost = -(-length // THREADS) / width + 32 + THREADS // 32 if "outlier" in name else 4
+        assert (squares - want).abs() <= 32 * eps * lost * want + 1e-40, (name, squares, want)
+        assert squares >= 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_mean_of_equal_values_is_one_of_them(library: Library, dtype: torch.dtype, width: int) -> None:
+    for value in (0.1, -1e4 / 3, 1e30):
+        row = torch.full((5008,), value, dtype=dtype)
+        mean, squares = moments_of_row(library, row, width)
+        assert mean == row[0].double()
+        assert squares == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("place", [0, 5, 3000, -1])
+def test_moments_of_no_numbers(library: Library, dtype: torch.dtype, width: int, place: int) -> None:
+    for value in (math.inf, -math.inf, math.nan):
+        row = torch.randn(5000, dtype=dtype)
+        row[place] = value
+        mean, squares = moments_of_row(library, row, width)
+        assert mean.isnan() if math.isnan(value) else mean == value
+        assert not squares.isfinite()
+        row[place - 300] = -math.inf
+        row[place - 301] = math.inf
+        mean, squares = moments_of_row(library, row, width)
+        assert mean.isnan()
+        assert not squares.isfinite()

@@ -122,6 +122,10 @@ class _Row:
             threads //= 2
         return threads
 
+    @property
+    def are_many(self) -> bool:
+        return self.rows > BUSY_ROWS
+
     @cached_property
     def streamed(self) -> Kernel:
         return online(self.kernel)
@@ -136,10 +140,7 @@ class _Row:
 
     @property
     def online(self) -> bool:
-        """Whether it pays where several blocks of a multiprocessor hide the wait: for a variance."""
-        return self.saves_wait and any(
-            (i.op, i.attr) == ("reduce", DEVIATIONS) for i in self.streamed.bodies[0].instructions
-        )
+        return accumulates_moments(self.kernel)
 
     @property
     def is_costly(self) -> bool:
@@ -158,8 +159,8 @@ def _pair(row: _Row) -> Share | None:
 
 
 def _seven(row: _Row) -> Share | None:
-    """Rows of two operands or more."""
-    if len(own_operands(row.kernel, row.layout)) < 2 or row.size <= SEVEN_BYTES:
+    """Rows of two operands or more; of narrow ones those that are not many."""
+    if len(own_operands(row.kernel, row.layout)) < 2 or row.size <= SEVEN_BYTES or (row.narrow and row.are_many):
         return None
     if row.narrow:
         found = Share(row.threads, SEVEN, held=SEVEN_HELD_BYTES // 2, online=row.online)
@@ -172,7 +173,7 @@ def _seven(row: _Row) -> Share | None:
 
 def _partly_shared(row: _Row) -> Share | None:
     """Rows of words that are not many: a part of each lies in shared memory, so that more are under way."""
-    if not SPLIT_ROWS < row.rows <= BUSY_ROWS or row.threads < BLOCK_THREADS or not _is_one_word(row):
+    if row.rows <= SPLIT_ROWS or row.are_many or row.threads < BLOCK_THREADS or not _is_one_word(row):
         return None
     held = (REGISTER_VECTORS + SHARED_VECTORS) * ACCESS_BYTES
     fits = row.size <= CLUSTER * (row.threads // 2) * held
@@ -196,8 +197,9 @@ def _is_one_word(row: _Row) -> bool:
 
 
 def _late(row: _Row) -> Share | None:
-    """Rows that weights belong to: fewer threads, which ask for those ahead."""
-    if row.threads == LEAST_THREADS or late_loads(row.body) < LATE_OPERANDS:
+    """Rows that weights belong to, many of them where elements are narrow: fewer threads, which ask for those ahead."""
+    few = row.narrow and not row.are_many
+    if few or row.threads == LEAST_THREADS or late_loads(row.body) < LATE_OPERANDS:
         return None
     return Share(row.threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, row.online)
 
@@ -258,6 +260,7 @@ def persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector:
             True,
             fewest_vectors // WARP,
             layout.wide,
+            online=accumulates_moments(kernel),
             persistent=Persistent(parked, taken),
         )
     return None
@@ -285,6 +288,23 @@ def own_operands(kernel: Kernel, layout: RowLayout) -> tuple[int, ...]:
     first = [body.instructions[position] for position, number in first_needed(body).items() if number == 0]
     loads = {instruction.attr for instruction in first if instruction.op == "load"}
     return tuple(sorted(index for index in loads if not layout.shared[index]))
+
+
+def late_common(kernel: Kernel, layout: RowLayout) -> tuple[int, ...]:
+    """The operands that all rows read and only a later pass than the first needs, by whole accesses."""
+    (body,) = kernel.bodies
+    late = {body.instructions[p].attr for p, n in first_needed(body).items() if n and body.instructions[p].op == "load"}
+    return tuple(i for i in sorted(late) if layout.shared[i] and has_whole_accesses(kernel, layout, (i,)))
+
+
+def accumulates_moments(kernel: Kernel) -> bool:
+    """Whether a thread can have squared deviations of what it holds as it comes, and the row is needed again.
+
+    That takes no more arithmetic than a second pass, and a row's threads wait for one another once less.
+    """
+    streamed = online(kernel)
+    (body,) = streamed.bodies
+    return passes(streamed) > 1 and any((i.op, i.attr) == ("reduce", DEVIATIONS) for i in body.instructions)
 
 
 def reductions(kernel: Kernel) -> int:

@@ -11,7 +11,7 @@ from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_walk import Held, Walk, Walks
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, held
-from jitgen.families.reduction.schedule import RESIDENT_THREADS, RowSchedule, Staged
+from jitgen.families.reduction.schedule import BUSY_ROWS, RESIDENT_THREADS, RowSchedule, Staged
 from jitgen.ir.program import Kernel
 
 REGISTERS, MOST_REGISTERS = 65536, 255
@@ -38,6 +38,8 @@ def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowC
         # What a cluster stores is not to push the operands that every row shares out of the cache, nor later rows.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "staged": [o for o in rows.operands if schedule.staged and o.index in schedule.staged.operands],
+        "few_rows": BUSY_ROWS,
+        "prefetched_common": [o for o in rows.operands if schedule.prefetch and o.index in schedule.prefetch.common],
         "prefetched": [o for o in own if schedule.prefetch and o.index in schedule.prefetch.operands],
         "held_type": _held_type,
         "kept_operands": [_array(o, held=schedule.shared_vectors > 0) for o in walks.kept_loads if o not in taken],
@@ -54,6 +56,8 @@ def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
     The first are on their way while the row is combined. Loads do not pass a store to memory that may be the same, so
     that without this each vector would wait for the second-level cache by itself.
     """
+    if schedule.early:
+        return schedule.unroll
     threads = schedule.block_threads * schedule.blocks
     registers = min(MOST_REGISTERS, REGISTERS // (threads if schedule.cluster > 1 else max(threads, RESIDENT_THREADS)))
     taken = held(kernel.bodies[0], schedule.elements).bytes * schedule.elements // REGISTER_BYTES + REGISTERS_BESIDE
@@ -147,19 +151,18 @@ def _pass(
 
 def _staged(walk: Walk, described: Mapping[str, Any], staged: Staged, at: str) -> dict[str, Any]:
     """What differs where vectors of what is ``late`` lie in shared memory."""
-    here = {operand.index: operand for operand in walk.late if operand.index in staged.operands}
+    here = {f"x{operand.index}": operand for operand in walk.late if operand.index in staged.operands}
     if not here:
         return {}
+    places = {name: f"jitgen::load_place<{o.storage}>(staged{o.index} + u * threads)" for name, o in here.items()}
     return {
         "staged": staged.vectors,
         "reads": [
             "if (u < staged) jitgen::barrier_wait(jitgen::shared_address(&copied[u]), 0);",
-            *(f"const auto now_x{index} = u < staged ? jitgen::load_place<{operand.storage}>(staged{index} + u * threads) "
-            f": x{index}[{at}];"
-            for index, operand in here.items()),
+            *(f"const auto now_{name} = u < staged ? {place} : {name}[{at}];" for name, place in places.items()),
         ],
         "element_loads": [
-            x | ({"element": f"jitgen::load(now_x{x['index']}[j])"} if x["index"] in here else {})
+            x | ({"element": f"jitgen::load(now_x{x['index']}[j])"} if f"x{x['index']}" in here else {})
             for x in described["element_loads"]
         ],
     }

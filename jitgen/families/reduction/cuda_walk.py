@@ -151,9 +151,11 @@ def _shifted(reductions: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]
     found = []
     for r in reductions:
         if r["kind"] == DEVIATIONS:
-            held = Held(f"shifted_{r['result']}", f"jitgen::Shifted<{r['value_type']}>", "{}", "jitgen::Deviations::of")
+            state = f"jitgen::Shifted<{r['value_type']}>"
+            held = Held(f"shifted_{r['result']}", state, "{}", "jitgen::Deviations::centred")
             means = [mean for mean in reductions if mean["kind"] == MEAN and mean["value"] == r["value"]]
-            found.append(r | {"held": held, "means": means})
+            means = [mean | {"member": ".mean()"} for mean in means]
+            found.append(r | {"state": state, "member": ".squares()", "held": held, "means": means})
         elif r["kind"] != MEAN:
             found.append(r)
     return tuple(found)

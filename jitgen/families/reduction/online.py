@@ -27,7 +27,7 @@ from jitgen.families.reduction.rewriting import Rewriting
 from jitgen.ir.program import Kernel
 
 SUM_EXP, DEVIATIONS, MEAN = "sum_exp", "deviations", "mean"
-"""Kinds of ``reduce`` that only kernels have which this module rewrote, in Triton and CUDA C++; the last in CUDA C++."""
+"""Kinds of ``reduce`` that only kernels have which this module rewrote, in Triton and CUDA C++ (the last: there)."""
 
 
 def online(kernel: Kernel) -> Kernel:
@@ -38,7 +38,7 @@ def online(kernel: Kernel) -> Kernel:
 
 
 def with_means(kernel: Kernel) -> Kernel:
-    """``kernel`` where the mean of what deviations are taken of is a reduction itself: who has the ones has the other."""
+    """``kernel`` where the mean of what deviations are taken of is a reduction itself: who has these has that."""
     return _Means(kernel).kernel_rewritten() if kernel.bodies[0].row_rank else kernel
 
 

@@ -58,7 +58,7 @@ class Rewriting(abc.ABC):
         return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
 
     def mean_of(self, position: int) -> int:
-        """The element value whose mean over the row the one at ``position`` is, as quotient of sum and length; or -1."""
+        """The element value whose mean over the row is at ``position``, as quotient of sum and length; or -1."""
         mean = self.instructions[position]
         if not self.is_(position, "div", mean.dtype):
             return -1

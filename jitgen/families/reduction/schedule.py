@@ -107,11 +107,13 @@ class Prefetch:
         operands: by index, with elements of their own for each row.
         rows: from the first, so many; None for all.
         every: of those, only each so-manieth.
+        common: by index, operands that all rows read, of which every block asks for a share where there are few rows.
     """
 
     operands: tuple[int, ...]
     rows: int | None = None
     every: int = 1
+    common: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class RowSchedule:
             neighbours.
         turns: rows that a thread takes one after another; all are asked for before the first is used.
         shared_vectors: of the vectors of one thread of a kept row, so many, the last, lie in shared memory.
+        early: whether what only a later pass needs comes into registers with the row, not when the row has been read.
         staged: what of later passes' operands lies in shared memory.
         persistent: where clusters stay and take row after row; None where each row has blocks of its own.
         prefetch: what is brought into the second-level cache while the kernel ahead ends.
@@ -154,6 +157,7 @@ class RowSchedule:
     beside: int = 1
     turns: int = 1
     shared_vectors: int = 0
+    early: bool = False
     staged: Staged | None = None
     persistent: Persistent | None = None
     prefetch: Prefetch | None = None

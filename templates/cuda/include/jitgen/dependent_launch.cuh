@@ -19,17 +19,17 @@ JITGEN_DEVICE void next_kernel_may_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Brings one of `shares` equal shares of a row, of which each begins at a multiple of 16 bytes, into the second-level
-// cache. One such request is also quicker than the loads that follow at making a whole row come.
-template <int shares, class T>
-JITGEN_DEVICE void prefetch(const T* row, int64_t length, uint32_t share) {
+// Brings share number `share` of `shares`, all equal, of a row of whole 16 bytes into the second-level cache. One such
+// request is also quicker than the loads that follow at making a whole row come.
+template <class T>
+JITGEN_DEVICE void prefetch(const T* row, int64_t length, uint32_t share, uint32_t shares) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int piece = 16 / sizeof(T);
-  const int64_t each = (length / piece + shares - 1) / shares * piece, first = share * each;
-  const int64_t count = length - first < each ? length - first : each;
-  if (count > 0) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(row + first)),
-                 "r"(uint32_t(count * sizeof(T)))
+  const uint32_t pieces = uint32_t(length / piece), each = (pieces + shares - 1) / shares, first = share * each;
+  if (first < pieces) {
+    const uint32_t left = pieces - first;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(row + int64_t(first) * piece)),
+                 "r"(16 * (left < each ? left : each))
                  : "memory");
   }
 #endif

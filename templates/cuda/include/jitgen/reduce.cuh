@@ -135,7 +135,7 @@ struct Spread {
   T count;
 };
 
-// Of values, how many they are and the sums of their distances from some number and of the squares of those.
+// Of `count` values, the sums of their distances from some number and of the squares of those.
 template <class T>
 struct Moments {
   T count;
@@ -147,35 +147,39 @@ JITGEN_DEVICE Moments<T> add(const Moments<T>& a, const Moments<T>& b) {
   return {a.count + b.count, a.first + b.first, a.second + b.second};
 }
 
-// Moments about the mean of the first vector, where that is finite.
+// 1 / count, to the last bit or two.
+JITGEN_DEVICE float share_of(float count) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(count));
+  return result;
+}
+JITGEN_DEVICE double share_of(double count) { return 1.0 / count; }
+
+// Moments about `base`, a finite number near the mean, where that is finite; if it is the mean, the state is centred.
 template <class T>
 struct Shifted {
   T base;
   Moments<T> moments;
-};
 
-template <class T>
-JITGEN_DEVICE T finite_or_zero(T value) {
-  return value - value == T(0) ? value : T(0);
-}
+  JITGEN_DEVICE T apart() const { return moments.count == T(0) ? T(0) : moments.first * share_of(moments.count); }
+  JITGEN_DEVICE T mean() const { return base + apart(); }
+  JITGEN_DEVICE T squares() const { return moments.second; }  // of a centred state
+  // The same values' about another base. The bases' distance is exact where they are near.
+  JITGEN_DEVICE Moments<T> about(T other) const {
+    const T distance = base - other, first = fma(moments.count, distance, moments.first);
+    return {moments.count, first, fma(distance, moments.first + first, moments.second)};
+  }
+};
 
 // Sums of squared deviations. Of a row that is read again and again, and of columns: a vector's own mean and squares join
 // those of the vectors before it, which for one value is Welford's step of 1962 (Chan, Golub and LeVeque 1979).
 //
-// What a thread holds of a row takes three operations a value instead: moments about one of its own means ("shifted
-// data" of Chan, Golub and LeVeque 1983), and so do lanes and warps. Of `count` values of which the base is the mean of
-// N, the squares of the moments are at most count / N times the squared deviations, and rounded the more by that: not
-// more than 16 to 32 times for each of the three, however far from 0 values are. An infinite value leaves the mean
-// infinite, as a sum would be.
+// What a thread holds of a row takes three operations a value instead: moments about the mean of its first vector
+// ("shifted data" of Chan, Golub and LeVeque 1983), which are then centred, and so are a warp's about its first lane's
+// mean and a row's about its first warp's. Of `count` values of which the base is the mean of N, the second moment is at
+// most count / N times the squared deviations, and rounded the more by that: 16 to 32 times for each of the three, however
+// values are ordered, and however far from 0 they are. An infinite value leaves the mean infinite, as a sum would be.
 struct Deviations {
-  // 1 / count, to the last bit or two.
-  static JITGEN_DEVICE float share(float count) {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(count));
-    return result;
-  }
-  static JITGEN_DEVICE double share(double count) { return 1.0 / count; }
-
   template <class T, int N>
   static JITGEN_DEVICE Spread<T> with(const Spread<T>& state, const T (&values)[N]) {
     T sum = values[0], squares = 0;
@@ -184,7 +188,7 @@ struct Deviations {
     for (int i = 0; i < N; ++i) squares = fma(values[i] - mean, values[i] - mean, squares);
     const T count = state.count + N;
     // The first vector's mean is the mean, exactly.
-    const T weight = state.count == T(0) ? T(1) : N * share(count);
+    const T weight = state.count == T(0) ? T(1) : N * share_of(count);
     const T apart = mean - state.mean;
     return {fma(apart, weight, state.mean), fma(apart * (state.count * weight), apart, state.squares + squares), count};
   }
@@ -197,7 +201,8 @@ struct Deviations {
       for (int step = 1; step < N; step *= 2) {
         for (int i = 0; i + step < N; i += 2 * step) sums[i] += sums[i + step];
       }
-      state.base = finite_or_zero(sums[0] * (T(1) / N));
+      const T mean = sums[0] * (T(1) / N);
+      state.base = mean - mean == T(0) ? mean : T(0);
     }
     for (int i = 0; i < N; ++i) {
       const T apart = values[i] - state.base;
@@ -207,22 +212,12 @@ struct Deviations {
     state.moments.count += N;
     return state;
   }
-
-  // Moments about `base`, a finite number, and back.
   template <class T>
-  static JITGEN_DEVICE Moments<T> about(const Spread<T>& state, T base) {
-    const T apart = state.mean - base, first = state.count * apart;
-    return {state.count, first, fma(first, apart, state.squares)};
-  }
-  template <class T>
-  static JITGEN_DEVICE Spread<T> at(const Moments<T>& moments, T base) {
-    const T apart = moments.count == T(0) ? T(0) : moments.first * share(moments.count);
-    const T squares = fma(-apart, moments.first, moments.second);
-    return {base + apart, squares < T(0) ? T(0) : squares, moments.count};
-  }
-  template <class T>
-  static JITGEN_DEVICE Spread<T> of(const Shifted<T>& state) {
-    return at(state.moments, state.base);
+  static JITGEN_DEVICE Shifted<T> centred(const Shifted<T>& state) {
+    const T mean = state.mean();
+    if (!(mean - mean == T(0))) return state;
+    const Moments<T> moments = state.about(mean);
+    return {mean, {moments.count, moments.first, moments.second < T(0) ? T(0) : moments.second}};
   }
 
   // The same for both orders, so that partners agree: from the smaller mean towards the larger.
@@ -233,18 +228,18 @@ struct Deviations {
     const bool ordered = a.mean <= b.mean;
     const T apart = ordered ? b.mean - a.mean : a.mean - b.mean;
     const T count = a.count + b.count;
-    const T mean = fma(apart, (ordered ? b.count : a.count) * share(count), ordered ? a.mean : b.mean);
+    const T mean = fma(apart, (ordered ? b.count : a.count) * share_of(count), ordered ? a.mean : b.mean);
     // Weighted before it is squared: a product with nothing is nothing then, whatever else overflows.
-    return {mean, fma(apart * (a.count * b.count * share(count)), apart, a.squares + b.squares), count};
+    return {mean, fma(apart * (a.count * b.count * share_of(count)), apart, a.squares + b.squares), count};
   }
 };
 
 // ---------------------------------------------------------------------------------------------------- among lanes
 
-// A value as the 32-bit words it is moved by.
+// A value as the 32-bit words it is moved by; three are moved as four.
 template <class T>
 union Words {
-  static constexpr int count = (sizeof(T) + 3) / 4;
+  static constexpr int used = (sizeof(T) + 3) / 4, count = used == 3 ? 4 : used;
   T whole;
   uint32_t parts[count];
 };
@@ -255,7 +250,7 @@ JITGEN_DEVICE T from_lane(T value, int distance) {
   for (int i = 0; i < from.count; ++i) from.parts[i] = 0;
   from.whole = value;
 #pragma unroll
-  for (int i = 0; i < from.count; ++i) to.parts[i] = __shfl_xor_sync(0xffffffffu, from.parts[i], distance);
+  for (int i = 0; i < from.used; ++i) to.parts[i] = __shfl_xor_sync(0xffffffffu, from.parts[i], distance);
   return to.whole;
 }
 
@@ -273,11 +268,16 @@ JITGEN_DEVICE Exponentials<T> combine_lanes(const Exponentials<T>& state) {
   const T top = combine_lanes<Max, lanes>(state.top);
   return {top, combine_lanes<Sum, lanes>(state.sum * exp(state.top - top))};
 }
-// The first lane's is the mean of some of all values, where there are any.
+// The first lane has some of all values, where there are any.
+template <class Op, int lanes, class T>
+JITGEN_DEVICE Shifted<T> combine_lanes(const Shifted<T>& state) {
+  const T base = __shfl_sync(0xffffffffu, state.base, 0, lanes);
+  return Op::centred(Shifted<T>{base, combine_lanes<Sum, lanes>(state.about(base))});
+}
 template <class Op, int lanes, class T>
 JITGEN_DEVICE Spread<T> combine_lanes(const Spread<T>& state) {
-  const T base = finite_or_zero(__shfl_sync(0xffffffffu, state.mean, 0, lanes));
-  return Op::at(combine_lanes<Sum, lanes>(Op::about(state, base)), base);
+  const auto all = combine_lanes<Op, lanes>(Shifted<T>{state.mean, {state.count, 0, state.squares}});
+  return {all.mean(), all.squares(), all.moments.count};
 }
 
 // ------------------------------------------------------------------------------------------------ among the cluster
@@ -295,6 +295,24 @@ JITGEN_DEVICE void cluster_arrive() {
 }
 JITGEN_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
+// To shared memory of the cluster, whose `barrier` counts the bytes: one message.
+template <int words>
+JITGEN_DEVICE void send_words(uint32_t to, const uint32_t* from, uint32_t barrier) {
+  if (words == 4) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(barrier)
+                 : "memory");
+  } else if (words == 2) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(from[0]), "r"(from[1]), "r"(barrier)
+                 : "memory");
+  } else {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(from[0]),
+                 "r"(barrier)
+                 : "memory");
+  }
+}
+
 // Values that the blocks of a cluster send to one another, and the barrier that counts their bytes. Of rows one after
 // another two inboxes take turns, each opened again when it has been waited for: who has received all of a row knows
 // that all have received the row before it.
@@ -311,17 +329,14 @@ struct Inbox {
   // `value` becomes number `place` of block `rank`'s inbox.
   JITGEN_DEVICE void send(T value, int place, int rank) {
     Words<T> words;
-    words.parts[words.count - 1] = 0;
+    for (int i = 0; i < words.count; ++i) words.parts[i] = 0;
     words.whole = value;
     uint32_t to, barrier;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(&from[place])), "r"(rank));
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&arrived)), "r"(rank));
+    constexpr int several = words.count % 4 == 0 ? 4 : words.count % 2 == 0 ? 2 : 1;
 #pragma unroll
-    for (int i = 0; i < words.count; ++i) {
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to + 4 * i),
-                   "r"(words.parts[i]), "r"(barrier)
-                   : "memory");
-    }
+    for (int i = 0; i < words.count; i += several) send_words<several>(to + 4 * i, words.parts + i, barrier);
   }
   JITGEN_DEVICE void wait(uint32_t parity) { barrier_wait(shared_address(&arrived), parity); }
 };
@@ -371,11 +386,11 @@ JITGEN_DEVICE T receive_cluster(Inbox<T, warps * cluster>& inbox, int thread, ui
   return combine_received<Op>(inbox, thread, [](const T& value) { return value; });
 }
 template <class Op, int warps, int cluster, class T>
-JITGEN_DEVICE Spread<T> receive_cluster(Inbox<Spread<T>, warps * cluster>& inbox, int thread, uint32_t parity = 0) {
+JITGEN_DEVICE Shifted<T> receive_cluster(Inbox<Shifted<T>, warps * cluster>& inbox, int thread, uint32_t parity = 0) {
   inbox.wait(parity);
-  const T base = finite_or_zero(inbox.from[0].whole.mean);
-  const auto seen = [&](const Spread<T>& spread) { return Op::about(spread, base); };
-  return Op::at(combine_received<Sum>(inbox, thread, seen), base);
+  const T base = inbox.from[0].whole.base;
+  const auto seen = [&](const Shifted<T>& state) { return state.about(base); };
+  return Op::centred(Shifted<T>{base, combine_received<Sum>(inbox, thread, seen)});
 }
 
 // ------------------------------------------------------------------------------------------------------ over columns
