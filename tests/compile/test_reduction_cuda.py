@@ -238,7 +238,7 @@ def test_little_of_what_all_rows_read_is_asked_for_with_the_row(
     length: int, dtype: torch.dtype, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
-    lowered = jitgen.jit(weighted).lower(TensorSpec((20, length), dtype), TensorSpec((length,), dtype), target="sm_90a")
+    lowered = jitgen.jit(weighted).lower(TensorSpec((8, length), dtype), TensorSpec((length,), dtype), target="sm_90a")
     (schedule,) = lowered._lowered.schedules
     assert schedule.early == (length <= 1024) == (schedule.unroll <= 4)
     asked, _, rest = lowered.compile().asm["sass"].partition("SHFL")

@@ -197,9 +197,12 @@ def _is_one_word(row: _Row) -> bool:
 
 
 def _late(row: _Row) -> Share | None:
-    """Rows that weights belong to, many of them where elements are narrow: fewer threads, which ask for those ahead."""
-    few = row.narrow and not row.are_many
-    if few or row.threads == LEAST_THREADS or late_loads(row.body) < LATE_OPERANDS:
+    """Rows that weights belong to: fewer threads, which ask for those ahead.
+
+    But for rows of narrow elements, too many for a pair of blocks each and not many: larger blocks are faster there.
+    """
+    some = row.narrow and FEW_ROWS < row.rows <= BUSY_ROWS
+    if some or row.threads == LEAST_THREADS or late_loads(row.body) < LATE_OPERANDS:
         return None
     return Share(row.threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, row.online)
 
