@@ -219,7 +219,8 @@ def test_what_all_rows_read_comes_while_the_row_does(
     lowered = jitgen.jit(function).lower(*specs, target="sm_90a")
     (schedule,) = lowered._lowered.schedules
     assert (schedule.cluster, schedule.staged.operands) == (2, tuple(range(own, own + common)))
-    assert schedule.staged.vectors == min(schedule.unroll, 227 * 1024 // (schedule.threads * 16 * common))
+    assert schedule.staged.vectors == min(schedule.unroll, 226 * 1024 // (schedule.threads * 16 * common))
+    assert "copied to shared memory while the row comes" in lowered.explain()
     compiled = lowered.compile()
     (report,) = compiled.report
     assert report["spill_bytes"] <= 16
@@ -230,6 +231,26 @@ def test_what_all_rows_read_comes_while_the_row_does(
     assert len(re.findall(r"LDG\.\S*128", sass)) == own * schedule.unroll + late
     received = 2 if name == "affine" else 0
     assert len(re.findall(r"LDS\.128", sass)) == common * schedule.staged.vectors + received
+
+
+@pytest.mark.parametrize("weights", [1, 2, 7, 15])
+def test_what_a_row_sends_leaves_less_for_what_all_rows_read(weights: int, tmp_path, monkeypatch) -> None:
+    """Of many reductions, and of more operands than have any room."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+
+    def many(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = F.layer_norm(x, x.shape[-1:])
+        for number, weight in enumerate(weights):
+            found = found * weight + number
+        others = [(x * float(power)).abs().amax(-1) for power in range(2, 12)]
+        return found, *others
+
+    rows, weight = TensorSpec((64, 73_728), torch.bfloat16), TensorSpec((73_728,), torch.bfloat16)
+    lowered = jitgen.jit(many).lower(rows, *[weight] * weights, target="sm_90a")
+    (schedule,) = lowered._lowered.schedules
+    assert (schedule.cluster, bool(schedule.staged)) == (2, weights < 15)
+    (report,) = lowered.compile().report
+    assert report["shared_bytes"] + schedule.shared_bytes <= 228 * 1024
 
 
 @pytest.mark.parametrize("length", [768, 1024, 98_304])

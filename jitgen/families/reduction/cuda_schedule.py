@@ -164,10 +164,11 @@ def _with_late(
     if not schedule.kept or schedule.turns > 1 or schedule.shared_vectors or not late_loads(body):
         return schedule
     common = late_common(kernel, layout)
-    if schedule.cluster == PAIR and schedule.prefetch and common:
-        places = len(common) * schedule.block_threads * ACCESS_BYTES
-        fits = (target.shared_bytes - BARRIER_BYTES) // places
-        schedule = replace(schedule, staged=Staged(common, min(fits, schedule.unroll)))
+    if schedule.cluster == PAIR:
+        sent = PAIR * schedule.threads // WARP * sum(state_bytes(online(kernel), layout.wide))
+        room = (target.shared_bytes - BARRIER_BYTES - sent) // ACCESS_BYTES
+        vectors = min(schedule.unroll, room // schedule.threads // max(1, len(common)))
+        schedule = replace(schedule, staged=Staged(common, vectors) if common and vectors else None)
     elif schedule.cluster == 1 and late_loads(body) == 1 and schedule.unroll <= EARLY_VECTORS:
         large = schedule.threads >= BLOCK_THREADS
         schedule = replace(schedule, early=large or geometry.length <= FEW_TURNS)

@@ -29,6 +29,8 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
         lines.append(f"a row is {kept}: {threads} in {blocks}, {_counted(schedule.rows, 'row')} in a block, {beside}")
         if schedule.persistent:
             lines.append("blocks stay and take row after row: the next is copied to shared memory meanwhile")
+        if schedule.staged:
+            lines.append("what all rows read is copied to shared memory while the row comes")
     elif schedule.rows > 1:
         lines.append(f"{schedule.rows} neighbouring rows are walked together")
     lines.append(f"{operations} operations; operands {', '.join(layout.operands)}")
