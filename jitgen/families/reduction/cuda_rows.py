@@ -16,8 +16,9 @@ from jitgen.ir.program import Kernel
 
 REGISTERS, MOST_REGISTERS = 65536, 255
 """Of a multiprocessor; of a thread."""
-REGISTERS_BESIDE, MOMENT_REGISTERS = 16, 8
-"""What a kernel takes beside the vectors it holds; what it takes more where it combines moments (``online.py``)."""
+REGISTERS_BESIDE, MOMENT_REGISTERS, SCARCE_REGISTERS = 16, 8, 64
+"""What a kernel takes beside the vectors it holds; what it takes more in a cluster that combines moments
+(``online.py``), where a thread has so few that ptxas would spill for it."""
 MOST_AHEAD = 4
 """Vectors of an operand to ask for ahead in a cluster, half as many in a block: more were slower on an H200."""
 PAIRED, PAIRED_DTYPES = {"max": "maximum", "min": "minimum"}, ("float16", "bfloat16")
@@ -61,7 +62,8 @@ def _batch(kernel: Kernel, schedule: RowSchedule, late: int) -> int:
     threads = schedule.block_threads * schedule.blocks
     registers = min(MOST_REGISTERS, REGISTERS // (threads if schedule.cluster > 1 else max(threads, RESIDENT_THREADS)))
     taken = held(kernel.bodies[0], schedule.elements).bytes * schedule.elements // REGISTER_BYTES
-    taken += REGISTERS_BESIDE + MOMENT_REGISTERS * schedule.online
+    scarce = schedule.online and schedule.cluster > 1 and registers <= SCARCE_REGISTERS
+    taken += REGISTERS_BESIDE + MOMENT_REGISTERS * scarce
     vectors = (registers - taken) * REGISTER_BYTES // (ACCESS_BYTES * max(1, late))
     return max(1, min(schedule.unroll, vectors, MOST_AHEAD if schedule.cluster > 1 else MOST_AHEAD // 2))
 
