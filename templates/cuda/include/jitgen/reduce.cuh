@@ -177,8 +177,9 @@ struct Shifted {
 // What a thread holds of a row takes three operations a value instead: moments about the mean of its first vector
 // ("shifted data" of Chan, Golub and LeVeque 1983), which are then centred, and so are a warp's about its first lane's
 // mean and a row's about its first warp's. Of `count` values of which the base is the mean of N, the second moment is at
-// most count / N times the squared deviations, and rounded the more by that: 16 to 32 times for each of the three, however
-// values are ordered, and however far from 0 they are. An infinite value leaves the mean infinite, as a sum would be.
+// most 1 + count / N times the squared deviations, and rounded the more by that, whatever values there are and however
+// far from 0: by as many times as a thread has vectors, a warp lanes and a row warps. Where the base lies among the values
+// it is about once. An infinite value leaves the mean infinite, as a sum would be.
 struct Deviations {
   template <class T, int N>
   static JITGEN_DEVICE Spread<T> with(const Spread<T>& state, const T (&values)[N]) {
