@@ -1,6 +1,6 @@
 """The CUDA reductions whose state is no element, compiled for the CPU: arithmetic, and that a row's threads agree.
 
-A device runs them in ``tests/device/test_reduction.py``. Here their text is taken out of ``jitgen/reduce.cuh``, and a
+A device runs them in ``tests/device/test_reduction.py``. Here their text is that of ``jitgen/states.cuh``, and a
 row is dealt to threads and combined as ``combine_row`` does it, with C's functions in place of CUDA's.
 """
 
@@ -103,9 +103,8 @@ TYPES = {torch.float32: "float", torch.float64: "double"}
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    header = environment.header("cuda", "jitgen/reduce.cuh")
-    start = header.index("// The largest value met")
-    operations = header[start : header.index("// ---", start)]
+    header = environment.header("cuda", "jitgen/states.cuh")
+    operations = header.split("namespace jitgen {")[1].split("}  // namespace jitgen")[0]
     operations = re.sub(r"asm\(.*?\);", "result = 1.0f / count;", operations)
     kinds = [("exp", "Exponentials", "SumExp<false>", LOWEST[kind], "sum", kind) for kind in TYPES.values()]
     kinds += [("coarse", "Exponentials", "SumExp<true>", LOWEST["float"], "sum", "float")]
