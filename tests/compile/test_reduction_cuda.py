@@ -253,6 +253,31 @@ def test_what_a_row_sends_leaves_less_for_what_all_rows_read(weights: int, tmp_p
     assert report["shared_bytes"] + schedule.shared_bytes <= 228 * 1024
 
 
+@pytest.mark.parametrize(
+    ("name", "specs"),
+    [
+        ("a residual", [TensorSpec((64, 73_728), torch.bfloat16)]),
+        ("an operand along columns", [TensorSpec((64, 73_728), torch.bfloat16, strides=(1, 0))]),
+        ("every second element", [TensorSpec((64, 73_728), torch.bfloat16, strides=(0, 2))]),
+        ("codes", [TensorSpec((73_728,), torch.int8)]),
+    ],
+)
+def test_what_no_whole_accesses_of_all_rows_bring_is_asked_for(name: str, specs, tmp_path, monkeypatch) -> None:
+    """Vector for vector, and then so is the weight: what is asked for of one operand is of all."""
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+    rows, weight = TensorSpec((64, 73_728), torch.bfloat16), TensorSpec((73_728,), torch.bfloat16)
+
+    def normal(x: torch.Tensor, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], weight) + other
+
+    lowered = jitgen.jit(normal).lower(rows, weight, *specs, target="sm_90a")
+    (schedule,) = lowered._lowered.schedules
+    assert (schedule.cluster, schedule.staged) == (2, None)
+    assert re.search(r"for \(int u = 0; u < batch1; \+\+u\) ask1\(u\);", lowered.source)
+    assert "if (u + batch1 < unroll) ask1(u + batch1);" in lowered.source
+    lowered.compile()
+
+
 @pytest.mark.parametrize("length", [768, 1024, 98_304])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_little_of_what_all_rows_read_is_asked_for_with_the_row(

@@ -367,6 +367,20 @@ def test_pairs_of_blocks_and_what_all_rows_read(dtype: torch.dtype, length: int,
             assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize("length", [73_736, 151_936])
+def test_pairs_of_blocks_and_what_each_row_has_for_itself(length: int) -> None:
+    """A residual that only the last pass reads, and weights of fewer bytes than the row: nothing is copied ahead."""
+    x, y = rows_of(64, length, torch.bfloat16), rows_of(64, length, torch.bfloat16)
+    w = (torch.rand(length, device="cuda") + 0.5).bfloat16()
+    codes = torch.randint(-8, 8, (length,), device="cuda", dtype=torch.int8)
+    added: Function = lambda x, y, w, codes: F.rms_norm(x, w.shape, w) + y  # noqa: E731
+    coded: Function = lambda x, y, w, codes: F.rms_norm(x, x.shape[-1:]) * codes  # noqa: E731
+    for function in (added, coded):
+        got = jitgen.jit(backend="cuda")(function)(x, y, w, codes)
+        want = function(x.double(), y.double(), w.double(), codes)
+        close(got, want, x.dtype, 8, length, max(1.0, want.abs().max().item()))
+
+
 MOMENT_LENGTHS = (
     1,
     2,

@@ -165,10 +165,13 @@ def _with_late(
         return schedule
     common = late_common(kernel, layout)
     if schedule.cluster == PAIR:
+        # All of them or none: vectors that lie in shared memory are not asked for, of any operand.
+        whole = all(item_size(body.operands[index].dtype) * schedule.vector == ACCESS_BYTES for index in common)
         sent = PAIR * schedule.threads // WARP * sum(state_bytes(online(kernel), layout.wide))
         room = (target.shared_bytes - BARRIER_BYTES - sent) // ACCESS_BYTES
-        vectors = min(schedule.unroll, room // schedule.threads // max(1, len(common)))
-        schedule = replace(schedule, staged=Staged(common, vectors) if common and vectors else None)
+        vectors = min(schedule.unroll, room // schedule.threads // late_loads(body))
+        if len(common) == late_loads(body) and whole and vectors:
+            schedule = replace(schedule, staged=Staged(common, vectors))
     elif schedule.cluster == 1 and late_loads(body) == 1 and schedule.unroll <= EARLY_VECTORS:
         large = schedule.threads >= BLOCK_THREADS
         schedule = replace(schedule, early=large or geometry.length <= FEW_TURNS)

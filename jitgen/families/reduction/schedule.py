@@ -91,7 +91,7 @@ class Staged:
     """What all rows read and only a later pass needs, on its way into shared memory while the row comes.
 
     Attributes:
-        operands: by index, of whose elements an access moves as many as a thread's vector has.
+        operands: by index, all that no earlier pass needs. An access moves as many elements of each as a vector has.
         vectors: of each thread, the first; the others come into registers.
     """
 
