@@ -17,7 +17,7 @@ from jitgen.families.reduction.residency import (
     EXPENSIVE_FLOPS,
     REGISTER_BYTES,
     first_needed,
-    late_loads,
+    late_operands,
     passes,
     residency,
 )
@@ -140,7 +140,7 @@ class _Row:
 
     @property
     def online(self) -> bool:
-        return accumulates_moments(self.kernel)
+        return accumulates_moments(self.streamed)
 
     @property
     def is_costly(self) -> bool:
@@ -201,8 +201,8 @@ def _late(row: _Row) -> Share | None:
 
     But for rows of narrow elements, too many for a pair of blocks each and not many: larger blocks are faster there.
     """
-    some = row.narrow and FEW_ROWS < row.rows <= BUSY_ROWS
-    if some or row.threads == LEAST_THREADS or late_loads(row.body) < LATE_OPERANDS:
+    some = row.narrow and row.rows > FEW_ROWS and not row.are_many
+    if some or row.threads == LEAST_THREADS or len(late_operands(row.body)) < LATE_OPERANDS:
         return None
     return Share(row.threads // 2, CLUSTER, LATE_RESIDENT_THREADS, 2 * MOST_HELD_BYTES, row.online)
 
@@ -237,7 +237,7 @@ def persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector:
         return None
     if not has_whole_accesses(kernel, layout, read):
         return None
-    kept = residency(body, None).bytes // REGISTER_BYTES
+    kept, streamed = residency(body, None).bytes // REGISTER_BYTES, online(kernel)
     fits = geometry.length * kept * REGISTER_BYTES <= CLUSTER * BLOCK_THREADS * MOST_HELD_BYTES  # by blocks of its own
     if fits and (not common or (geometry.rows > BUSY_ROWS and len(common) < LATE_OPERANDS)):
         return None
@@ -250,7 +250,7 @@ def persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector:
         room = PERSISTENT_REGISTERS // (unroll * vector) - kept
         parked = max(0, len(common) - room)
         places = PERSISTENT_THREADS * unroll * ACCESS_BYTES
-        sent = 2 * cluster * warps * sum(state_bytes(online(kernel), layout.wide))
+        sent = 2 * cluster * warps * sum(state_bytes(streamed, layout.wide))
         taken = (len(own) + parked) * places
         if geometry.rows <= rows or room < 0 or taken + sent + BARRIER_BYTES > limit:
             return None
@@ -263,7 +263,7 @@ def persistent(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, vector:
             True,
             fewest_vectors // WARP,
             layout.wide,
-            online=accumulates_moments(kernel),
+            online=accumulates_moments(streamed),
             persistent=Persistent(parked, taken),
         )
     return None
@@ -295,17 +295,16 @@ def own_operands(kernel: Kernel, layout: RowLayout) -> tuple[int, ...]:
 
 def late_common(kernel: Kernel, layout: RowLayout) -> tuple[int, ...]:
     """The operands that all rows read and only a later pass than the first needs, by whole accesses."""
-    (body,) = kernel.bodies
-    late = {body.instructions[p].attr for p, n in first_needed(body).items() if n and body.instructions[p].op == "load"}
-    return tuple(i for i in sorted(late) if layout.shared[i] and has_whole_accesses(kernel, layout, (i,)))
+    late = late_operands(kernel.bodies[0])
+    return tuple(i for i in late if layout.shared[i] and has_whole_accesses(kernel, layout, (i,)))
 
 
-def accumulates_moments(kernel: Kernel) -> bool:
-    """Whether a thread can have squared deviations of what it holds as it comes, and the row is needed again.
+def accumulates_moments(streamed: Kernel) -> bool:
+    """Whether a thread of a kernel that is ``online`` has squared deviations of a row that is needed again.
 
-    That takes no more arithmetic than a second pass, and a row's threads wait for one another once less.
+    Of what it holds that takes no more arithmetic than a second pass, and a row's threads wait for one another once
+    less.
     """
-    streamed = online(kernel)
     (body,) = streamed.bodies
     return passes(streamed) > 1 and any((i.op, i.attr) == ("reduce", DEVIATIONS) for i in body.instructions)
 

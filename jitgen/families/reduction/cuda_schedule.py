@@ -22,7 +22,7 @@ from jitgen.families.reduction.cuda_clusters import (
 )
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import online
-from jitgen.families.reduction.residency import FEW_ELEMENTS, late_loads, passes, residency
+from jitgen.families.reduction.residency import FEW_ELEMENTS, late_operands, passes, residency
 from jitgen.families.reduction.schedule import (
     BEYOND_CACHE_BYTES,
     BLOCK_THREADS,
@@ -114,11 +114,12 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         found = RowSchedule(threads, rows, 1, vector, unroll, False, 0, layout.wide)
         single = length <= found.tile
         return replace(found, turns=_turns(found, geometry, element)) if single else found
-    if geometry.rows > BUSY_ROWS and length * max(sizes) >= ONCE_BYTES and passes(online(kernel)) == 1:
+    streamed = online(kernel)
+    if geometry.rows > BUSY_ROWS and length * max(sizes) >= ONCE_BYTES and passes(streamed) == 1:
         return _read_once(layout, geometry, sizes, vector)
     share = Share(threads)
     clusters = target.capability >= 90
-    if clusters and length >= PERSISTENT_ROW and passes(online(kernel)) > 1:
+    if clusters and length >= PERSISTENT_ROW and passes(streamed) > 1:
         staying = persistent(kernel, layout, geometry, vector, target.shared_bytes)
         if staying:
             return staying
@@ -126,7 +127,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         threads = 2 * WARP
         while threads * CLUSTER * THREAD_BYTES < length * element:
             threads *= 2
-        share = Share(threads, CLUSTER, online=accumulates_moments(kernel))
+        share = Share(threads, CLUSTER, online=accumulates_moments(streamed))
     elif length * element > threads * (HELD_BYTES // 2 if once and clusters else HELD_BYTES):
         share = clustered(kernel, layout, geometry, length * element, narrow) if clusters else Share(MOST_THREADS)
     needed = -(-length // (share.threads * share.cluster * vector))
@@ -146,7 +147,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         layout.wide,
         # Of wide elements moments take registers that long rows of a block have not.
         online=share.online
-        or (share.cluster == 1 and accumulates_moments(kernel) and (narrow or unroll * vector < FEW_ELEMENTS)),
+        or (share.cluster == 1 and accumulates_moments(streamed) and (narrow or unroll * vector < FEW_ELEMENTS)),
         shared_vectors=unroll - REGISTER_VECTORS if share.shared else 0,
     )
     # Long rows: on Hopper ptxas keeps them within half a multiprocessor's registers, elsewhere it would spill.
@@ -161,7 +162,8 @@ def _with_late(
 ) -> RowSchedule:
     """``schedule`` with how what only a later pass than the first needs comes."""
     (body,) = kernel.bodies
-    if not schedule.kept or schedule.turns > 1 or schedule.shared_vectors or not late_loads(body):
+    late = late_operands(body)
+    if not schedule.kept or schedule.turns > 1 or schedule.shared_vectors or not late:
         return schedule
     common = late_common(kernel, layout)
     if schedule.cluster == PAIR:
@@ -169,10 +171,10 @@ def _with_late(
         whole = all(item_size(body.operands[index].dtype) * schedule.vector == ACCESS_BYTES for index in common)
         sent = PAIR * schedule.threads // WARP * sum(state_bytes(online(kernel), layout.wide))
         room = (target.shared_bytes - BARRIER_BYTES - sent) // ACCESS_BYTES
-        vectors = min(schedule.unroll, room // schedule.threads // late_loads(body))
-        if len(common) == late_loads(body) and whole and vectors:
+        vectors = min(schedule.unroll, room // schedule.threads // len(late))
+        if common == late and whole and vectors:
             schedule = replace(schedule, staged=Staged(common, vectors))
-    elif schedule.cluster == 1 and late_loads(body) == 1 and schedule.unroll <= EARLY_VECTORS:
+    elif schedule.cluster == 1 and len(late) == 1 and schedule.unroll <= EARLY_VECTORS:
         large = schedule.threads >= BLOCK_THREADS
         schedule = replace(schedule, early=large or geometry.length <= FEW_TURNS)
     size = max((item_size(body.operands[index].dtype) for index in common), default=0)

@@ -24,7 +24,7 @@ _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 _STREAMED = {
     SUM_EXP: ("SumExp<{coarse}>", "Exponentials", "{{{lowest}, 0}}", ".sum"),
     DEVIATIONS: ("Deviations", "Spread", "{{0, 0, 0}}", ".squares"),
-    MEAN: ("Deviations", "Spread", "{{0, 0, 0}}", ".mean"),
+    MEAN: ("Deviations", "Shifted", "{{}}", ".mean()"),
 }
 """Reductions whose state is no element: operation, state, its first value, and the member that is the result."""
 
@@ -154,7 +154,6 @@ def _shifted(reductions: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]
             state = f"jitgen::Shifted<{r['value_type']}>"
             held = Held(f"shifted_{r['result']}", state, "{}", "jitgen::Deviations::centred")
             means = [mean for mean in reductions if mean["kind"] == MEAN and mean["value"] == r["value"]]
-            means = [mean | {"member": ".mean()"} for mean in means]
             found.append(r | {"state": state, "member": ".squares()", "held": held, "means": means})
         elif r["kind"] != MEAN:
             found.append(r)

@@ -32,10 +32,11 @@ def _last_pass(body: Body) -> int:
     )
 
 
-def late_loads(body: Body) -> int:
-    """How many element operands only a later pass than the first needs."""
+def late_operands(body: Body) -> tuple[int, ...]:
+    """The operands whose elements only a later pass than the first needs, by index."""
     when = first_needed(body)
-    return sum(body.instructions[position].op == "load" and number > 0 for position, number in when.items())
+    late = (body.instructions[position] for position, number in when.items() if number > 0)
+    return tuple(sorted(instruction.attr for instruction in late if instruction.op == "load"))
 
 
 def first_needed(body: Body) -> dict[int, int]:
