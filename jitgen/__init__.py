@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from jitgen import quant
 from jitgen._version import __version__
 from jitgen.api import JitFunction, jit
+from jitgen.deploy.prewarm import PrewarmReport, prewarm
+from jitgen.deploy.record import record
 from jitgen.errors import (
     CacheError,
     CacheMissError,
@@ -22,7 +24,6 @@ from jitgen.errors import (
     UnsupportedError,
 )
 from jitgen.events import CompileEvent, on_compile
-from jitgen.manifest import PrewarmReport, prewarm, record
 from jitgen.settings import strict
 from jitgen.spec import Target, TensorSpec
 

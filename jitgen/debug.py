@@ -11,4 +11,7 @@ from jitgen import settings
 def log(level: int, message: str | Callable[[], str]) -> None:
     """Write ``message`` (or what it returns) when the user asked for ``level``."""
     if settings.get("JITGEN_DEBUG") >= level:
-        sys.stderr.write(f"jitgen: {message if isinstance(message, str) else message()}\n")
+        text = message if isinstance(message, str) else message()
+        # Control characters would be the terminal's to obey.
+        plain = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+        sys.stderr.write(f"jitgen: {plain}\n")

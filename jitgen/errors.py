@@ -4,11 +4,11 @@
 
     JitgenError
     ├── TraceError          the function cannot be traced: what, where, what to do instead
-    ├── UnsupportedError    an operation, dtype or layout without a row in jitgen's tables
+    ├── UnsupportedError    an operation, dtype, layout or device that jitgen does not support
     ├── FormatError         a weight, group size or checkpoint that does not fit its format
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
-    ├── CacheMissError      strict serving, and the kernel is not in the store
-    ├── CacheError          the store itself is unusable
+    ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
+    ├── CacheError          the store itself is unusable, or a manifest is
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
 Every message says what was wrong, where, and what to do.
@@ -26,29 +26,29 @@ class JitgenError(Exception):
 class TraceError(JitgenError):
     """The decorated function cannot be turned into a graph.
 
-    Raised for data-dependent control flow, values that leave the traced world (``.item()``, ``print`` of a value
-    is fine), and mutation that cannot be expressed. The message names the user's file and line.
+    Raised for control flow that depends on the elements of a tensor, for a tensor's value read as a Python number
+    (``.item()``), and for an update in place that a graph cannot express. The message names the user's file and line.
     """
 
 
 class UnsupportedError(JitgenError):
-    """An operation, dtype, layout or device for which jitgen has no row."""
+    """An operation, dtype, layout or device that jitgen does not support."""
 
 
 class FormatError(JitgenError):
-    """A quantised weight does not fit its format."""
+    """A weight, group size or checkpoint does not fit a quantised format."""
 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One failing line of a generated source, traced back to what wrote it.
+    """One line of a generated source that a compiler refuses, and the lines that it was generated from.
 
     Attributes:
-        line: 1-based line in the generated source.
+        line: 1-based line number in the generated source.
         text: the line itself.
-        message: what the compiler said about it.
-        template: ``"cpp/elementwise.cpp.j2:31"``, the template line that produced it, if known.
-        user: ``"model.py:12"``, the user's line whose expression it prints, if any.
+        message: the compiler's message.
+        template: the template line that produced it, such as ``"elementwise/elementwise.cpp.j2:31"``; None if unknown.
+        user: the user's line whose expression it computes, such as ``"model.py:12"``; None if there is none.
     """
 
     line: int
@@ -67,9 +67,9 @@ class CompileError(JitgenError):
     """A template did not render, or a generated source did not compile.
 
     Attributes:
-        path: where the offending source was kept for reading, if it was written.
+        path: the file that the failing source was written to; None if it was not written.
         log: the compiler's complete output.
-        lines: the failing lines, each with the template line and the user's line it came from.
+        lines: the failing lines, each with the template line and the user's line that it came from.
     """
 
     def __init__(self, message: str, *, path: str | None = None, log: str = "", lines: tuple[SourceLine, ...] = ()):
@@ -85,8 +85,8 @@ class CompileError(JitgenError):
 
 
 class CacheMissError(JitgenError):
-    """Strict mode, and the store holds no kernel for this call."""
+    """Strict mode forbids compiling, and the store has no kernel for this call."""
 
 
 class CacheError(JitgenError):
-    """The store cannot be read or written."""
+    """The store cannot be read or written, or a manifest is not what ``jitgen.record`` writes."""

@@ -1,4 +1,4 @@
-"""Looking at what would run, without running it: ``Lowered`` and ``Executable`` as users see them."""
+"""``Lowered`` and ``Executable``: what a call would run, for users to read without running it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitgen import families, pipeline
+from jitgen import lowering, pipeline
 from jitgen.compile import routes
 from jitgen.errors import JitgenError
 from jitgen.ir.program import Kernel
 from jitgen.pipeline import BuiltKernel
 from jitgen.spec import artifact_key
 from jitgen.store import Store
+from jitgen.store.default import default_store
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class KernelText:
         name: its entry symbol.
         backend: ``"cpp"``, ``"cuda"`` or ``"triton"``.
         source: the generated source.
-        template: the template it came from, such as ``"cuda/elementwise.cu.j2"``.
+        template: the template it came from, such as ``"elementwise/elementwise.cu.j2"``.
         key: the artifact key under the toolchain of this machine; None where it has no such toolchain.
     """
 
@@ -36,14 +37,14 @@ class KernelText:
 
 
 class Lowered:
-    """A function lowered for one signature and target; made by ``JitFunction.lower``. Needs no device.
+    """A function lowered for one signature and target; made by ``JitFunction.lower``, which needs no device.
 
     Attributes:
         kernels: the kernels a call launches, in order.
         source: all their sources.
     """
 
-    def __init__(self, lowered: pipeline.Lowered):
+    def __init__(self, lowered: lowering.Lowered):
         self._lowered = lowered
 
     @functools.cached_property
@@ -76,23 +77,20 @@ class Lowered:
         program = lowered.program
         count, temporaries = len(program.kernels), len(program.temporaries)
         lines = [
-            f"{program.name}: {pipeline.describe(lowered)}",
+            f"{program.name}: {lowered}",
             f"{count} kernel{'s' * (count != 1)}, {temporaries} temporar{'y' if temporaries == 1 else 'ies'}",
         ]
         for number, kernel in enumerate(program.kernels):
-            arguments = lowered.arguments(number)
-            title, *details = families.of(kernel).explain(
-                kernel, lowered.layouts[number], lowered.schedules[number], lowered.route.tiled
-            )
+            work = lowered.work(number)
+            title, *details = lowered.explain(number)
             lines.append(
-                f"  {kernel.name}: {title}; {arguments.moved} bytes moved ({arguments.written} written), "
-                f"{arguments.flops} operations, for {arguments.elements} elements"
+                f"  {kernel.name}: {title}; {work.moved} bytes moved ({work.written} written), "
+                f"{work.flops} operations, for {work.elements} elements"
             )
-            lines += [f"    {detail}" for detail in details]
-        for computed, decision in program.prologues:
-            place = "in its product" if decision.fused else "before its product"
-            operations = ", ".join(computed.operations)
-            lines.append(f"  activation [{computed.rows}, {computed.length}] by {operations}: {place}: {decision.why}")
+            lines += [f"    {detail}" for detail in (*kernel.described_stages, *details)]
+        for _, question, decision in program.decisions:
+            kernel_of = "in its product" if decision.fused else "before its product"
+            lines.append(f"  {question}: {kernel_of}: {decision.why}")
         first = len(program.inputs)
         for number, buffer in enumerate(program.temporaries, first):
             makers = [k.name for k in program.kernels if _writes(k, number)]
@@ -108,47 +106,47 @@ class Lowered:
         return "\n".join(lines)
 
     def compile(self, store: Store | None = None) -> Executable:
-        """Compile into the store (or find it there). Needs the toolchain, not the device.
+        """Compile into the store, or find it there. This needs the toolchain, not the device.
 
         Raises:
             CompileError: the source does not compile, or the toolchain is missing.
             CacheMissError: in strict mode, when it is not in the store.
         """
-        return Executable(self._lowered, pipeline.fetch(self._lowered, store or pipeline.default_store()))
+        return Executable(self._lowered, pipeline.fetch(self._lowered, store or default_store()))
 
 
 class Executable:
-    """Compiled kernels, for looking at: ``asm`` and ``report``."""
+    """Compiled kernels: their code (``asm``) and resources (``report``)."""
 
-    def __init__(self, lowered: pipeline.Lowered, kernels: Sequence[BuiltKernel]):
+    def __init__(self, lowered: lowering.Lowered, kernels: Sequence[BuiltKernel]):
         self._lowered = lowered
         self._kernels = tuple(kernels)
 
     @functools.cached_property
     def asm(self) -> Mapping[str, str | bytes]:
-        """Code over all kernels by kind: ``ptx`` and ``sass`` (str), ``cubin`` (bytes); for the CPU ``asm`` (str) and
+        """Code of all kernels by kind: ``ptx`` and ``sass`` (str), ``cubin`` (bytes); for the CPU ``asm`` (str) and
         ``so`` (bytes); for AMD ``amdgcn`` (str) and ``hsaco`` (bytes).
 
-        Several kernels' text is joined. Their binaries cannot be: they are no items of the mapping, and asking for one
+        The text of several kernels is joined. Their binaries cannot be: the mapping does not have them, and reading one
         raises JitgenError.
         """
-        parts: dict[str, list[str | bytes]] = {}
+        code: dict[str, list[str | bytes]] = {}
         for number, built in enumerate(self._kernels):
             for name in built.artifact.files:
                 kind = name.rpartition(".")[2]
                 if kind in ("cubin", "so", "hsaco"):
-                    parts.setdefault(kind, []).append(built.artifact.read(name))
+                    code.setdefault(kind, []).append(built.artifact.read(name))
                 elif kind in ("ptx", "amdgcn", "ttir"):
-                    parts.setdefault(kind, []).append(built.artifact.text(name))
+                    code.setdefault(kind, []).append(built.artifact.text(name))
             if "kernel.cubin" in built.artifact.files:
                 from jitgen.compile import disassemble
 
-                parts.setdefault("sass", []).append(disassemble.sass(built.artifact.read("kernel.cubin")))
+                code.setdefault("sass", []).append(disassemble.sass(built.artifact.read("kernel.cubin")))
             elif self._lowered.route.target.kind == "cpu" and self._lowered.route.compiler == "host":
                 from jitgen.compile import host
 
-                parts.setdefault("asm", []).append(host.assembly(self._lowered.render(number)[0]))
-        return _Code(parts)
+                code.setdefault("asm", []).append(host.assembly(self._lowered.render(number)[0]))
+        return _Code(code)
 
     @functools.cached_property
     def report(self) -> tuple[dict[str, Any], ...]:
@@ -158,7 +156,7 @@ class Executable:
         """
         rows = []
         for number, built in enumerate(self._kernels):
-            arguments = self._lowered.arguments(number)
+            work = self._lowered.work(number)
             meta = built.artifact.meta
             resources = {name: meta.get(name) for name in ("registers", "spill_bytes", "shared_bytes")}
             if "kernel.cubin" in built.artifact.files and resources["registers"] is None:
@@ -174,9 +172,9 @@ class Executable:
                     "target": str(self._lowered.route.target),
                     "toolchain": meta["toolchain"],
                     **resources,
-                    "flops": arguments.flops,
-                    "bytes_moved": arguments.moved,
-                    "elements": arguments.elements,
+                    "flops": work.flops,
+                    "bytes_moved": work.moved,
+                    "elements": work.elements,
                 }
             )
         return tuple(rows)
@@ -191,18 +189,19 @@ def _reads(kernel: Kernel, buffer: int) -> bool:
 
 
 class _Code(dict[str, str | bytes]):
-    """What ``Executable.asm`` is, of the parts that each kernel has of every kind."""
+    """What ``Executable.asm`` returns."""
 
-    def __init__(self, parts: Mapping[str, Sequence[str | bytes]]):
-        texts = {kind: [part for part in found if isinstance(part, str)] for kind, found in parts.items()}
+    def __init__(self, code: Mapping[str, Sequence[str | bytes]]):
+        """``code``: by kind, that of every kernel."""
+        texts = {kind: [text for text in found if isinstance(text, str)] for kind, found in code.items()}
         super().__init__({kind: "\n".join(found) for kind, found in texts.items() if found})
-        self.update({kind: found[0] for kind, found in parts.items() if len(found) == 1})
-        self._apart = {kind: len(found) for kind, found in parts.items() if kind not in self}
+        self.update({kind: found[0] for kind, found in code.items() if len(found) == 1})
+        self._not_joined = {kind: len(found) for kind, found in code.items() if kind not in self}
 
     def __missing__(self, kind: str) -> str | bytes:
-        if kind not in self._apart:
+        if kind not in self._not_joined:
             raise KeyError(kind)
-        count = self._apart[kind]
+        count = self._not_joined[kind]
         raise JitgenError(
             f"{count} kernels: their {kind} files cannot be joined; read them from the store by report's keys"
         )

@@ -1,7 +1,7 @@
 """Every ``JITGEN_*`` environment variable, in one table.
 
-Nothing else in jitgen reads the environment. A value is read when it is asked for, so that a test or a program can
-set a variable after ``import jitgen``; a value that does not parse raises a ``ValueError`` listing the valid ones.
+No other module reads the environment. A variable is read each time ``get`` is called, so that a test or a program can
+set it after ``import jitgen``. A value that does not parse raises a ``ValueError`` that lists the valid ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _level(text: str) -> int:
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(os.pathsep) if part)
+    return tuple(path for path in text.split(os.pathsep) if path)
 
 
 def _bytes(text: str) -> int:
@@ -57,7 +57,7 @@ def _bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable: its name, how it is parsed, its default, and what it does."""
+    """One variable: its name, the parser of its text, its default, and a description of its effect."""
 
     name: str
     parse: Callable[[str], Any]

@@ -1,7 +1,7 @@
-"""Frozen descriptions that flow between the layers: targets, tensor specs, kernel sources, artifacts.
+"""Frozen descriptions that flow between the layers: dtypes, targets, tensor specs, kernel sources and artifacts.
 
-Everything here is a value: hashable or JSON-able, free of tensors, devices and paths. ``compile``, ``store`` and
-``runtime`` depend on this module alone and never on each other.
+Everything here is a value: hashable or JSON-serializable, free of tensors, devices and paths. ``compile/``, ``store/``
+and ``runtime/`` meet in this module and never import one another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from jitgen.errors import FormatError, UnsupportedError
 
 SCHEMA = 1
-"""Version of everything jitgen writes to disk. Part of both keys, so that an old store is never misread."""
+"""Version of the format of everything jitgen writes to disk. It is part of the request key and of the artifact key, so
+that entries of an older format are never found."""
 
 # ---------------------------------------------------------------------------------------------------------- dtypes
 
@@ -37,7 +38,7 @@ DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-"""jitgen's dtypes, by the name torch gives them."""
+"""The supported dtypes, by torch's name for them."""
 
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -123,7 +124,7 @@ class Target:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a block may ask for; where there is none, as much as anywhere."""
+        """Shared memory that one block may use, in bytes; for a target without any, the most of any NVIDIA target."""
         if self.kind == "hip":
             return _AMD_SHARED_KIB << 10
         if self.kind != "cuda":
@@ -132,12 +133,12 @@ class Target:
 
     @property
     def overlaps_launches(self) -> bool:
-        """Whether a kernel can be launched before the one ahead of it has ended (programmatic dependent launch)."""
+        """Whether a kernel may start before its predecessor in the stream has ended (programmatic dependent launch)."""
         return self.kind == "cuda" and self.capability >= 90
 
     @property
     def has_warpgroup_products(self) -> bool:
-        """Whether tensor cores are driven by ``wgmma``: on Hopper, and only there."""
+        """Whether the tensor cores take ``wgmma`` instructions; only Hopper's do."""
         return self.kind == "cuda" and self.capability == 90
 
     def __str__(self) -> str:
@@ -147,7 +148,8 @@ class Target:
 OLDEST_CAPABILITY = 80
 """Compute capability of the oldest NVIDIA architecture that kernels are made for."""
 _SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
-"""By the compute capability from which on (CUDA C++ programming guide, technical specifications)."""
+"""Shared memory of one block in KiB, by the lowest compute capability that has it (CUDA C++ Programming Guide,
+"Technical Specifications per Compute Capability")."""
 _AMD_SHARED_KIB = 64
 _LEVEL_FLAGS = (
     ("x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
@@ -195,7 +197,7 @@ def _detect_level() -> str:
 # --------------------------------------------------------------------------------------------------- tensor specs
 
 SYMBOL_HINT = 16
-"""A symbolic size is planned as a multiple of this many elements; see ``TensorSpec``."""
+"""Elements. A symbolic size counts as a multiple of this when kernels are planned for it; see ``TensorSpec``."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +205,13 @@ class TensorSpec:
     """A tensor described without a device: enough to lower, render and compile.
 
     Args:
-        shape: sizes; an int is that size, a string such as ``"M"`` is symbolic. Every symbolic size is taken to be
-            a multiple of 16 other than 1, and equal names are equal sizes.
-        dtype: element type (of the dequantised weight, for a quantised one).
-        strides: in elements; None is contiguous.
-        format: a quantised weight's format, such as ``"int4"``; None for a dense tensor. Its shape is (N, K).
-        group_size: of the format's scales; None is one scale per row.
-        alignment: bytes the data pointer is a multiple of.
+        shape: for each dimension an int, or a name such as ``"M"`` for a symbolic size. Equal names are equal sizes.
+            Kernels are planned for symbolic sizes that are multiples of 16.
+        dtype: element type; of a quantised weight, that of its dequantised elements.
+        strides: in elements; None means contiguous.
+        format: the format of a quantised weight of shape (N, K), such as ``"int4"``; None for a dense tensor.
+        group_size: columns that share a scale; None means one scale per row.
+        alignment: of the data pointer, in bytes.
     """
 
     shape: tuple[int | str, ...]
@@ -254,8 +256,8 @@ class TensorSpec:
         match = re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*\[([^\]]*)\]\s*", text)
         if match is None:
             raise UnsupportedError(f"cannot read {text!r} as a tensor; write dtype and sizes, such as 'bf16[M,4096]'")
-        sizes = [part.strip() for part in match.group(2).split(",") if part.strip()]
-        shape = tuple(int(part) if part.lstrip("-").isdigit() else part for part in sizes)
+        sizes = [size.strip() for size in match.group(2).split(",") if size.strip()]
+        shape = tuple(int(size) if size.lstrip("-").isdigit() else size for size in sizes)
         quantised = re.fullmatch(r"(.+)g(\d+|K)", match.group(1))
         if quantised is not None:
             group = None if quantised.group(2) == "K" else int(quantised.group(2))
@@ -272,7 +274,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Which compiler, exactly. ``headers`` are (package, version) of third-party headers a source includes."""
+    """A compiler and its exact version.
+
+    Attributes:
+        compiler: ``"nvrtc"``, ``"triton"``, ``"gcc"``, ``"clang"``, ``"nvcc"``, ...
+        version: as the compiler reports it.
+        headers: (package, version) of the third-party headers that a source includes.
+    """
 
     compiler: str
     version: str
@@ -284,17 +292,17 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One generated source and all that decides what it compiles to.
+    """One generated source, with everything else that decides what it compiles to.
 
     Attributes:
         name: the kernel's entry symbol.
         language: ``"cuda"``, ``"triton"`` or ``"cpp"``.
-        compiler: ``"nvrtc"``, ``"triton"``, ``"host"`` or ``"load_inline"``.
+        compiler: the compiler of the route: ``"nvrtc"``, ``"triton"``, ``"host"`` or ``"load_inline"``.
         target: what it is compiled for.
         text: the source.
-        headers: (include name, text) of every static header of ours that it includes, in order.
-        packages: third-party header packages it includes, by distribution name.
-        options: what else changes the binary, as sorted (name, JSON value) pairs: flags, warps, signature.
+        headers: (include name, text) of every one of jitgen's own static headers that it includes, sorted by name.
+        packages: distribution names of the third-party header packages that it includes.
+        options: (name, JSON value) pairs of everything else that changes the binary: flags, warps, signature.
         template: the template it was rendered from.
     """
 
@@ -315,7 +323,7 @@ class KernelSource:
 def artifact_key(source: KernelSource, toolchain: Toolchain) -> str:
     """sha256 over the source, its headers, the toolchain's exact versions, the flags, the target and the schema.
 
-    Never a path, a time or build order, so the same source has the same key on another machine.
+    No path, time or build order goes into the key, so the same source has the same key on another machine.
     """
     return digest(
         {
@@ -333,20 +341,21 @@ def artifact_key(source: KernelSource, toolchain: Toolchain) -> str:
 
 
 def digest(value: Any) -> str:
-    """sha256 of a JSON-able value, independent of dict order."""
+    """sha256 of a JSON-serializable value, independent of the order of dicts."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling one source gave: files to keep, and what the launcher must know.
+    """The result of compiling one source: files for the store, and the facts that a launch needs.
 
     Attributes:
         key: the artifact key.
         files: file name to content: the source (``kernel.cu|py|cpp``), the binary, and readable by-products.
-        binary: which of ``files`` is loaded (``kernel.cubin``, ``kernel.so``, ``kernel.hsaco``, ``kernel.py``).
-        meta: JSON-able facts: entry name, target, toolchain, and, for a GPU kernel, shared bytes, warps, scratch.
+        binary: the name of the file to load: ``kernel.cubin``, ``kernel.so``, ``kernel.hsaco`` or ``kernel.py``.
+        meta: facts as JSON: entry name, target, toolchain and, for a GPU kernel, shared memory in bytes, warps and
+            scratch memory.
     """
 
     key: str

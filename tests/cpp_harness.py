@@ -31,7 +31,7 @@ FLOATS = (torch.float32, torch.float64)
 
 def source(text: str, target: Target, name: str = "kernel", **options: object) -> KernelSource:
     """``text`` with the headers it includes, as a source for the host compiler."""
-    headers = environment.headers("cpp", text)
+    headers = environment.headers(environment.family_folder("reduction"), text)
     return KernelSource(name, "cpp", "host", target, text, headers, options=tuple(sorted(options.items())))
 
 

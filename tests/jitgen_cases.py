@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import jitgen
-from jitgen import pipeline
+from jitgen import lowering
 from jitgen.ir.graph import Graph
 
 
-def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> pipeline.Lowered:
+def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> lowering.Lowered:
     """What a call of ``function`` would run; nothing is rendered or compiled."""
     jitted = function if isinstance(function, jitgen.api.JitFunction) else jitgen.jit(function)
     return jitted.lower(*arguments, **options)._lowered

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
+from tests import batched_products
 
 TILES = {
     "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
@@ -25,8 +26,8 @@ TILES = {
     "weights-many-rows": GemmSchedule("weights", 128, 32, 32, 4, 3, raster=2),
     "weights-many-warps": GemmSchedule("weights", 128, 32, 32, 8, 3, raster=2),
     "slices": GemmSchedule("slices", 16, 16, 32, 4, 3),
-    "tokens-split": GemmSchedule("tokens", 16, 32, 32, 4, 3, parts=2),
-    "weights-split": GemmSchedule("weights", 32, 32, 32, 4, 3, parts=3, raster=2),
+    "tokens-split": GemmSchedule("tokens", 16, 32, 32, 4, 3, k_splits=2),
+    "weights-split": GemmSchedule("weights", 32, 32, 32, 4, 3, k_splits=3, raster=2),
 }
 """Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
 
@@ -286,6 +287,15 @@ def infinities() -> Iterator[str | None]:
             want = F.linear(x.double(), values(w))
             same = (got == want) | (got.isnan() & want.isnan()) | (want.isfinite() & got.isfinite())
             yield None if same.all() else f"{form}, {getattr(w, 'format', 'dense')}: {int((~same).sum())} differ"
+
+
+@check
+def batches() -> Iterator[str | None]:
+    """Batched products in every spelling; see ``tests/batched_products.py``."""
+    for name, (function, shapes, _) in batched_products.CASES.items():
+        arguments = batched_products.tensors(shapes, torch.float32)
+        found = jitgen.jit(function, backend="triton")(*arguments)
+        yield _said(batched_products.difference(function, arguments, found), name)
 
 
 def failures(run: Check) -> list[str]:

@@ -170,8 +170,8 @@ def the_same_bits() -> Iterator[str | None]:
 
 def main(chosen: list[str]) -> None:
     torch.seed()
-    # So few rows would be taken in parts.
-    with quick_reductions(), patch("jitgen.ir.parts.SPLIT_ROWS", 0):
+    # So few rows would be divided into chunks.
+    with quick_reductions(), patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0):
         print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
 
 

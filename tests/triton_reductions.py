@@ -225,7 +225,7 @@ def columns() -> Iterator[str | None]:
             x = sample((rows, length), dtype)
             yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
             yield compare(lambda x: (x.softmax(0), x.argmin(0)), x, magnitude=4.0)
-    for rows, length in ((1024, 24), (2100, 24), (2049, 5)):  # kept, and in parts
+    for rows, length in ((1024, 24), (2100, 24), (2049, 5)):  # resident, and in chunks
         x = sample((rows, length), torch.float32)
         yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
         yield compare(lambda x: (x.softmax(0), x.amax(0)), x, magnitude=4.0)
@@ -234,10 +234,10 @@ def columns() -> Iterator[str | None]:
 
 
 @check
-def parts() -> Iterator[str | None]:
+def chunks() -> Iterator[str | None]:
     """Rows too few to keep a GPU busy, with and without elements left over; shorter than what is taken so elsewhere."""
-    smaller = {"PARTS": 16, "SPLIT_ROW": 1024, "LONG_ROW": 2048, "COLUMN_PARTS": 8, "LONG_COLUMN": 512}
-    with patch.multiple("jitgen.ir.parts", **smaller):
+    smaller = {"CHUNKS": 16, "SINGLE_BLOCK_ROW": 1024, "CHUNKED_ROW": 2048, "COLUMN_CHUNKS": 8, "CHUNKED_COLUMN": 512}
+    with patch.multiple("jitgen.families.reduction.row_chunks", **smaller):
         for shape in ((3, 2048), (512, 12)):
             low = jitgen.jit(lambda x: x.sum(0 if len(x) == 512 else 1)).lower(
                 jitgen.TensorSpec(shape, torch.float32), target="sm_90", backend="triton"
@@ -320,7 +320,7 @@ def quantization() -> Iterator[str | None]:
         if (codes.float() != want.float()).float().mean() > 0.01:
             yield f"fp8 codes of length {length}"
         yield mismatch(scale, want_scale.double(), magnitude=0.1)
-        many = jitgen.TensorSpec((100, length), torch.bfloat16)  # a few so long would be taken in parts
+        many = jitgen.TensorSpec((100, length), torch.bfloat16)  # a few so long would be divided into chunks
         for function, arguments in ((int8_rows, (many,)), (fp8_rows, (many, weight))):
             kernels = jitgen.jit(function).lower(*arguments, target="sm_90", backend="triton").kernels
             if len(kernels) != 1:

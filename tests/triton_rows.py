@@ -19,7 +19,7 @@ from jitgen.codegen import triton as dialect
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import DTYPES, KernelSource, Target
 
-INCLUDE = Path(__file__).parents[1] / "templates" / "triton" / "include" / "jitgen_triton.py"
+INCLUDE = Path(__file__).parents[1] / "templates" / "common" / "include" / "jitgen_triton.py"
 FLOAT_STORAGES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 BLOCK = 128
 

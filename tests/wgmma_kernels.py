@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.codegen.environment import headers
+from jitgen.codegen.environment import family_folder, headers
 from jitgen.spec import KernelSource, Target
 
 ENTRY = "wgmma"
@@ -206,7 +206,9 @@ extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 }}
 """
     options = (("fmad", True),)
-    return KernelSource(ENTRY, "cuda", "nvrtc", Target("cuda", "sm_90a"), text, headers("cuda", text), options=options)
+    return KernelSource(
+        ENTRY, "cuda", "nvrtc", Target("cuda", "sm_90a"), text, headers(family_folder("gemm"), text), options=options
+    )
 
 
 QUANTIZED = (

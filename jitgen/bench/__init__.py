@@ -1,13 +1,19 @@
-"""``jitgen bench``: the measured figures of README, and how to repeat them.
+"""``jitgen bench``: the benchmarks behind the figures of README.
 
-``suite`` names the groups of cases and runs them; ``timing`` is the one place where a clock is read; ``measurement``
-is what a measurement is, and the environment it holds in. A group is a module with one function
-``(Bench) -> iterator of Measurement``::
+``suite`` lists the groups of cases and runs them; only ``timing`` reads a clock; ``measurement`` defines what a
+measurement is and records its environment. A group is a module with a function ``run(Bench) -> iterator of
+Measurement``::
 
-    streaming   kernels bound by memory, beside copy_ of as many bytes, eager torch and torch.compile
+    streaming   kernels bound by memory, compared with copy_ of as many bytes, eager torch and torch.compile
+    rows        reductions of rows, in the shapes that models have
+    columns     reductions over a dimension other than the last
+    reductions  reductions of very short rows, of few long rows and of all elements
+    products    matrix products with quantised and dense weights
+    batched     batched products
     intensity   a repeated multiply, from bound by memory to bound by arithmetic
-    overhead    what a warm call costs the host
-    coldstart   what a first call costs, with an empty store and from the store, in new processes
+    overhead    the time that a warm call takes on the host
+    coldstart   the time of a first call in a new process, with an empty store and from the store
 
-Peers run in the same process on the same data, in turn with jitgen. Outermost layer: only ``cli/bench.py`` imports it.
+Peers run in the same process on the same data, alternating with jitgen. This package is outermost: only
+``cli/bench.py`` imports it.
 """

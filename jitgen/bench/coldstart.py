@@ -1,7 +1,7 @@
-"""What a first call costs in a new process: with an empty store, from the store, and what ``import jitgen`` costs.
+"""The time of a first call in a new process, with an empty store and from the store, and of ``import jitgen``.
 
-Every figure is the median over new processes running ``first_call.py``, each with a store of its own that it fills
-and a second process then reads. Where the device is no GPU, the GPU backends are compiled and not run.
+Every figure is a median over pairs of new processes that run ``first_call.py``. The first process of a pair fills a
+store of its own, and the second reads it. On a machine without a GPU, kernels of the GPU backends are compiled only.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def run(bench: Bench) -> Iterator[Measurement]:
-    everything = ("cpp", "cuda", "triton")
-    backends = [name for name in everything if routes.module(name, routes.default_compiler(name)).toolchain()]
+    backends = [
+        name for name in ("cpp", "cuda", "triton") if routes.module(name, routes.default_compiler(name)).toolchain()
+    ]
     imports = []
     for backend in backends if bench.device == "cpu" else bench.backends:
         runs = backend in bench.backends
         cold, warm = [], []
-        _process(
-            backend, bench.device if runs else ""
-        )  # Python's byte code is there from then on, as after any first use
+        # After this process Python's byte code is cached, as it is after the first use of any package.
+        _process(backend, bench.device if runs else "")
         for _ in range(bench.repeats):
             with tempfile.TemporaryDirectory() as store:
                 first, second = (_process(backend, bench.device if runs else "", store) for _ in range(2))
@@ -52,14 +52,16 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 
 def _process(backend: str, device: str, store: str | None = None) -> dict[str, float]:
-    left_out = {*settings.SETTINGS, "PYTHONDONTWRITEBYTECODE"}
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    """The times, in seconds, that ``first_call.py`` prints in a new process; ``store``: by default an empty one."""
+    removed = {*settings.SETTINGS, "PYTHONDONTWRITEBYTECODE"}
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
     with tempfile.TemporaryDirectory() as private:
         environment["JITGEN_CACHE_DIR"] = store or f"{private}/store"
-        # Peers' own caches must be as empty as ours.
+        # The peers' caches must be empty as well.
         environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{private}/inductor", "TRITON_CACHE_DIR": f"{private}/triton"}
         environment["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # As text, not as a file: a script's directory would stand first on the path, with modules of this package.
+        # As text, because the directory of a script is first on the path, where this package's modules would shadow
+        # others of the same name.
         command = [sys.executable, "-c", _SCRIPT.read_text(), backend, device]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

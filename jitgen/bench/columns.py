@@ -1,6 +1,6 @@
-"""Reductions over another dimension than the last, whose elements are not neighbours, measured as the streaming cases.
+"""Reductions over a dimension other than the last, whose elements are not adjacent, measured like the streaming cases.
 
-Every case reduces the middle dimension of three: all of a matrix at once, where the first is 1, or of many matrices.
+Every case reduces the middle one of three dimensions. Where the first dimension is 1, that is a single matrix.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ SHAPES = (
     ("64 rows", (1, 64, None)),
     ("matrices of 512 x 1024", (None, 512, 1024)),
 )
-"""What a case is named by, and the sizes; None is as many as the elements make."""
+"""The name of a shape, and its sizes. None is the size that follows from the number of elements of a case."""
 
 
 def matrices(
     sizes: tuple[int | None, int | None, int | None], elements: int, dtype: torch.dtype, device: str
 ) -> tuple[torch.Tensor, ...]:
-    known = 1
+    """A tensor of about ``elements`` elements; the size that is None follows from the others."""
+    fixed = 1
     for size in sizes:
-        known *= 1 if size is None else size
-    shape = [max(1, elements // known) if size is None else size for size in sizes]
+        fixed *= 1 if size is None else size
+    shape = [max(1, elements // fixed) if size is None else size for size in sizes]
     return (torch.randn(shape, dtype=dtype, device=device),)
 
 

@@ -1,6 +1,7 @@
-"""Run by ``coldstart`` in a new process, as ``first_call.py BACKEND DEVICE``: prints seconds of import and first call.
+"""``coldstart`` runs this in a new process, as ``first_call.py BACKEND DEVICE``.
 
-DEVICE ``""`` compiles for sm_90a instead of calling. BACKEND may be ``torch.compile``.
+It prints the seconds that the import and the first call took, as JSON. If DEVICE is ``""``, it compiles for sm_90a
+instead of calling. BACKEND may be ``torch.compile``.
 """
 
 import json
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 started = time.perf_counter()
-import jitgen  # noqa: E402  the time between is what is measured
+import jitgen  # noqa: E402  the import is what is timed
 
 imported = time.perf_counter()
 

@@ -1,6 +1,6 @@
-"""A repeated multiply: r multiplies on every element, from bound by memory (r = 1) to bound by arithmetic (r = 256).
+"""A repeated multiply: r multiplies of every element, from bound by memory (r = 1) to bound by arithmetic (r = 256).
 
-The classic of run-time code generation: no two r are the same kernel, and the loop is unrolled because r is known.
+This is a classic of run-time code generation: each r is a kernel of its own, with the loop unrolled since r is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 
 def repeated_multiply(repeats: int) -> Case:
-    """``x`` to the power of ``repeats`` + 1, one multiply at a time."""
+    """The case that computes ``x`` to the power of ``repeats`` + 1, one multiply at a time."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x
@@ -38,5 +38,5 @@ def repeated_multiply(repeats: int) -> Case:
 
 
 def near_one(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
-    """Numbers whose high powers are numbers: neither infinite nor denormal."""
+    """Numbers near 1, whose high powers are neither infinite nor denormal."""
     return (1 + 0.001 * torch.randn(elements, dtype=dtype, device=device),)

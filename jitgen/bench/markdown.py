@@ -1,4 +1,7 @@
-"""README's tables from the JSON of ``jitgen bench``: ``python -m jitgen.bench.markdown bench-results/cpu.json``."""
+"""README's tables, made from the JSON of ``jitgen bench``.
+
+Run it as ``python -m jitgen.bench.markdown bench-results/cpu.json``.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from jitgen.bench.measurement import duration
 
 PEERS = ("copy_", "eager", "torch.compile")
 RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
+"""The rates a row may have, each with the unit of its billions; the last one that it has is printed."""
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """One machine's figures: the environment in a line, throughput against peers, then times of calls."""
+    """The figures of one machine: a line with the environment, throughput compared with peers, and times of calls."""
     environment, rows = content["environment"], content["measurements"]
     known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
@@ -25,17 +29,17 @@ def tables(content: Mapping[str, Any]) -> str:
     reductions = [[row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions")]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
     products = [row for row in rows if row["group"] == "products"]
-    parts = [", ".join(facts) + "."]
+    blocks = [", ".join(facts) + "."]
     if work:
-        parts.append(_table(header, map(_work, work)))
-    parts += [_across(cases) for cases in (*reductions, products) if cases]
+        blocks.append(_table(header, map(_work, work)))
+    blocks += [_by_size(cases) for cases in (*reductions, products) if cases]
     if calls:
-        parts.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
-    return "\n\n".join(parts)
+        blocks.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
+    return "\n\n".join(blocks)
 
 
-def _across(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each function, a column for each of its sizes: the time, and over it each peer's."""
+def _by_size(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table with a line for each function and a column for each size: its time, and each peer's as a multiple."""
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     peers = list(dict.fromkeys(peer for row in rows for peer in row["ratios"]))
     for row in rows:
@@ -49,7 +53,7 @@ def _across(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _numbers(size: str) -> tuple[int, list[int]]:
-    """Where "M=16" or "64 rows of 1024" stands among others."""
+    """The key by which columns such as "M=16" and "64 rows of 1024" are sorted."""
     numbers = [int(number) for number in re.findall(r"\d+", size)]
     return len(numbers), numbers
 

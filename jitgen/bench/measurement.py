@@ -1,4 +1,4 @@
-"""What a measurement is, what it is measured in, and the environment that it holds in."""
+"""What a measurement is, how it is taken, and the environment in which it was taken."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Bench:
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
-        elements: of the largest tensor of a streaming case; tensors lie over four times the last-level cache.
-        budget: seconds to spend on the timing of one case.
-        compile_peer: whether torch.compile is among the peers; its compilations take the most time of all.
-        repeats: new processes per figure of a cold start.
+        elements: the number of elements of the largest float32 tensor of a streaming case, which exceeds four times the
+            last-level cache.
+        budget: the time to spend on the timing of one case, in seconds.
+        compile_peer: whether torch.compile is among the peers. Its compilations take most of the time of a run.
+        repeats: the number of pairs of new processes for each figure of a cold start.
     """
 
     device: str
@@ -42,16 +43,17 @@ class Bench:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One case on one backend, and its peers beside it.
+    """One case on one backend, together with its peers.
 
     Attributes:
-        group, name: the case.
-        device, backend: ``"cpu"`` or ``"cuda"``, and which of jitgen's backends.
-        dtype, shape: of the first input; empty where there is none.
-        seconds: median by subject; ``"jitgen"`` is one, the others are peers.
-        error: ||out - reference|| / ||reference|| against float64 of the same inputs; None where nothing is computed.
-        moved: bytes the case must read and write at least once; 0 where that says nothing.
-        flops: operations, counted as a user would.
+        group, name: which case it is.
+        device, backend: ``"cpu"`` or ``"cuda"``, and the backend of jitgen.
+        dtype, shape: the dtype and shape of the first input; empty if there is none.
+        seconds: name of a subject -> median time of one call, in seconds. ``"jitgen"`` is one, the others are peers.
+        error: ||out - reference|| / ||reference||, where the reference is float64 of the same inputs; None if nothing
+            is compared.
+        moved: the bytes that the case must read and write at least once; 0 if that is not meaningful.
+        flops: the number of operations, counted as a user would.
         notes: what a reader must know, such as why a peer is absent.
     """
 
@@ -69,7 +71,7 @@ class Measurement:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """For each peer its time over jitgen's: above 1 where jitgen is faster."""
+        """The time of each peer divided by jitgen's; it is above 1 if jitgen is faster."""
         own = self.seconds["jitgen"]
         return {peer: time / own for peer, time in self.seconds.items() if peer != "jitgen"}
 
@@ -80,13 +82,13 @@ class Measurement:
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    """||out - reference|| / ||reference||; NaN where either holds one, so that nothing unwritten is overlooked."""
+    """||out - reference|| / ||reference||; NaN if either contains one, so that unwritten elements are noticed."""
     difference = torch.linalg.vector_norm(out.double() - reference)
     return float(difference / torch.linalg.vector_norm(reference.double()))
 
 
 def duration(seconds: float) -> str:
-    """``"12.3 us"``, in the unit that leaves one to three digits before the point."""
+    """``seconds`` with three digits, in the largest unit of which it is at least 1, such as ``"12.3 us"``."""
     for unit, length in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"
@@ -94,9 +96,9 @@ def duration(seconds: float) -> str:
 
 
 def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
-    """Hardware, versions, commit and command: what a figure is worth nothing without.
+    """The hardware, versions, commit and command, without which a figure cannot be interpreted.
 
-    ``commit``: of a copy that is no checkout of its own; else the checkout is asked.
+    ``commit``: the commit of a copy that is not a git checkout; by default git is asked.
     """
     facts: dict[str, Any] = {
         "jitgen": __version__,
@@ -136,7 +138,7 @@ def environment(bench: Bench, commit: str | None = None) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with ``+`` where files differ from it; None outside a checkout."""
+    """The commit of the checkout, followed by ``+`` if files differ from it; None outside of a checkout."""
     here = str(Path(__file__).parent)
     commit = _output("git", "-C", here, "rev-parse", "--short=12", "HEAD")
     changed = _output("git", "-C", here, "status", "--porcelain", "--untracked-files=no")
@@ -144,6 +146,7 @@ def _commit() -> str | None:
 
 
 def _output(*command: str) -> str | None:
+    """What ``command`` prints; None if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""What a warm call costs the host: arguments of 64 elements, so that there is next to nothing to compute.
+"""The time that a warm call takes on the host. Arguments have 64 elements, so that there is almost nothing to compute.
 
-The floor beside it is the least that could be done from Python: on the CPU an empty C function called through ctypes,
-and ``empty_like`` for the result; on a GPU one driver launch of an empty kernel. torch's own ``add``, a Triton kernel
-by Triton's own launcher and torch.compile are the peers.
+It is compared with the least that can be done from Python: on the CPU a call of an empty C function through ctypes and
+``empty_like`` for the result, on a GPU one driver launch of an empty kernel. The other peers are ``torch.add``, a
+Triton kernel launched by Triton, and torch.compile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(bench: Bench) -> Iterator[Measurement]:
         references = {"2 arguments": x.double() + y, "3 arguments": x.double() + y + z}
         times = host_medians(calls | peers, bench.device)
         for name, call in calls.items():
-            error = relative_error(call(), next(exact for words, exact in references.items() if words in name))
+            error = relative_error(call(), next(exact for suffix, exact in references.items() if suffix in name))
             seconds = {"jitgen": times[name], **{peer: times[peer] for peer in peers}}
             yield Measurement("overhead", name, bench.device, backend, "float32", (ELEMENTS,), seconds, error)
 
@@ -71,7 +71,7 @@ def _peers(bench: Bench, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) ->
 
 
 def _empty_function() -> Callable[..., None]:
-    """A C function of three pointers that does nothing, through ctypes."""
+    """A C function that takes three pointers and does nothing, called through ctypes."""
     from jitgen.runtime import cpu
 
     text = 'extern "C" void nothing(const void*, const void*, void*) {}\n'

@@ -1,8 +1,8 @@
 """Matrix products with quantised and dense weights, on the layers of Llama-3-8B and 70B.
 
-Every subject goes round copies of its weights that are larger than the last-level cache together, as layers of a model
-would; an activation and a result are the same at every call. Peers are what torch has for the same work (its 4-bit
-operator, the dense product of the dequantised weight) and, where it is installed, humming.
+Every subject cycles through copies of its weights that together exceed the last-level cache, as the layers of a model
+do; the activation and the result are the same in every call. The peers are what torch offers for the same work (its
+4-bit operator, and the dense product with the dequantised weight) and humming, if it is installed.
 """
 
 from __future__ import annotations
@@ -33,25 +33,29 @@ LLAMA = {
     "70B gate_up": (57344, 8192),
     "70B down": (8192, 28672),
 }
-"""(N, K) of y[M, N] = x[M, K] @ W[N, K].T"""
+"""(N, K) of the product y[M, N] = x[M, K] @ W[N, K].T of each layer."""
 GPU_ROWS = (1, 4, 16, 64, 1024, 4096)
 CPU_ROWS = (1, 16, 128)
 CHECKED_COLUMNS = 128
-"""Columns, half of them the first and half the last, compared with float64."""
-MOST_COPIES = 16
+"""The number of columns compared with float64: half of them are the first, half the last."""
+MAX_COPIES = 16
+"""The most copies of the weights."""
 
 Maker = Callable[[torch.Tensor, Sequence[Any]], Sequence[Call]]
-"""The calls of a subject, from an activation and the dense weights."""
+"""Makes the calls of a subject, from an activation and copies of the weights."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """One function of an activation and weights (N, K), and what it is measured on.
+    """One function of an activation and weights [N, K], and the operands that it is measured on.
 
     Attributes:
+        name: the name of the case.
         function: ``(x, *weights) -> y``.
-        weights: how many it takes.
-        format: of the weights; None where they are dense.
+        weights: the number of weights that it takes.
+        format: the format of the weights; None if they are dense.
+        shape: (N, K) of each weight.
+        dtype: the dtype of the activation, and of dense weights.
     """
 
     name: str
@@ -62,7 +66,7 @@ class Product:
     dtype: torch.dtype = torch.bfloat16
 
     def bytes(self, rows: int) -> int:
-        """What must be read and written at least once."""
+        """The bytes that must be read and written at least once, for ``rows`` rows of the activation."""
         columns, length = self.shape
         bits = {None: 8 * self.dtype.itemsize, "int8": 8, "int4": 4, "uint4": 4}[self.format]
         scales = 0 if self.format is None else 2 * columns * length // GROUP
@@ -99,7 +103,7 @@ def _cases(bench: Bench) -> Iterator[tuple[Product, Sequence[int]]]:
 
 
 def _int4_torch(product: Product, device: str) -> Maker | None:
-    """torch's own 4-bit operator; its codes are 0..15 about 8, which is what ours are about 0."""
+    """torch's 4-bit operator. Its codes are 0 to 15 with a zero-point of 8; those of int4 are -8 to 7."""
     if product.format != "int4":
         return None
 
@@ -160,10 +164,10 @@ def _humming(product: Product, device: str) -> Maker | None:
 
 
 def measure(product: Product, rows: Sequence[int], bench: Bench) -> Iterator[Measurement]:
-    """``product`` at each number of ``rows``, on each backend, beside its peers."""
+    """Measure ``product`` and its peers at each number of ``rows``, on each backend."""
     device = torch.device(bench.device)
     columns, length = product.shape
-    copies = max(2, min(MOST_COPIES, 4 * bench.elements * 4 // max(1, product.bytes(0))))
+    copies = max(2, min(MAX_COPIES, 4 * bench.elements * 4 // max(1, product.bytes(0))))
     first = [_weight(product, device) for _ in range(product.weights)]
     weights = [first, *([weight.clone() for weight in first] for _ in range(copies - 1))]
     peers = {
@@ -182,7 +186,7 @@ def measure(product: Product, rows: Sequence[int], bench: Bench) -> Iterator[Mea
             out = torch.full((count, columns), float("nan"), dtype=product.dtype, device=device)
             plan = function.bind(x, *own[0])
             for copy in own[1:]:
-                function(x, *copy)  # lays the weights out as the backend reads them
+                function(x, *copy)  # converts the weights to the layout that the backend reads
             plan(x, *own[0], out=out)
             error = _error(product, x, own[0], out)
             calls = [partial(plan, x, *copy, out=out) for copy in own]
@@ -208,7 +212,7 @@ def _weight(product: Product, device: torch.device) -> Any:
 
 
 def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], notes: list[str]) -> Sequence[Call]:
-    """The calls of a peer; none, with a note, where it refuses."""
+    """The calls of a peer. If the peer raises there are none, and ``notes`` gets the reason."""
     try:
         calls = maker(x, weights)
         calls[0]()
@@ -219,7 +223,7 @@ def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], note
 
 
 def _error(product: Product, x: torch.Tensor, weights: Sequence[Any], out: torch.Tensor) -> float:
-    """Against float64 of the dequantised weights, for the first and the last columns."""
+    """The relative error against float64 of the dequantised weights, in the first and the last columns."""
     half = CHECKED_COLUMNS // 2
     exact = [w.dequantize(torch.float64) if isinstance(w, QTensor) else w.double() for w in weights]
     ends = [torch.cat([w[:half], w[-half:]]) for w in exact]

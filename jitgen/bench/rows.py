@@ -1,7 +1,7 @@
-"""Row reductions, measured as the streaming cases are: one read and one write of every tensor is the bound.
+"""Row reductions, measured like the streaming cases: the bound is one read or one write of every tensor.
 
-On a GPU the shapes are those that models have, as far as its memory holds them; on the CPU there are as many rows as
-make the tensors of the streaming cases, whatever the length.
+On a GPU the shapes are those that models have, with fewer rows if its memory is too small. On the CPU tensors are as
+large as those of the streaming cases, whatever the length of a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jitgen.bench.streaming import COPIED, Case, Result, measure_all
 
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 151936)
 CPU_LENGTHS = tuple(length for length in LENGTHS if length != 32768)
-"""32768 shows what 16384 and 151936 do, at a third of the time."""
+"""Without 32768, which shows nothing that 16384 and 151936 do not."""
 ROWS = 8192
 GPU_SHAPES = (*((ROWS, length) for length in LENGTHS), (64, 151936))
 DTYPES = (torch.bfloat16, torch.float32)
@@ -29,9 +29,9 @@ DTYPES = (torch.bfloat16, torch.float32)
 def rows_of(
     count: int | None, length: int, tensors: int, weights: int, elements: int, dtype: torch.dtype, device: str
 ) -> tuple[torch.Tensor, ...]:
-    """``tensors`` of ``count`` rows of ``length``, and ``weights`` vectors of it spread over them.
+    """``tensors`` tensors of ``count`` rows of ``length`` elements, and ``weights`` vectors expanded to the same shape.
 
-    ``count``: by default as many as ``elements`` make.
+    ``count``: if None, as many rows as have ``elements`` elements in all.
     """
     count = max(1, elements // length) if count is None else count
     return (
@@ -61,7 +61,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm_eager(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Into memory of its own: torch's has no form with ``out=``, and a copy into ``out`` would count against it."""
+    """Allocates its result: torch has no form with ``out=``, and a copy into ``out`` would count against it."""
     return F.rms_norm(x, x.shape[-1:], weight[0], 1e-5)
 
 
@@ -70,7 +70,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
 
 
 def layer_norm_eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Into memory of its own: the form with ``out=``, native_layer_norm's, does the same and then copies."""
+    """Allocates its result: ``native_layer_norm`` has a form with ``out=``, but it also allocates, and then copies."""
     return F.layer_norm(x, x.shape[-1:], weight[0], bias[0])
 
 
@@ -82,7 +82,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) 
 def add_rms_norm_eager(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """The sum into ``out``, the norm into memory of its own, as above."""
+    """Writes the sum to ``out``, and allocates the norm as above."""
     h = torch.add(x, residual, out=out[0])
     return F.rms_norm(h, h.shape[-1:], weight[0], 1e-5)
 
@@ -92,8 +92,11 @@ class Reduction:
     """A function of rows.
 
     Attributes:
-        tensors, weights, outputs: how many tensors of rows and vectors of a row's length it takes, and what it returns.
-        cpu_lengths: what it is measured on there.
+        name: the name in tables.
+        function: plain torch. eager: the same as written by hand for eager torch, see ``Case``.
+        tensors, weights: how many tensors of rows, and how many vectors of a row's length, it takes.
+        outputs: how many tensors of rows it returns.
+        cpu_lengths: the lengths of rows that are measured on the CPU.
     """
 
     name: str
@@ -107,7 +110,7 @@ class Reduction:
     def case(
         self, length: int, count: int | None = None, dtypes: tuple[torch.dtype, ...] = DTYPES, prefix: str = ""
     ) -> Case:
-        """``prefix``: what sets its name apart from that of another number of rows."""
+        """The case of ``count`` rows of ``length``; ``prefix`` tells its name from that of another number of rows."""
         inputs = partial(rows_of, count, length, self.tensors, self.weights)
         return Case(f"{self.name}, {prefix}rows of {length}", self.function, self.eager, inputs, dtypes)
 
@@ -122,7 +125,7 @@ REDUCTIONS = (
 
 
 def gpu_shapes(reduction: Reduction) -> Iterator[tuple[int, int, torch.dtype]]:
-    """(rows, length, dtype) of every case."""
+    """The (rows, length, dtype) of every case on a GPU."""
     for count, length in GPU_SHAPES:
         for dtype in DTYPES:
             yield count, length, dtype
@@ -131,23 +134,24 @@ def gpu_shapes(reduction: Reduction) -> Iterator[tuple[int, int, torch.dtype]]:
 
 
 def rows_that_fit(count: int, row_bytes: int, free: int) -> int:
-    """``count``, or as many rows as let two sets of buffers, and the copy's two, lie in half of ``free`` bytes.
+    """``count``, or fewer rows if two sets of buffers, and the two of the copy, would exceed half of ``free`` bytes.
 
-    ``row_bytes``: of a row in all tensors of a set together. The other half is for the temporaries of peers.
+    The other half remains for temporaries of peers. ``row_bytes``: the size of one row in all tensors of a set, in
+    bytes.
     """
     half = free // 2
     return max(1, min(count, max(half // 4, half // 2 - COPIED) // row_bytes))
 
 
 def _free_memory() -> int:
-    """What the GPU has, once it has back what earlier cases held."""
+    """The free memory of the GPU, in bytes, after that of earlier cases has been released."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
 
 def cases(bench: Bench) -> Iterator[Case]:
-    """To measure each before the next is asked for: on a GPU it has as many rows as fit the memory there is then."""
+    """The cases. Each must be measured before the next is requested: its number of rows depends on the free memory."""
     for reduction in REDUCTIONS:
         if bench.device == "cpu":
             yield from map(reduction.case, reduction.cpu_lengths)

@@ -1,8 +1,9 @@
-"""Kernels bound by memory, beside a copy of as many bytes, eager torch and torch.compile.
+"""Kernels bound by memory, compared with a copy of as many bytes, eager torch and torch.compile.
 
-Outputs are given by the caller on every side, and hold NaN before the first call, so that what is not written shows.
-Eager torch is written as one would by hand, with ``out=`` and in place; where a function has no such form (RoPE, the
-norms), it allocates. torch.compile gets the function with ``out.copy_(...)`` around it, which it fuses.
+All subjects write to outputs that the caller owns. These contain NaN before the first call, so that elements which are
+not written are noticed. Eager torch is written as one would by hand, with ``out=`` and in place; where a function has
+no such form (RoPE, the norms), it allocates. torch.compile compiles the function together with ``out.copy_(...)``,
+which it fuses.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from jitgen.spec import dtype_name
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
 CHECKED = 2**20
-"""Elements per place (head, middle, tail) compared with float64."""
+"""The number of elements compared with float64 at the head, in the middle and at the tail of an output."""
 COPIED = 2**29
-"""The most bytes that one copy, the peer, reads and writes together. Longer ones are not faster, and torch's of float32
-can be slower: on an H200 1.2 GB moved at 2.7 TB/s, and 0.5 GB at 4.2."""
+"""The most bytes that one call of the peer ``copy_`` reads and writes in all. Longer copies are not faster, and those
+of float32 can be slower: on an H200, 1.2 GB moved at 2.7 TB/s and 0.5 GB at 4.2 TB/s."""
 WHOLE = 4096
-"""Elements of which a copy takes a multiple: of other counts torch's own does not move whole vectors."""
+"""The number of elements of a copy is a multiple of this; for other numbers torch does not move whole vectors."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ class Case:
     """One function and its inputs.
 
     Attributes:
-        name: what the table calls it.
-        function: plain torch; also what the float64 reference runs.
-        eager: the same written by hand for eager torch: ``(*inputs, out)``, where ``out`` is what ``function`` returns,
-            a tensor or a tuple of them.
-        inputs: ``(elements, dtype, device) -> tensors``, of fresh random numbers; the function maps rows of their first
-            dimension to rows, so that a part can be checked by itself.
-        dtypes: to measure it in.
-        flops: per element of the output, where that is worth telling.
+        name: the name in tables.
+        function: plain torch; the float64 reference runs it as well.
+        eager: the same as written by hand for eager torch, ``(*inputs, out)``, where ``out`` is like the result of
+            ``function``: a tensor or a tuple of tensors.
+        inputs: ``(elements, dtype, device) -> tensors`` of fresh random numbers. The function maps rows of their first
+            dimension to rows, so that a slice of the rows can be checked by itself.
+        dtypes: the dtypes to measure.
+        flops: the number of operations for each element of the output; 0 if the table is to show none.
     """
 
     name: str
@@ -63,7 +64,7 @@ def vector(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor
 
 
 def ragged_vectors(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
-    """Two vectors whose length is a multiple of nothing."""
+    """Two vectors whose length is odd."""
     return tuple(torch.randn(elements - 5, dtype=dtype, device=device) for _ in range(2))
 
 
@@ -76,7 +77,7 @@ def rope_inputs(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.T
 
 
 def swiglu_inputs(elements: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
-    """Gate and up side by side, as the fused projection of an 8B model gives them."""
+    """Gate and up in one tensor, next to each other, as the fused projection of an 8B model returns them."""
     return (torch.randn(max(1, elements // 28672), 28672, dtype=dtype, device=device),)
 
 
@@ -156,7 +157,7 @@ def measure_all(cases: Iterable[Case], bench: Bench, group: str) -> Iterator[Mea
 
 
 def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:
-    """One measurement for each backend; all of them, and the peers, timed in turn."""
+    """One measurement for each backend. All backends and peers are timed in alternation."""
     inputs, results = one_set(case, dtype, bench)
     moved = sum(map(_bytes, (*inputs, *results)))
     others = [one_set(case, dtype, bench) for _ in range(buffer_sets(moved, bench) - 1)]
@@ -174,12 +175,12 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
     copied = copied_elements(moved, dtype)
     subjects["copy_"] = _copies(copied, dtype, bench)
     eager: list[Callable[[], Any]] = [partial(case.eager, *i, _one(o)) for i, o in zip(sets, outs, strict=True)]
-    subjects["eager"] = eager if bench.device == "cpu" else keeping(eager)
+    subjects["eager"] = eager if bench.device == "cpu" else retaining(eager)
     notes = []
     if bench.compile_peer:
         try:
             subjects["torch.compile"] = compiled(case.function, sets, outs)
-        except Exception as error:  # a peer that does not work here is told of, and not measured
+        except Exception as error:  # a peer that fails here is reported, not measured
             notes.append(f"torch.compile: {type(error).__name__}: {str(error).splitlines()[0]}")
             print(notes[-1], file=sys.stderr)
     times = medians(subjects, bench.device, bench.budget)
@@ -202,7 +203,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
 
 
 def _elements(bench: Bench, dtype: torch.dtype) -> int:
-    """As many bytes in every dtype: ``bench.elements`` is of float32."""
+    """The number of elements of ``dtype`` that take as many bytes as ``bench.elements`` of float32."""
     return bench.elements * 4 // dtype.itemsize
 
 
@@ -211,60 +212,60 @@ def _tuple(result: Result) -> tuple[torch.Tensor, ...]:
 
 
 def _one(results: tuple[torch.Tensor, ...]) -> Result:
-    """As a function returns them and ``out=`` takes them: one by itself."""
+    """The results as a function returns them: a single one is not in a tuple."""
     return results[0] if len(results) == 1 else results
 
 
 def one_set(case: Case, dtype: torch.dtype, bench: Bench) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Inputs, and the memory of their results, which holds NaN, or the lowest integer."""
+    """The inputs, and outputs filled with NaN or, for integers, the lowest value."""
     inputs = case.inputs(_elements(bench, dtype), dtype, bench.device)
     results = _tuple(case.function(*(tensor.to("meta") for tensor in inputs)))
     return inputs, tuple(torch.full(r.shape, _unwritten(r.dtype), dtype=r.dtype, device=bench.device) for r in results)
 
 
 def _unwritten(dtype: torch.dtype) -> float:
-    """What no result is."""
+    """A value that no result has."""
     return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def keeping(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-    """The calls, each holding its result until it runs again: what they allocate goes round as given buffers do.
+def retaining(calls: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """The calls, each of which retains its result until it runs again, so that they cycle through several buffers.
 
-    In a graph each would else be given the memory of the one before, which a GPU's cache still holds.
+    Otherwise each call of a CUDA graph would allocate the memory of the call before it, which is still in the cache.
     """
-    kept: list[Any] = [None] * len(calls)
+    retained: list[Any] = [None] * len(calls)
 
-    def keep(place: int) -> None:
-        kept[place] = calls[place]()
+    def call(index: int) -> None:
+        retained[index] = calls[index]()
 
-    return [partial(keep, place) for place in range(len(calls))]
+    return [partial(call, index) for index in range(len(calls))]
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """What must be moved for it: a vector spread over rows is read once, and then from the cache."""
+    """The bytes that must be moved for ``tensor``. A vector expanded over rows is read from memory once."""
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
 
 
 def buffer_sets(moved: int, bench: Bench) -> int:
-    """How many sets of buffers, of ``moved`` bytes each, calls go round.
+    """The number of sets of buffers, of ``moved`` bytes each, through which calls cycle.
 
-    On a GPU two at least, and as many as lie over four times its L2 together. On the CPU, where each call is timed by
-    itself and each tensor lies over four times the cache, one.
+    On a GPU there are at least two, and together they exceed four times its L2 cache. On the CPU there is one, because
+    each call is timed by itself and each tensor exceeds four times the cache.
     """
     return 1 if bench.device == "cpu" else max(2, 4 * bench.elements // moved + 1)
 
 
 def copied_elements(moved: int, dtype: torch.dtype) -> int:
-    """How many elements a copy takes to read and write about ``moved`` bytes together, ``COPIED`` at most.
+    """The number of elements with which a copy reads and writes about ``moved`` bytes in all, ``COPIED`` at most.
 
-    The time of the copy is then scaled to ``moved`` bytes.
+    Its time is scaled to ``moved`` bytes.
     """
     count = min(moved, COPIED) // (2 * dtype.itemsize)
     return max(1, -(-count // WHOLE)) * WHOLE
 
 
 def _copies(count: int, dtype: torch.dtype, bench: Bench) -> list[Callable[[], Any]]:
-    """copy_ calls of ``count`` elements."""
+    """Calls of ``copy_``, of ``count`` elements each."""
     number = buffer_sets(2 * count * dtype.itemsize, bench)
     sources = [torch.randn(count, dtype=dtype, device=bench.device) for _ in range(number)]
     return [partial(torch.full_like(source, torch.nan).copy_, source) for source in sources]
@@ -273,32 +274,33 @@ def _copies(count: int, dtype: torch.dtype, bench: Bench) -> list[Callable[[], A
 def compiled(
     function: Callable[..., Result], sets: Any, outs: Any, backend: Any = "inductor"
 ) -> list[Callable[[], Any]]:
+    """Calls of ``function`` compiled by torch.compile together with copies of its results to ``outs``."""
     number = len(outs[0])
 
     def write(*tensors: torch.Tensor) -> None:
         for out, result in zip(tensors[:number], _tuple(function(*tensors[number:])), strict=True):
             out.copy_(result)
 
-    torch._dynamo.reset()  # every case is the same code object to Dynamo, which recompiles only so often
+    torch._dynamo.reset()  # to Dynamo all cases are one code object, of which it compiles only a few versions
     written = torch.compile(write, backend=backend, dynamic=False, fullgraph=True)
     written(*outs[0], *sets[0])
     return [partial(written, *out, *inputs) for inputs, out in zip(sets, outs, strict=True)]
 
 
 def _error(case: Case, inputs: tuple[torch.Tensor, ...], outs: tuple[torch.Tensor, ...]) -> float:
-    """Against float64, at the head, in the middle and at the tail; NaN if any element of all was left unwritten.
+    """The largest relative error of ``outs`` against float64, at the head, in the middle and at the tail.
 
-    The worst of all ``outs``.
+    It is NaN if any element of ``outs`` was not written.
     """
     if any(bool(out.isnan().any()) for out in outs):
         return float("nan")
-    rows = inputs[0].shape[0]
-    count = min(rows, max(1, CHECKED * rows // inputs[0].numel()))
+    length = inputs[0].shape[0]
+    count = min(length, max(1, CHECKED * length // inputs[0].numel()))
     worst = 0.0
-    for start in {0, (rows - count) // 2, rows - count}:
-        part = slice(start, start + count)
-        exact = (t[part].double() if t.is_floating_point() else t[part] for t in inputs)
+    for start in {0, (length - count) // 2, length - count}:
+        rows = slice(start, start + count)
+        exact = (t[rows].double() if t.is_floating_point() else t[rows] for t in inputs)
         references = _tuple(case.function(*exact))
         for out, reference in zip(outs, references, strict=True):
-            worst = max(worst, relative_error(out[part], reference))
+            worst = max(worst, relative_error(out[rows], reference))
     return worst

@@ -1,4 +1,4 @@
-"""The groups of cases, and how much of each a machine is asked for."""
+"""The groups of cases, and the sizes that suit a machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import ahead, coldstart, columns, intensity, overhead, products, reductions, rows, streaming
+from jitgen.bench import ahead, batched, coldstart, columns, intensity, overhead, products, reductions, rows, streaming
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
@@ -16,6 +16,7 @@ GROUPS = {
     "columns": columns.run,
     "reductions": reductions.run,
     "products": products.run,
+    "batched": batched.run,
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
@@ -26,17 +27,17 @@ AHEAD = {
     "columns": lambda bench: columns.CASES,
     "reductions": lambda bench: reductions.CASES,
 }
-"""Cases whose functions another process can import."""
+"""The groups whose functions other processes can import, so that torch.compile can compile them in parallel."""
 
 
 def configure(device: str | None = None, quick: bool = False) -> Bench:
-    """A bench for ``device``, by default the best one here.
+    """A bench for ``device``, by default the best device of this machine.
 
     Args:
-        quick: fewer repeats and no torch.compile; the tensors are as large.
+        quick: whether to measure with fewer repeats and without torch.compile. Tensors have the same sizes.
 
     Raises:
-        UnsupportedError: there is no such device.
+        UnsupportedError: this machine has no such device.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -47,15 +48,14 @@ def configure(device: str | None = None, quick: bool = False) -> Bench:
         from jitgen.runtime.cpu import last_level_cache
 
         cache = last_level_cache()
-    elements = max(2**24, cache) + 2**16  # of four bytes: a little over four times the cache
+    elements = max(2**24, cache) + 2**16  # of 4 bytes each, so that they slightly exceed four times the cache
     return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3)
 
 
 def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Measurement]:
-    """The measurements of the groups ``names``, all if there is none, as they are taken.
+    """The measurements of the groups ``names``, or of all groups, one by one as they are taken.
 
-    ``jobs``: where there are several, the groups with the most to compile for torch.compile do so in as many processes
-    first.
+    ``jobs``: if above 1, that many processes first compile what torch.compile needs for the groups in ``AHEAD``.
     """
     if jobs > 1 and bench.compile_peer:
         ahead.compile_ahead(

@@ -1,10 +1,10 @@
-"""Clocks. Subjects are timed in turn, round after round, so that what disturbs the machine disturbs them alike.
+"""Timing. Subjects are timed in alternation, in many rounds, so that disturbances of the machine affect all alike.
 
-A subject is a sequence of calls that do the same work on different buffers. On the CPU the buffers are larger than
-the last-level cache and each call is timed by itself. On a GPU the calls are captured into one CUDA graph, which
-leaves the host out of the figure; together they touch more than its L2, so that none finds the last one's data there.
-The graph is replayed once before it is timed: what a subject leaves in the cache to be written to memory is its own to
-pay for, not the next one's, and the timed replay is queued before it can start.
+A subject is a sequence of calls that do the same work on different buffers. On the CPU the buffers are larger than the
+last-level cache, and each call is timed by itself. On a GPU the calls are captured into one CUDA graph, so that the
+figure excludes the host; together they touch more memory than the L2 cache has, so that no call finds the data of the
+one before. The graph is replayed once before it is timed. The data that a subject leaves in the cache is then written
+to memory within its own time, not the next subject's, and the timed replay is queued before the device could start it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import torch
 Call = Callable[[], object]
 Subjects = Mapping[str, Sequence[Call]]
 
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 101
+MIN_ROUNDS, MAX_ROUNDS = 5, 101
+"""Bounds of the number of times that every subject is timed."""
 CALLS_PER_GRAPH = 8
+"""The fewest calls that one CUDA graph has."""
 
 
 def medians(subjects: Subjects, device: str, budget: float) -> dict[str, float]:
-    """Median seconds of one call, by subject; ``budget`` is about how many seconds to spend."""
+    """The median time of one call of each subject, in seconds; timing takes about ``budget`` seconds in all."""
     timers = {name: (_graph_timer if device == "cuda" else _clock_timer)(calls) for name, calls in subjects.items()}
-    once = sum(timer() * CALLS_PER_GRAPH if device == "cuda" else timer() for timer in timers.values())
-    rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(budget / max(once, 1e-9))))
+    round_seconds = sum(timer() * CALLS_PER_GRAPH if device == "cuda" else timer() for timer in timers.values())
+    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(budget / max(round_seconds, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
         for name, timer in timers.items():
@@ -35,13 +37,14 @@ def medians(subjects: Subjects, device: str, budget: float) -> dict[str, float]:
 
 
 def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
+    """A function that times one call, in seconds, and takes the next call each time."""
     calls[0]()
-    place = 0
+    index = 0
 
     def timer() -> float:
-        nonlocal place
-        call = calls[place % len(calls)]
-        place += 1
+        nonlocal index
+        call = calls[index % len(calls)]
+        index += 1
         started = time.perf_counter()
         call()
         return time.perf_counter() - started
@@ -50,13 +53,14 @@ def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
 
 
 def in_turn(calls: Sequence[Call]) -> list[Call]:
-    """What one graph holds: every call as often as the next, ``CALLS_PER_GRAPH`` at least."""
+    """The calls of one graph: all of ``calls`` equally often, and ``CALLS_PER_GRAPH`` or more of them."""
     return [*calls] * -(-CALLS_PER_GRAPH // len(calls))
 
 
 def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
+    """A function that replays the calls in a CUDA graph and returns the mean time of one, in seconds."""
     repeated = in_turn(calls)
-    # Whatever compiles, loads or tunes does so here, on a side stream as capture wants it.
+    # Whatever compiles, loads or tunes does so in these calls. Capture requires that they run on a side stream.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -84,7 +88,10 @@ def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:
 
 
 def host_medians(subjects: Mapping[str, Call], device: str, calls: int = 500, rounds: int = 15) -> dict[str, float]:
-    """Median seconds the host spends on one call: what a GPU still has to do after the last is waited for untimed."""
+    """The median time that the host spends on one call, in seconds.
+
+    The wait for what a GPU has still to do after the last call is not timed.
+    """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for call in subjects.values():
         call()

@@ -1,4 +1,4 @@
-"""An add in plain Triton, launched by Triton itself: a peer of the overhead group. Imported only there."""
+"""An add in plain Triton, launched by Triton itself: a peer of the group ``overhead``, which alone imports it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import triton.language as tl
 
 @triton.jit
 def add(x, y, out, count, BLOCK: tl.constexpr):
-    place = tl.arange(0, BLOCK)
-    inside = place < count
-    tl.store(out + place, tl.load(x + place, inside) + tl.load(y + place, inside), inside)
+    index = tl.arange(0, BLOCK)
+    inside = index < count
+    tl.store(out + index, tl.load(x + index, inside) + tl.load(y + index, inside), inside)

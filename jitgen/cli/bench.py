@@ -1,4 +1,4 @@
-"""``jitgen bench``: a table on the terminal, and JSON with all that a figure needs to be repeated."""
+"""``jitgen bench`` prints a table of measurements, and writes JSON with everything needed to repeat them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jitgen.cli.show import print_table
 if TYPE_CHECKING:
     from jitgen.bench.measurement import Measurement
 
-GROUPS = ("streaming", "rows", "columns", "reductions", "products", "intensity", "overhead", "coldstart")
+GROUPS = ("streaming", "rows", "columns", "reductions", "products", "batched", "intensity", "overhead", "coldstart")
 
 
 @click.command()
@@ -49,7 +49,7 @@ def bench(
 
 
 def _row(measurement: Measurement) -> tuple[str, ...]:
-    """Peers are shown by how many times jitgen's time they take."""
+    """The cells of a measurement. A peer is shown by its time as a multiple of jitgen's."""
     from jitgen.bench.measurement import duration
 
     own = measurement.seconds["jitgen"]

@@ -1,7 +1,8 @@
 """``jitgen cache``: ls, show, verify, prune, export, import, clear, path, why.
 
-Each is a thin face on ``jitgen.store.Store``. A key may be given by any unambiguous beginning of four digits or more,
-as git takes them. Status: 0, 1 where something is damaged or not there, 2 where the store cannot be used.
+Each command calls a method of ``jitgen.store.Store``. Like a commit in git, a key may be abbreviated to any unambiguous
+prefix of four or more digits. The exit status is 0, or 1 if an entry is damaged or missing, or 2 if the store cannot be
+used.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jitgen.cli.show import age, in_units, json_option, print_json, print_table
 from jitgen.store import Entry, Store, StoredArtifact
 
 _SHORTEST_PREFIX = 4
+"""The fewest hex digits by which a key may be abbreviated."""
 
 
 @click.group()
@@ -99,6 +101,7 @@ def verify(repair: bool, as_json: bool) -> None:
 
 
 def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """The number of bytes that ``--limit`` gives, such as ``20G``."""
     try:
         return None if text is None else int(settings.SETTINGS["JITGEN_CACHE_LIMIT"].parse(text))
     except ValueError as error:
@@ -185,11 +188,11 @@ def why(key: str, as_json: bool) -> None:
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            place = "layer" if finding.layer else "store"
-            click.echo(f"{finding.state}: {finding.kind} in the {place}, {finding.path}: {finding.detail}")
+            owner = "layer" if finding.layer else "store"
+            click.echo(f"{finding.state}: {finding.kind} in the {owner}, {finding.path}: {finding.detail}")
         if not findings:
-            places = ", ".join(str(place) for place in (store.root, *store.layers))
-            click.echo(f"absent: {full} is in none of {places}")
+            directories = ", ".join(map(str, (store.root, *store.layers)))
+            click.echo(f"absent: {full} is in none of {directories}")
     sys.exit(0 if any(finding.state == "present" for finding in findings) else 1)
 
 
@@ -210,7 +213,7 @@ def _find(store: Store, prefix: str) -> Entry:
 
 
 def _what(store: Store, entry: Entry) -> str:
-    """What an entry is, in a few words."""
+    """A short description of an entry: what was compiled, for which target, by which toolchain."""
     content = store.peek(entry)
     if content is None:
         return "damaged"
@@ -221,6 +224,7 @@ def _what(store: Store, entry: Entry) -> str:
 
 
 def _print_facts(facts: Mapping[str, Any], indent: int = 0) -> None:
+    """Print nested facts, one to a line, indented by ``indent`` spaces."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:
             click.echo(f"{' ' * indent}{name}:")

@@ -1,7 +1,7 @@
-"""``jitgen doctor``: what this machine can run and compile, and what is missing and how to get it.
+"""``jitgen doctor`` reports what this machine can run and compile, what is missing, and how to get it.
 
-Every check is a small function that gives rows; one that fails is itself a row, since doctor is what one runs when
-something is broken.
+Every check is a small function that yields rows. A check that raises becomes a row itself, because people run doctor
+when something is broken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OK, MISSING, NOTE = "ok", "missing", "note"
 
 @dataclass(frozen=True)
 class Row:
-    """One fact: ``state`` is ``ok``, ``missing`` (and ``remedy`` says how to get it) or ``note`` (a thing to know)."""
+    """One finding. ``state`` is ``ok``, ``missing`` (``remedy`` then says how to get it) or ``note`` (information)."""
 
     topic: str
     name: str
@@ -51,7 +51,7 @@ def doctor(as_json: bool) -> None:
 
 
 def examine() -> list[Row]:
-    """All rows, in the order in which they are printed."""
+    """The rows of all checks, in the order in which they are printed."""
     rows: list[Row] = []
     for topic, check in CHECKS:
         try:
@@ -63,6 +63,7 @@ def examine() -> list[Row]:
 
 
 def _able(rows: list[Row], topic: str) -> list[str]:
+    """What this machine is able to do of ``topic``, ``"run"`` or ``"compile"``."""
     return [f"{row.name} ({row.value})" for row in rows if row.topic == topic and row.state == OK]
 
 
@@ -209,14 +210,16 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
     ("store", _store),
     ("settings", _settings),
 )
-"""Topic of a check's own failure, and the check."""
+"""The checks, each with the topic of the row that is printed if the check itself fails."""
 
 
 def _found(topic: str, name: str, found: object, remedy: str) -> Row:
+    """A row that is ``ok`` if ``found`` is truthy, and otherwise ``missing``."""
     return Row(topic, name, OK, str(found)) if found else Row(topic, name, MISSING, "not found", remedy)
 
 
 def _distribution(name: str) -> str | None:
+    """The version of an installed distribution; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

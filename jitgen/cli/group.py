@@ -1,6 +1,6 @@
-"""The command table. A command is loaded when it is run, so that ``jitgen --help`` imports none of them.
+"""The table of commands. A command is imported when it is run, so that ``jitgen --help`` imports none of them.
 
-To add one: write ``cli/<name>.py`` with a click command of that name, and give it a row in ``COMMANDS``.
+To add a command, write ``cli/<name>.py`` with a click command of that name, and add a row to ``COMMANDS``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ COMMANDS = {
     "prewarm": ("jitgen.cli.prewarm:prewarm", "Compile a manifest's kernels for named targets; needs no GPU."),
     "source": ("jitgen.cli.source:source", "Print the source generated for a function and a target; needs no GPU."),
 }
-"""Command name -> (module:object, one line of help)."""
+"""Name of a command -> (``module:object``, its line in ``jitgen --help``)."""
 
 
 class Unusable(click.ClickException):
-    """The store itself cannot be used; the status is that of a wrong argument."""
+    """The store or a manifest cannot be used. The exit status is 2, the same as for a wrong argument."""
 
     exit_code = 2
 
 
 class LazyGroup(click.Group):
-    """A click group that reads ``COMMANDS``, and turns jitgen's own errors into a message and a status."""
+    """A click group of the commands in ``COMMANDS``, which turns jitgen's errors into a message and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted(COMMANDS)

@@ -1,4 +1,4 @@
-"""``jitgen prewarm``: compile a manifest's kernels for named targets, on a machine that needs no such device."""
+"""``jitgen prewarm`` compiles the kernels of a manifest for named targets; the machine needs no such device."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def prewarm(manifest: Path, targets: tuple[str, ...], jobs: int, as_json: bool) 
 
     A manifest is written by `jitgen.record`, or by a program that runs under JITGEN_RECORD=PATH.
     """
+    from jitgen.deploy.prewarm import PrewarmReport
+    from jitgen.deploy.prewarm import prewarm as build
     from jitgen.errors import JitgenError
-    from jitgen.manifest import PrewarmReport
-    from jitgen.manifest import prewarm as build
 
     failure = None
     try:

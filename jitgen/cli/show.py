@@ -1,4 +1,4 @@
-"""How commands print: JSON for programs, a rich table on a terminal, plain columns in a pipe."""
+"""How commands print their results: JSON for programs, a table on a terminal, tab-separated columns in a pipe."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=Tr
 
 
 def print_json(value: Any) -> None:
-    """Paths and the like become strings."""
+    """Print ``value`` as JSON. What JSON has no type for, such as a path, is printed as a string."""
     click.echo(json.dumps(value, indent=2, default=str))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns are named on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
+    """Print a table, with a header on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
     if not sys.stdout.isatty():
         for row in rows:
             click.echo("\t".join(row))
@@ -34,7 +34,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def in_units(size: float) -> str:
-    """``"1.5 MiB"`` for bytes."""
+    """``size``, in bytes, in the unit that suits it, such as ``"1.5 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -43,7 +43,7 @@ def in_units(size: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """``"3 h ago"``, in the largest unit that fits."""
+    """How long ago ``seconds`` is, in the largest unit that fits, such as ``"3 h ago"``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

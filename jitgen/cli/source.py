@@ -1,6 +1,6 @@
-"""``jitgen source``: the kernels of a function for a target, on a machine that needs no such device.
+"""``jitgen source`` prints the kernels of a function for a target; the machine needs no such device.
 
-A thin face on ``JitFunction.lower``; with ``--asm`` it compiles too, into the store.
+It calls ``JitFunction.lower``. With ``--asm`` it also compiles the kernels, into the store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from jitgen import settings
 from jitgen.cli.show import json_option, print_json
 
-_WORDS = {"true": True, "false": False, "none": None}
+_LITERALS = {"true": True, "false": False, "none": None}
 
 
 @click.command()
@@ -70,30 +70,30 @@ def source(
 
 
 def load_function(text: str) -> Any:
-    """The jitgen function that ``model.py:gate``, ``package.model:gate`` or ``model.py:Class.method`` names.
+    """The jitgen function named ``model.py:gate``, ``package.model:gate`` or ``model.py:Class.method``.
 
-    A plain function is decorated. A file is imported under its own name, with its directory first on the path, as
-    Python does with a script; what stands under ``if __name__ == "__main__"`` does not run.
+    A function that is not decorated is decorated here. A file is imported under its own name, with its directory first
+    on the path, as for a script; code under ``if __name__ == "__main__"`` does not run.
     """
     from jitgen.api import JitFunction, jit
 
-    place, separator, name = text.rpartition(":")
-    if not separator or not name or not place:
+    origin, separator, name = text.rpartition(":")
+    if not separator or not name or not origin:
         raise click.UsageError(f"{text!r}: write the file or module, a colon and the function, such as model.py:gate")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    module = _import_file(Path(origin)) if origin.endswith(".py") else _import_module(origin)
     found: Any = module
-    for part in name.split("."):
+    for attribute in name.split("."):
         try:
-            found = getattr(found, part)
+            found = getattr(found, attribute)
         except AttributeError:
-            raise click.UsageError(f"{place} has no {name!r}") from None
+            raise click.UsageError(f"{origin} has no {name!r}") from None
     if not callable(found):
         raise click.UsageError(f"{text} is a {type(found).__name__}, not a function")
     return found if isinstance(found, JitFunction) else jit(found)
 
 
 def _import_module(name: str) -> Any:
-    # The command's own directory is on the path of `python -m jitgen`, and not on that of the script `jitgen`.
+    # `python -m jitgen` has the working directory on its path; the installed script `jitgen` does not.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -110,14 +110,14 @@ def _import_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
-    # A file named as a module that is already here, such as code.py, must not take that module's place.
+    # A file with the name of a module that is already imported, such as code.py, must not replace that module.
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
     return module
 
 
 def read_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and the named arguments that ``--arg`` options give."""
+    """The positional and the named arguments given by ``--arg`` options."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for text in texts:
@@ -130,10 +130,10 @@ def read_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def read_argument(text: str) -> Any:
-    """One argument: a ``TensorSpec`` where there is a dtype before a bracket, else a Python literal or a dtype.
+    """One argument: a ``TensorSpec`` if a dtype precedes a bracket, otherwise a Python literal or a dtype.
 
     Raises:
-        click.UsageError: it is none of these; UnsupportedError: a tensor that cannot be.
+        click.UsageError: ``text`` is none of these. UnsupportedError: there can be no such tensor.
     """
     from jitgen.errors import UnsupportedError
     from jitgen.spec import TensorSpec, parse_dtype
@@ -141,8 +141,8 @@ def read_argument(text: str) -> Any:
     stripped = text.strip()
     if re.match(r"[A-Za-z]", stripped) and "[" in stripped:
         return TensorSpec.parse(stripped)
-    if stripped.lower() in _WORDS:
-        return _WORDS[stripped.lower()]
+    if stripped.lower() in _LITERALS:
+        return _LITERALS[stripped.lower()]
     try:
         return ast.literal_eval(stripped)
     except (ValueError, SyntaxError):

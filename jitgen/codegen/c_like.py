@@ -1,7 +1,7 @@
-"""What the two C++ dialects share: literals, casts, and rows for the operations C++ has operators for.
+"""What the C++ and the CUDA C++ dialect share: types, literals, casts, and the rows of operations.
 
-Every other operation is a function of the same name in ``namespace jitgen``, defined by the dialect's static headers
-(``templates/cpp/include``, ``templates/cuda/include``), overloaded over the compute dtypes.
+An operation without a C++ operator is a function of the same name in ``namespace jitgen``, which the dialect's static
+headers define (``templates/common/include/jitgen/``), overloaded over the compute dtypes.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def _rows() -> dict[str, Row]:
 
 
 ROWS = _rows()
-"""Operators on floats; functions of the headers for the rest (integer arithmetic wraps there, without overflow)."""
+"""Floats use C++ operators. All else calls functions of the headers, where integer arithmetic wraps; the overflow of a
+signed C++ operator would be undefined."""
 
 COARSE = {op: f"jitgen::coarse_{op}({{0}})" for op in ("exp", "sigmoid")}
-"""Functions of the headers that 16-bit results may have instead; see ``Dialect``."""
+"""Faster, less exact functions of the headers, for results that are rounded to 16 bits; see ``Dialect.coarse``."""
 
 
 def constant(value: bool | int | float, dtype: str) -> str:

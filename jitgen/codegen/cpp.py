@@ -1,4 +1,4 @@
-"""The C++ dialect for the host: vectorised by the host compiler from branch-free scalar code."""
+"""The C++ dialect for CPUs: branch-free scalar code, which the host compiler vectorises (``compile/host.py``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA C++ dialect, compiled by NVRTC or nvcc."""
+"""The CUDA C++ dialect, compiled by NVRTC (``compile/nvrtc.py``) or nvcc (``compile/load_inline.py``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jitgen.codegen.dialect import Dialect
 
 
 def constant(value: bool | int | float, dtype: str) -> str:
-    """As C++, except that NVRTC knows NaN and infinity only by their bits."""
+    """As in C++, except for NaN and infinity: NVRTC has no builtins for them, so they are written as bits."""
     if dtype in ("float32", "float64"):
         text = c_like.constant(value, dtype)
         number = float(value)

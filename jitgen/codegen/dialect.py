@@ -1,14 +1,14 @@
-"""What every dialect is: tables from operations and dtypes to text.
+"""What a dialect is: tables from operations and dtypes to text.
 
-A dialect prints the instructions of a body (``ir/body.py``) one line each. It consists of
+A dialect prints each instruction of a body (``ir/body.py``) as one line. It consists of
 
 * ``rows``: operation -> format string over ``{0}``, ``{1}``, ``{2}`` (operand names) and ``{type}``; or a dict of such
   strings by compute dtype, or by the classes ``float`` and ``int`` (the most specific wins);
-* ``coarse``: float32 rows to use instead where every result is a float of 16 bits or fewer;
+* ``coarse``: rows that replace float32 rows where every result is a float of 16 bits or fewer;
 * ``types`` and ``storage_types``: dtype -> type name;
-* four expressions that truly differ: ``constant``, ``cast``, ``round`` and the line that names a value.
+* four functions for what tables cannot express: ``constant``, ``cast``, ``round`` and ``assign``.
 
-A test fails when a dialect lacks a row for an operation of ``ir/ops.py``. tinygrad's renderers are built this way.
+A test fails where a dialect lacks a row for an operation of ``ir/ops.py``. tinygrad's renderers are built this way.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Dialect:
     """One output language.
 
     Attributes:
-        name: ``"cpp"``, ``"cuda"`` or ``"triton"``; also its folder under ``templates/``.
-        rows, types, storage_types: the tables.
-        coarse: rows for float32 whose error of up to 2**-16 the rounding of a 16-bit result hides: half a unit in the
-            last place of float16 is 2**-12.
+        name: ``"cpp"``, ``"cuda"`` or ``"triton"``; the backend has the same name.
+        rows, types, storage_types: the tables; see the module.
+        coarse: operation -> float32 row with a relative error of up to 2**-16. Rounding the result to 16 bits hides it:
+            half a unit in the last place of float16 is at least 2**-12 of the number.
         constant: (number, compute dtype) -> literal.
-        cast: (expression, from, to) -> expression, between compute dtypes.
-        round: (expression, storage dtype) -> expression: to storage and back.
-        assign: (type name, value name, expression) -> the line that defines a value.
-        suffix: of the template's file name, such as ``".cu"``.
-        headers: static headers every source includes, by include name.
+        cast: (expression, from, to) -> expression converted from one compute dtype to another.
+        round: (expression, storage dtype) -> expression rounded to the storage dtype, in its compute dtype.
+        assign: (type name, value name, expression) -> the line that defines the value.
+        suffix: the suffix of template files, such as ``".cu"``.
+        headers: include names of the static headers that every source of the dialect includes.
     """
 
     name: str
@@ -64,9 +64,12 @@ class Dialect:
     def expression(
         self, instruction: Instruction, names: Mapping[int, str], dtypes: Mapping[int, str], coarse: bool = False
     ) -> str:
-        """The text of an instruction that computes (loads and stores belong to the template).
+        """The expression of one instruction. Loads and stores have none; templates write them.
 
-        ``coarse``: every result of the kernel is a float of 16 bits or fewer.
+        Args:
+            names: the name of each value, by the position of its instruction.
+            dtypes: the compute dtype of each value, by the position of its instruction.
+            coarse: whether every result of the kernel is a float of 16 bits or fewer.
         """
         operands = [names[position] for position in instruction.args]
         if instruction.op == "const":

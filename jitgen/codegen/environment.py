@@ -1,12 +1,16 @@
-"""The Jinja environment, and rendering that remembers where each generated line came from.
+"""The Jinja environment, and rendering that records which template line each generated line came from.
 
 Delimiters are chosen so that a template reads, highlights and formats as its own language: ``${x}`` prints, lines
 that start with ``//%`` (``#%`` in Triton) are statements, ``<# #>`` comments. ``{``, ``{%`` and ``{{`` stay plain text,
-which inline PTX and nested braces need. A name that is not defined is an error (StrictUndefined).
+which inline PTX and nested braces need. A name that is not defined is an error (StrictUndefined). What a template
+prints into a comment goes through the filter ``comment`` (``codegen/text.py``).
 
-Every template line ends in an invisible mark naming it; a printed expression carries a mark of the user's line. Marks
-are stripped after rendering and become the ``LineMap`` by which a compiler's complaint about line 57 is told as
-"cpp/elementwise.cpp.j2 line 31, your expression at model.py line 12". Rendering is deterministic: no time, no path.
+Before rendering, a mark that names the line is added to the end of each template line; a printed expression has a mark
+with the user's line. ``render`` strips the marks and returns them as ``Origin``s, by which a compiler error in line 57
+is reported as "elementwise/elementwise.cpp.j2:31, your expression at model.py:12". Rendering is deterministic: neither
+a time nor a path is printed.
+
+Neighbours: ``families/render.py`` and each family's own ``render.py`` call ``kernel_source``.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jitgen._data import templates_directory
+from jitgen.codegen.text import comment
 from jitgen.errors import CompileError, SourceLine
 from jitgen.spec import KernelSource, Target
 
@@ -30,13 +35,17 @@ _USER_MARK = re.compile("\x03([^\x04]*)\x04")
 
 
 def user_mark(location: str | None) -> str:
-    """Text that, printed in a template, ties its generated line to the user's ``location``."""
-    return f"\x03{location}\x04" if location else ""
+    """A mark for a template to print in a generated line that computes the user's expression at ``location``."""
+    if not location:
+        return ""
+    # A file's name may hold anything; a control character would end the mark, and a line feed the line.
+    name = location if location.isprintable() else "".join(c if c.isprintable() else "?" for c in location)
+    return f"\x03{name}\x04"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a generated line came from."""
+    """The template line and the user's line (as ``file:line``) that a generated line came from; None if unknown."""
 
     template: str | None = None
     user: str | None = None
@@ -44,15 +53,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Rendered:
-    """Generated text and, for each of its lines, the origin."""
+    """Generated text, and the origin of each of its lines."""
 
     text: str
     origins: tuple[Origin, ...]
 
     def explain(self, error: CompileError, path: str | None = None) -> CompileError:
-        """``error`` with the template line and the user's line of each failing line filled in.
+        """``error`` with the template line and the user's line of each failing line.
 
-        ``path`` is where the source can be read.
+        Args:
+            path: the file that the source has been written to, for the user to read.
         """
         lines = []
         for line in error.lines:
@@ -62,9 +72,19 @@ class Rendered:
         return CompileError(message, path=path or error.path, log=error.log, lines=tuple(lines))
 
 
+def family_folder(name: str) -> Path:
+    """The directory with the templates of jitgen's own family ``name``."""
+    return templates_directory() / name
+
+
+def _common_folder() -> Path:
+    """The directory with the templates and headers that several families use."""
+    return templates_directory() / "common"
+
+
 @cache
-def environment(language: str) -> jinja2.Environment:
-    """The environment of the templates in ``templates/<language>/``."""
+def environment(language: str, folder: Path) -> jinja2.Environment:
+    """The environment for the templates in ``folder`` and those that all families share."""
     import jinja2
     from jinja2.ext import Extension
 
@@ -72,14 +92,15 @@ def environment(language: str) -> jinja2.Environment:
 
     class LineMarks(Extension):
         def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-            marked = []
+            marked, place = [], f"{Path(filename).parent.name}/{name}" if filename else str(name)
             for number, line in enumerate(source.split("\n"), 1):
-                silent = line.lstrip().startswith((statement, "<#", "<%")) or not line.strip()
-                marked.append(line if silent else f"{line}\x01{language}/{name}:{number}\x02")
+                ends_comment = line.rstrip().endswith("#>") and "<#" not in line
+                silent = line.lstrip().startswith((statement, "<#", "<%")) or not line.strip() or ends_comment
+                marked.append(line if silent else f"{line}\x01{place}:{number}\x02")
             return "\n".join(marked)
 
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_directory() / language),
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, _common_folder()]),
         extensions=[LineMarks],
         undefined=jinja2.StrictUndefined,
         variable_start_string="${",
@@ -92,23 +113,25 @@ def environment(language: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        auto_reload=False,
+        auto_reload=not _is_ours(folder),
         autoescape=False,
     )
+    made.filters["comment"] = comment
+    return made
 
 
-def render(language: str, template: str, context: dict[str, Any]) -> Rendered:
-    """Render ``templates/<language>/<template>``; CompileError names the template and its line."""
+def render(language: str, folder: Path, template: str, context: dict[str, Any]) -> Rendered:
+    """Render ``template`` of ``folder``; CompileError names the template and its line."""
     import jinja2
 
     try:
-        marked = environment(language).get_template(template).render(context)
+        marked = environment(language, folder).get_template(template).render(context)
     except jinja2.TemplateSyntaxError as error:
-        raise CompileError(f"template {language}/{error.name}:{error.lineno}: {error.message}") from error
+        raise CompileError(f"template {folder.name}/{error.name}:{error.lineno}: {error.message}") from error
     except jinja2.TemplateNotFound as error:
-        raise CompileError(f"there is no template {language}/{error.name} in {templates_directory()}") from error
+        raise CompileError(f"there is no template {error.name} in {folder}") from error
     except jinja2.UndefinedError as error:
-        raise CompileError(f"template {language}/{template}:{_failing_line(error, template)}: {error}") from error
+        raise CompileError(f"template {folder.name}/{template}:{_failing_line(error, template)}: {error}") from error
     lines, origins = [], []
     for line in marked.split("\n"):
         template_mark, user = _TEMPLATE_MARK.search(line), _USER_MARK.search(line)
@@ -128,10 +151,23 @@ def _failing_line(error: BaseException, template: str) -> int | str:
     return line
 
 
+def header(name: str, folder: Path | None = None) -> str:
+    """The text of a static header, by its include name: the family's own in ``folder``, else the common one."""
+    own = folder / "include" / name if folder is not None else None
+    if own is None or not own.is_file():
+        return _read_once(_common_folder() / "include" / name)
+    return _read_once(own) if _is_ours(own) else own.read_text()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether ``path`` is a template or header of jitgen, and so as it was when jitgen was imported. What belongs to
+    a family outside may be edited meanwhile, and that family's fingerprint changes with it."""
+    return path.is_relative_to(templates_directory())
+
+
 @cache
-def header(language: str, name: str) -> str:
-    """The text of a static header, by its include name."""
-    return (templates_directory() / language / "include" / name).read_text()
+def _read_once(path: Path) -> str:
+    return path.read_text()
 
 
 _FUNCTION = re.compile(r"^@.*\ndef (\w+)\(.*(?:\n(?:[ \t)].*)?)*", re.MULTILINE)
@@ -139,16 +175,16 @@ _FUNCTION = re.compile(r"^@.*\ndef (\w+)\(.*(?:\n(?:[ \t)].*)?)*", re.MULTILINE)
 
 @cache
 def _functions(header_text: str) -> dict[str, str]:
-    """The decorated functions of a Python header by name.
+    """The text of each decorated function of a Python header, by name.
 
-    Not by ``ast``: CPython 3.11 counts the depth of all threads' trees together, and where Triton parses in another
-    thread meanwhile it may raise SystemError (github.com/python/cpython/issues/106905).
+    A regular expression finds them because ``ast`` may raise SystemError while Triton parses in another thread: CPython
+    3.11 has one recursion counter for the trees of all threads (github.com/python/cpython/issues/106905).
     """
     return {found[1]: found[0].rstrip() for found in _FUNCTION.finditer(header_text)}
 
 
 def select_functions(header_text: str, used_in: str) -> str:
-    """The functions of a Python header that the text ``used_in`` names, and those they call, in the header's order."""
+    """The functions of a Python header that the text ``used_in`` calls, directly or not, in the header's order."""
     texts = _functions(header_text)
     wanted: set[str] = set()
     waiting = [used_in]
@@ -159,45 +195,51 @@ def select_functions(header_text: str, used_in: str) -> str:
     return "\n\n\n".join(text for name, text in texts.items() if name in wanted)
 
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"](jitgen/[^>"]+)[>"]', re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
-def headers(language: str, text: str) -> tuple[tuple[str, str], ...]:
-    """(include name, text) of every static header of ours ``text`` includes, directly or not, in a fixed order."""
+def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
+    """(include name, text) of every static header of ours ``text`` includes, directly or not, in a fixed order.
+
+    Ours are those under ``jitgen/``, and what lies in the ``include`` of ``folder``, a family's, under any name.
+    """
     found: dict[str, str] = {}
     waiting = _INCLUDE.findall(text)
     while waiting:
         name = waiting.pop(0)
-        if name not in found:
-            found[name] = header(language, name)
+        if name not in found and (name.startswith("jitgen/") or (folder / "include" / name).is_file()):
+            found[name] = header(name, folder)
             waiting += _INCLUDE.findall(found[name])
     return tuple(sorted(found.items()))
-
-
-def entry_name(kernel: str) -> str:
-    """The symbol of the kernel of this name: the name, made an identifier."""
-    return "jitgen_" + re.sub(r"\W+", "_", kernel).strip("_")
 
 
 def kernel_source(
     name: str,
     language: str,
+    folder: Path,
     template: str,
     compiler: str,
     target: Target,
     values: dict[str, Any],
     options: dict[str, Any],
 ) -> tuple[KernelSource, Rendered]:
-    """The end of every family's render: the source ``template`` gives for ``values``, and where its lines are from."""
-    rendered = render(language, template, values)
+    """Render ``template`` with ``values``: the source, and the line origins. Every family's ``render`` ends here.
+
+    Args:
+        name: the entry symbol.
+        folder: the directory with the family's templates and headers.
+        compiler: the compiler of the route (``compile/routes.py``).
+        options: the ``KernelSource`` options: what changes the binary beside the text.
+    """
+    rendered = render(language, folder, template, values)
     source = KernelSource(
         name=name,
         language=language,
         compiler=compiler,
         target=target,
         text=rendered.text,
-        headers=headers(language, rendered.text),
+        headers=headers(folder, rendered.text),
         options=tuple(sorted(options.items())),
-        template=f"{language}/{template}",
+        template=f"{folder.name}/{template}",
     )
     return source, rendered

@@ -1,6 +1,7 @@
-"""Printing the instructions of a body: a line for each that computes, and a name for every value.
+"""Printing the instructions of a body: a name for every value, and a line for every instruction that computes one.
 
-The same for every family and dialect; what a family loads, combines and stores around these lines is its own.
+It is the same for every family and dialect. The family's template loads operands before these lines and stores results
+after them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from jitgen.codegen.environment import user_mark
 from jitgen.ir.body import Instruction
 
 Built = tuple[dict[str, Any], dict[str, Any]]
-"""What a family's ``build`` for a dialect returns: the template's context, and the options of the ``KernelSource``."""
+"""What a family's ``build`` for a dialect returns: the context of its template, and the options of ``KernelSource``."""
 
-_NAMES = {"scalar": "a", "matmul": "acc"}
+_NAMES = {"scalar": "a", "contract": "acc"}
 """Values that are there before the lines: numeric arguments, and accumulators of products."""
-_FOUND = ("load", "iota", "reduce", *_NAMES)
+_FOUND = ("load", "iota", "reduce", "scan", "state", *_NAMES)
 """Operations that no line computes."""
 
 
@@ -27,8 +28,14 @@ _FOUND = ("load", "iota", "reduce", *_NAMES)
 class Line:
     """A printed instruction.
 
-    ``value`` of ``type`` (compute dtype ``dtype``) is ``expression``; ``text`` defines it in the dialect's way, and
-    ``mark`` ties that line to the user's; ``position`` is the instruction's in its body.
+    Attributes:
+        text: the line that defines the value, in the dialect.
+        mark: the mark of the user's line (``environment.user_mark``).
+        value: the name of the value.
+        type: the dialect's name of its type.
+        dtype: its compute dtype.
+        expression: the right-hand side of ``text``.
+        position: the instruction's position in its body.
     """
 
     text: str
@@ -42,11 +49,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Printed:
-    """Attributes:
-    lines: by the positions of their instructions, in order.
-    names: of every value, by position.
-    values: for each operand that is loaded or stored: the name of its value.
-    scalars: numeric arguments that are used, name to type.
+    """The instructions of a body, printed.
+
+    Attributes:
+        lines: the lines, by the positions of their instructions, in order.
+        names: the name of every value, by position.
+        values: for each operand that is loaded or stored, by its index, the name of the value.
+        scalars: the numeric arguments that are used: name to type name.
     """
 
     lines: dict[int, Line]
@@ -59,8 +68,8 @@ def printed(instructions: Sequence[Instruction], dialect: Dialect, prefix: str =
     """``instructions`` in ``dialect``.
 
     Args:
-        prefix: of the names of values.
-        coarse: every result is a float of 16 bits or fewer; see ``Dialect``.
+        prefix: what the names of values begin with.
+        coarse: whether every result is a float of 16 bits or fewer; see ``Dialect.coarse``.
     """
     found = Printed({}, {}, {}, {})
     dtypes = {position: instruction.dtype for position, instruction in enumerate(instructions)}
@@ -83,7 +92,7 @@ def printed(instructions: Sequence[Instruction], dialect: Dialect, prefix: str =
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """The attributes and properties of a context object as a dict a template context can extend."""
+    """The attributes and properties of a context object, as a dict for a template's context."""
     names = [field.name for field in dataclasses.fields(value)]
     names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
     return {name: getattr(value, name) for name in names}

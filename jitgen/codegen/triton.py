@@ -1,13 +1,12 @@
 """The Triton dialect: how operations, dtypes, constants and conversions are written in Triton.
 
-``ROWS`` prints each operation of ``ir/ops.py``. A row is a format of its operands' names ``{0}``, ``{1}``, ``{2}`` and
-the compute dtype's Triton type ``{type}``; where dtypes differ it is a dict of such formats by ``float32``, ...,
-``bool``, or by class (``float``, ``int``), the more specific first. A row calls ``tl``, ``libdevice`` or a function of
-``templates/triton/include/jitgen_triton.py``, so the text compiles for NVIDIA and AMD and runs in the interpreter.
+``ROWS`` has a row for each operation of ``ir/ops.py``, in the form that ``codegen/dialect.py`` describes. A row calls
+``tl``, ``libdevice`` or a function of ``templates/common/include/jitgen_triton.py``, so the text compiles for NVIDIA
+and AMD and runs in Triton's interpreter (``runtime/interpreter.py``).
 
-Functions are libdevice's rather than ``tl``'s wherever ``tl`` has an approximation (``tl.exp`` in float32 is
-``ex2.approx`` of a rounded product, ``tl.sqrt`` and ``/`` are not IEEE), and the row says nothing about speed: a
-pointwise kernel waits for memory. Compile without libdevice's flushing of subnormals; see ``compile/triton.py``.
+A row calls libdevice's function wherever ``tl``'s is an approximation: in float32 ``tl.exp`` is ``ex2.approx`` of a
+rounded product, and ``tl.sqrt`` and ``/`` are not IEEE. A pointwise kernel loses nothing by it, since memory bounds it.
+Sources must be compiled so that libdevice does not flush subnormals; ``compile/triton.py`` does so.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ STORAGE_TYPES: dict[str, str] = TYPES | {
     "float8_e4m3fn": "tl.uint8",
     "float8_e5m2": "tl.uint8",
 }
-"""Storage dtype to the type of a loaded or stored element. float8 is its byte: no target has all of torch's."""
+"""Storage dtype to the type of a loaded or stored element. A float8 is loaded as its byte, because no target has all of
+torch's float8 dtypes."""
 
 SIGNATURE_TYPES: dict[str, str] = {
     "float64": "fp64",
@@ -53,7 +53,8 @@ SIGNATURE_TYPES: dict[str, str] = {
 """Storage dtype to its name in a kernel signature: ``"bf16"`` for a scalar, ``"*bf16"`` for a pointer to it."""
 
 MULTIPLE = 16
-"""What it pays to know that a pointer's address or an integer is a multiple of, at most: an access has 16 bytes."""
+"""The largest divisor of a pointer's address or of an integer that Triton is told, since its widest access is 16
+bytes."""
 
 ROWS: dict[str, str | dict[str, str]] = {
     # arithmetic
@@ -178,7 +179,7 @@ _STORES = {
 
 
 def constant(value: bool | int | float, dtype: str) -> str:
-    """A scalar of compute dtype ``dtype``: typed, since a bare number would take part in Triton's promotion."""
+    """A scalar of compute dtype ``dtype``. It has a type, as a bare number would take part in Triton's promotion."""
     if dtype == "bool":
         return f"tl.full((), {bool(value)}, {TYPES[dtype]})"
     if not dtype.startswith("float"):
@@ -193,9 +194,9 @@ def constant(value: bool | int | float, dtype: str) -> str:
 
 
 def cast(expression: str, source: str, to: str) -> str:
-    """``expression`` converted from compute dtype ``source`` to compute dtype ``to``, as torch does.
+    """``expression`` converted from compute dtype ``source`` to compute dtype ``to``, as torch does it.
 
-    A float becomes a narrow integer through a wide one, so that it wraps as on the CPU instead of saturating.
+    A float is converted to a narrow integer through a wide one, so that it wraps, as on the CPU, and does not saturate.
     """
     if source == to:
         return expression
@@ -215,7 +216,7 @@ def load_cast(expression: str, storage: str) -> str:
 
 
 def store_cast(expression: str, storage: str) -> str:
-    """A value of ``storage``'s compute dtype as it is stored: rounded to nearest even."""
+    """A value of ``storage``'s compute dtype, rounded to nearest even for storing."""
     return _STORES.get(storage, "{0}").format(_atom(expression))
 
 
@@ -225,7 +226,7 @@ def round_to(expression: str, storage: str) -> str:
 
 
 def _atom(expression: str) -> str:
-    """``expression`` fit to be followed by a method call."""
+    """``expression``, in parentheses unless a method call may follow it directly."""
     return expression if expression.isidentifier() else f"({expression})"
 
 

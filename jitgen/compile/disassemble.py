@@ -1,7 +1,8 @@
-"""What is inside a cubin: its SASS, and the resources each entry takes. For inspection; no launch needs it.
+"""The SASS of a cubin, and the resources that each of its entries uses. It is for inspection; no launch needs it.
 
-Uses ``cuobjdump``, and the ``nvdisasm`` beside it, from Triton's wheel or from a CUDA toolkit. Neighbours:
-``compile/nvrtc.py`` and ``compile/triton.py`` make the cubins, ``api.py`` shows the result as ``exe.asm["sass"]``.
+It runs ``cuobjdump``, which runs the ``nvdisasm`` in its own directory, from Triton's wheel or from a CUDA toolkit.
+Neighbours: ``compile/nvrtc.py`` and ``compile/triton.py`` make the cubins, ``inspect.py`` shows the result as
+``exe.asm["sass"]``.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def sass(cubin: bytes) -> str:
 
 
 def resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
-    """What one thread, or one block for shared memory, of ``entry`` takes.
+    """The resources that ``entry`` uses.
 
     Returns:
-        registers, spill_bytes (local memory beside the stack), shared_bytes (static, with the 1 KiB the system
-        reserves from sm_90 on), stack_bytes.
+        of one thread: registers, spill_bytes (local memory other than the stack) and stack_bytes; of one block:
+        shared_bytes (static shared memory, including the 1 KiB that the system reserves from sm_90 on).
 
     Raises:
         CompileError: as ``sass``, or when the cubin has no such entry.
@@ -67,7 +68,7 @@ def _dump(cubin: bytes, option: str) -> str:
 
 @functools.cache
 def find_tool() -> str | None:
-    """The ``cuobjdump`` to use: Triton's, else a toolkit's, else the path's."""
+    """The ``cuobjdump`` to run: that of Triton's wheel, else of a CUDA toolkit, else on PATH."""
     try:
         wheel = importlib.metadata.distribution("triton").locate_file("triton/backends/nvidia/bin")
         candidates = [Path(str(wheel), _TOOL)]
@@ -81,7 +82,7 @@ def find_tool() -> str | None:
 
 
 def _toolkit() -> str | None:
-    """The installed toolkit CUDA_HOME or CUDA_PATH names, through cuda-python's own search."""
+    """The installed toolkit that CUDA_HOME or CUDA_PATH names, as cuda-python finds it."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:

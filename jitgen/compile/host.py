@@ -1,13 +1,13 @@
 """The host C++ compiler: a ``KernelSource`` of language ``cpp`` in, an ``Artifact`` with a shared object out.
 
-Neighbours: the pipeline calls ``toolchain`` and ``compile``; ``runtime/cpu.py`` loads what comes out. The source is
-written to a private temporary directory and compiled there under relative names, so that no path reaches the binary:
-the same source gives the same bytes in any directory.
+The source is written to a private temporary directory and compiled there under relative names, so no path reaches the
+binary, and the same source gives the same bytes in any directory. Neighbours: ``pipeline.py`` calls ``toolchain``,
+``prepare`` and ``compile``; ``runtime/cpu.py`` loads the shared object.
 
-A kernel is linked against neither libgomp nor libstdc++. Its OpenMP calls stay undefined and resolve, when it is
-loaded, to the copy that torch already has in the process: one thread pool for both. GCC's driver would add libgomp to
-the link for ``-fopenmp``, so the option goes to the compiler proper (``-Wp,``) and not to the driver. Clang speaks
-another runtime's ABI, which torch's wheels do not bring; its kernels are vectorised and run on one thread.
+A kernel is linked against neither libgomp nor libstdc++. Its OpenMP symbols are undefined; when it is loaded, they
+resolve to the libgomp that torch has loaded, so kernels and torch share one thread pool. GCC's driver would link
+libgomp for ``-fopenmp``, so that option is passed to the compiler proper (``-Wp,``). Clang generates calls of another
+OpenMP runtime, which torch's wheels do not contain; its kernels are vectorised and run on one thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jitgen.errors import CompileError, SourceLine
 from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, digest
 
 COMPILERS = ("g++", "c++", "clang++")
-"""Looked for on PATH, in this order, when neither ``JITGEN_CXX`` nor ``CXX`` names one."""
+"""Names of compilers that are looked for on PATH, in this order, if neither ``JITGEN_CXX`` nor ``CXX`` names one."""
 
 _SOURCE = "kernel.cpp"
 _BINARY = "kernel.so"
@@ -45,8 +45,8 @@ _PLAIN_FLAGS = (
 _CODE_FLAGS = (
     "-O3",
     "-fPIC",
-    # Floating point is exact except where a source says otherwise: no contraction, no reassociation. What nobody can
-    # see from a tensor (errno, the exception flags) is given up, because it stops the vectoriser.
+    # No contraction and no reassociation, unless a source asks for it. errno and the floating-point exception flags are
+    # not maintained: no result depends on them, and they prevent vectorisation.
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -63,29 +63,31 @@ _LIBRARIES = ("-lm", "-lc")
 
 
 def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
-    """Optimisation, floating-point rules, OpenMP and instruction sets, for the C++ of a kernel.
+    """The flags for optimisation, floating-point rules, OpenMP and instruction sets of a kernel's C++.
 
-    Its option ``interleaved`` asks for the vectors of a loop of known length to be computed side by side, by unrolling
-    it however long its body is, and by scheduling before registers are given out. One after the other, each is a chain
-    of dependent operations longer than processors look ahead: a chain of 256 multiplications then takes six times as
-    long. A loop that clears accumulators is unrolled too: made a memset, it is a ``rep stos``, whose start alone takes
-    as long as the sum of a short row. Code that keeps its accumulators in just as many registers as there are loses by
-    it. Its option ``narrow`` asks for vectors of 256 bits where there are wider ones.
+    Two options of the source add flags:
+
+    * ``interleaved``: the vectors of a loop of known length are computed in alternation. The loop is unrolled however
+      long its body is, and instructions are scheduled before register allocation. Otherwise each vector is a chain of
+      dependent operations longer than a processor's reorder window, and a chain of 256 multiplications takes six times
+      as long. A loop that clears accumulators is unrolled too, because GCC would make it a ``rep stos``, whose start-up
+      takes as long as the sum of a short row. The option makes code slower whose accumulators fill all registers.
+    * ``narrow``: vectors of 256 bits, even if the target has wider ones.
     """
     target = source.target
     openmp = ("-Wp,-fopenmp",) if compiler == "gcc" else ("-fopenmp-simd",)
-    # A selection is no branch in vector code; threading one into the next multiplies what is computed under masks.
+    # Vector code computes both sides of a selection under masks; jump threading would duplicate what follows it.
     selections = ("-fno-thread-jumps",) if compiler == "gcc" else ()
     isa = "x86-64-v3" if target.arch == "x86-64-v4" and source.option("narrow") else target.arch
     arch = () if isa == "generic" else (f"-march={isa}",)
     interleaved = _INTERLEAVED if compiler == "gcc" and source.option("interleaved") else ()
-    # GCC prefers 256-bit vectors where 512-bit ones exist; on streaming kernels the full width is never slower.
+    # GCC prefers 256-bit vectors even for targets with 512-bit ones; streaming kernels are never slower with 512.
     width = ("-mprefer-vector-width=512",) if isa == "x86-64-v4" else ()
     return (*_CODE_FLAGS, *openmp, *selections, *interleaved, *arch, *width)
 
 
 def flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
-    """What decides the code a source compiles to, beside its text: the caller makes it part of the artifact key."""
+    """All flags that the compiled code depends on; ``prepare`` makes them part of the artifact key."""
     return (*_PLAIN_FLAGS, *code_flags(source, compiler))
 
 
@@ -109,10 +111,10 @@ def command() -> tuple[str, ...] | None:
 
 
 def fingerprint() -> tuple[str, ...] | None:
-    """Which compiler ``toolchain`` would ask, known without running it: file, size, time and arguments.
+    """The identity of the compiler that ``toolchain`` would run: file, size, modification time and arguments.
 
-    It costs a few ``stat`` calls, so a caller may remember ``toolchain``'s answer under it from one process to the
-    next. It names paths and times: never part of a key.
+    It costs a few ``stat`` calls, so a caller may remember the answer of ``toolchain`` by it, also across processes.
+    It contains a path and a time, so it must not be part of a key.
     """
     words = command()
     if words is None:
@@ -123,9 +125,9 @@ def fingerprint() -> tuple[str, ...] | None:
 
 
 def toolchain() -> Toolchain | None:
-    """The host compiler and its exact version; None when this machine has none.
+    """The host compiler and its exact version; None if this machine has none.
 
-    One run of ``--version`` (about 2 ms) per process and compiler; see ``fingerprint`` for less.
+    The compiler is run once per process, with ``--version``, in about 2 ms.
     """
     identity = fingerprint()
     if identity is None:
@@ -144,7 +146,7 @@ def _ask_version(words: tuple[str, ...]) -> Toolchain | None:
 
 
 def parse_version(text: str) -> Toolchain | None:
-    """``Toolchain("gcc", "(Debian 12.2.0-14+deb12u1) 12.2.0")`` from what ``--version`` prints, whatever its alias."""
+    """The toolchain from the output of ``--version``: ``Toolchain("gcc", "(Debian 12.2.0-14+deb12u1) 12.2.0")``."""
     first = text.partition("\n")[0].strip()
     if "clang version" in first:
         return Toolchain("clang", first.partition("clang version")[2].strip())
@@ -172,11 +174,11 @@ def compile(source: KernelSource) -> Artifact:
         files ``kernel.cpp`` and ``kernel.so``; meta with the entry, target, toolchain, flags and header digests.
 
     Raises:
-        CompileError: there is no compiler, or it refused the source; the failing lines are in it and the source is
-            kept for reading.
+        CompileError: there is no compiler, or it refuses the source. The error has the failing lines, and the path of
+            the source, which is not deleted.
     """
     tools, words = _require(source)
-    with _workplace(source) as directory:
+    with _build_directory(source) as directory:
         _run(source, directory, [*words, *_arguments(source, tools), *_LINK_FLAGS, _SOURCE, "-o", _BINARY, *_LIBRARIES])
         binary = (directory / _BINARY).read_bytes()
     return Artifact(
@@ -196,9 +198,9 @@ def compile(source: KernelSource) -> Artifact:
 
 
 def assembly(source: KernelSource) -> str:
-    """The assembly ``compile`` would assemble, for reading."""
+    """The assembly of the binary that ``compile`` would make."""
     tools, words = _require(source)
-    with _workplace(source) as directory:
+    with _build_directory(source) as directory:
         _run(source, directory, [*words, *_arguments(source, tools), "-S", _SOURCE, "-o", _ASSEMBLY])
         return (directory / _ASSEMBLY).read_text()
 
@@ -221,7 +223,7 @@ def _require(source: KernelSource) -> tuple[Toolchain, tuple[str, ...]]:
 
 def _arguments(source: KernelSource, tools: Toolchain) -> tuple[str, ...]:
     extra = tuple(source.option("flags", ()))
-    # The seed names what GCC would name at random; the include directory is relative to the working directory.
+    # The seed makes the names deterministic that GCC generates; the include directory is relative to the working one.
     seed = (f"-frandom-seed={source.name}",) if tools.compiler == "gcc" else ()
     return (*flags(source, tools.compiler), *seed, *extra, "-I", "include")
 
@@ -231,8 +233,8 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def _workplace(source: KernelSource) -> Iterator[Path]:
-    """A private directory holding the source and its headers; it stays when compiling fails, to be read."""
+def _build_directory(source: KernelSource) -> Iterator[Path]:
+    """A private directory with the source and its headers. After a CompileError it is not deleted."""
     directory = Path(tempfile.mkdtemp(prefix=f"jitgen-{source.name[:40]}-"))
     for name, text in ((_SOURCE, source.text), *((f"include/{name}", text) for name, text in source.headers)):
         path = directory / name
@@ -269,9 +271,9 @@ _MENTION = re.compile(rf"\b{re.escape(_SOURCE)}:(?P<line>\d+)[:,]")
 
 
 def failing_lines(source: KernelSource, log: str) -> tuple[SourceLine, ...]:
-    """The lines of the generated source, there called ``kernel.cpp``, that a compiler's log complains about, each once.
+    """The lines of the generated source (``kernel.cpp`` in the log) that a compiler reports errors in, each once.
 
-    An error inside a header is charged to the line of the source that the log names as the way to it, if any.
+    An error in a header is attributed to the line of the source that the log names as leading to it, if any.
     """
     text = source.text.splitlines()
     found: dict[tuple[int, str], SourceLine] = {}

@@ -1,13 +1,12 @@
-"""The second route: a generated source becomes a torch operator, by ``torch.utils.cpp_extension.load_inline``.
+"""``cpp`` and ``cuda`` sources as torch operators, by ``torch.utils.cpp_extension.load_inline``.
 
-For ``cpp`` and ``cuda`` sources alike. The operator is for programs that want jitgen's kernel as one of torch's own
-(``torch.compile``, ``torch.export``, a C++ server that only loads a library); jitgen's ordinary routes are faster to
-compile and to call. Neighbours: ``host.py`` gives compiler and flags, ``torch_operator.hpp`` the registration, which
-is appended to the source and documents the operator's arguments; ``runtime/torch_operator.py`` loads what comes out,
-without any compiler.
+The operator is for programs that need a kernel in torch's dispatcher (``torch.compile``, ``torch.export``, a C++ server
+that only loads a library). The other routes compile and launch faster. Neighbours: ``compile/host.py`` has the compiler
+and its flags; ``compile/torch_operator.hpp`` registers the operator, is appended to the source and documents the
+operator's arguments; ``runtime/torch_operator.py`` loads the library, without a compiler.
 
-``load_inline`` loads what it has built. A library named ``unregistered_*`` does not register itself, so building has no
-effect on the process, and the kernel is registered once, when it is loaded from its place in the store.
+``load_inline`` loads the library that it has built. A library with a name ``unregistered_*`` registers no operator, so
+building has no effect on the process; the operator is registered once, when the library is loaded from the store.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _HEADER = "torch_operator.hpp"
 _BINARY = "kernel.so"
 _SOURCES = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
 _WRITTEN_AS = {"cpp": "main.cpp", "cuda": "cuda.cu"}
-_building = threading.Lock()  # PATH and the compiler's variables are the whole process's
+_building = threading.Lock()  # a build changes environment variables, which belong to the whole process
 
-# torch turns these operators off for its own sources; CUDA's headers, and kernels on them, expect them.
+# torch disables these operators for its own sources; CUDA's headers and the kernels that include them need them.
 _HALF_OPERATORS = tuple(
     f"-U__CUDA_NO_{name}__"
     for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
@@ -44,7 +43,7 @@ _HALF_OPERATORS = tuple(
 
 
 def toolchain(language: str = "cpp") -> Toolchain | None:
-    """The compilers of this route and the torch they build for; None when this machine cannot build ``language``."""
+    """The compilers of this route, and the version of torch; None if this machine cannot build ``language``."""
     import torch
 
     tools = host.toolchain()
@@ -58,7 +57,7 @@ def toolchain(language: str = "cpp") -> Toolchain | None:
 
 
 def missing(language: str = "cpp") -> str | None:
-    """What this machine lacks for the route, as a sentence; None when nothing."""
+    """What this machine lacks for the route, with what to do about it; None if it lacks nothing."""
     import torch
 
     if host.toolchain() is None:
@@ -73,13 +72,13 @@ def missing(language: str = "cpp") -> str | None:
 
 
 def operator_name(source: KernelSource) -> str:
-    """The operator's name in ``torch.ops.jitgen``: the entry, and a digest that tells its specialisations apart."""
+    """The operator's name in ``torch.ops.jitgen``: the entry symbol, and a digest unique to the specialisation."""
     facts = [source.text, [list(header) for header in source.headers], str(source.target)]
     return f"{source.name}_{digest(facts)[:12]}"
 
 
 def with_operator(source: KernelSource) -> KernelSource:
-    """``source`` with its registration appended: what this route compiles, and what its artifact key is made of."""
+    """``source`` with the registration appended: the text that this route compiles and that the artifact key covers."""
     if any(name == _HEADER for name, _ in source.headers):
         return source
     operator = operator_name(source)
@@ -92,24 +91,24 @@ def with_operator(source: KernelSource) -> KernelSource:
 
 
 prepare = with_operator
-"""What ``compile`` adds to a source before it computes the key; applying it again changes nothing."""
+"""Every compiler module has a ``prepare``; this one is idempotent, like the others."""
 
 
 def compile(source: KernelSource) -> Artifact:
     """Compile ``source`` (language ``cpp`` or ``cuda``) to a library that registers its operator when loaded.
 
     Returns:
-        files ``kernel.cpp`` or ``kernel.cu``, and ``kernel.so``; meta with the operator's name beside the usual facts.
-        The key is that of ``with_operator(source)``.
+        files ``kernel.cpp`` or ``kernel.cu``, and ``kernel.so``; meta as for ``compile/host.py``, and the operator's
+        name. The key is that of ``with_operator(source)``.
 
     Raises:
-        CompileError: something of the toolchain is missing, or the compiler refused the source.
+        CompileError: the toolchain is incomplete, or a compiler refuses the source.
     """
     lack = missing(source.language)
     if lack is not None:
         raise CompileError(f"kernel {source.name} cannot be built by load_inline; this machine lacks {lack}")
     tools = toolchain(source.language)
-    assert tools is not None, "missing() has said that there is one"
+    assert tools is not None, "missing() has found one"
     complete = prepare(source)
     operator = complete.option("operator")
     directory = Path(tempfile.mkdtemp(prefix=f"jitgen-{source.name[:40]}-"))
@@ -185,7 +184,7 @@ def _language_arguments(source: KernelSource) -> dict[str, Any]:
 
 @contextmanager
 def _variables(source: KernelSource) -> Iterator[None]:
-    """The environment that cpp_extension reads: where ninja is, which compiler, which GPU architecture."""
+    """The environment variables that cpp_extension reads: PATH with ninja, the compiler, the GPU architecture."""
     wanted = {"CXX": " ".join(host.command() or ())}
     ninja = _ninja()
     if ninja is not None:
@@ -206,7 +205,7 @@ def _variables(source: KernelSource) -> Iterator[None]:
 
 
 def _ninja() -> str | None:
-    """ninja on PATH, or the one that pip put beside the running Python."""
+    """ninja on PATH, else the one in the directory of the running Python."""
     return shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
 
 

@@ -1,9 +1,9 @@
-"""CUDA C++ to cubin through NVRTC: ``KernelSource`` in, ``Artifact`` out. Needs no GPU, no nvcc and no disk.
+"""CUDA C++ to cubin by NVRTC: a ``KernelSource`` in, an ``Artifact`` out. It needs no GPU, no nvcc and writes no file.
 
-Our static headers travel in memory (``KernelSource.headers``); third-party ones are found by ``find_headers``. The
-program is compiled under the logical name ``jitgen/<key12>/kernel.cu``, so that the same source gives the same bytes
-on every machine. Neighbours: ``codegen/cuda.py`` writes the sources, ``pipeline.py`` calls this on a miss,
-``runtime/cuda.py`` loads the result, ``compile/disassemble.py`` reads it.
+jitgen's static headers are passed in memory (``KernelSource.headers``); third-party ones are found by ``find_headers``.
+The program is compiled under the logical name ``jitgen/<key12>/kernel.cu``, so the same source gives the same bytes on
+every machine. Neighbours: ``codegen/cuda.py`` is the dialect of the sources, ``pipeline.py`` calls ``compile`` on a
+miss, ``runtime/cuda.py`` loads the cubin, ``compile/disassemble.py`` shows it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cc
 
 @dataclass(frozen=True)
 class Headers:
-    """A third-party header package on this machine: where to include it from, and exactly which it is."""
+    """A third-party header package on this machine: its include directories, and (distribution, version) pairs."""
 
     directories: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
 
 
 def toolchain(packages: tuple[str, ...] = ()) -> Toolchain | None:
-    """What ``compile`` would use here for a source including ``packages``; None where something is missing."""
+    """The toolchain that compiles a source with headers of ``packages`` here; None if something is missing."""
     version = _nvrtc_version()
     headers = [find_headers(package) for package in packages]
     if version is None or None in headers:
@@ -46,7 +46,7 @@ def toolchain(packages: tuple[str, ...] = ()) -> Toolchain | None:
 
 
 def missing(packages: tuple[str, ...] = ()) -> str | None:
-    """What keeps ``toolchain`` from existing here and how to get it, or None."""
+    """What is missing for ``toolchain`` on this machine, and how to install it; None if nothing is."""
     if _distribution("cuda-bindings") is None:
         return "cuda-bindings is not installed; pip install cuda-python"
     if _nvrtc_version() is None:
@@ -60,7 +60,7 @@ def missing(packages: tuple[str, ...] = ()) -> str | None:
 
 @functools.cache
 def find_headers(package: str) -> Headers | None:
-    """The headers of a package a source may name: ``"nvidia-cutlass"``, or ``"cuda"`` for the CUDA toolkit's own.
+    """The headers of ``package``: ``"nvidia-cutlass"``, or ``"cuda"`` for those of the CUDA toolkit.
 
     Raises:
         KeyError: for any other name.
@@ -92,7 +92,7 @@ def _cuda_headers() -> Headers | None:
 
 
 def _toolkit_includes() -> list[Path]:
-    """Include directories of installed toolkits: those CUDA_HOME, CUDA_PATH or conda name, then the usual place."""
+    """Include directories of installed toolkits: that of CUDA_HOME, CUDA_PATH or conda, then ``/usr/local/cuda``."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:
@@ -103,7 +103,7 @@ def _toolkit_includes() -> list[Path]:
 
 
 def _is_complete(include: Path) -> bool:
-    # torch's CUDA wheels bring cuda_fp16.h but neither crt nor CCCL, and CUTLASS needs all three.
+    # CUTLASS needs these three; torch's CUDA wheels contain cuda_fp16.h, but neither crt nor CCCL.
     needed = ("cuda_fp16.h", "crt/host_defines.h", "cccl/cuda/std/version")
     return all((include / name).is_file() for name in needed)
 
@@ -119,7 +119,7 @@ def _toolkit_version(include: Path) -> str:
 
 @functools.cache
 def _nvrtc_version() -> str | None:
-    """The exact version of NVRTC, from the wheel that brings it if one does, without loading the library."""
+    """The exact version of NVRTC: that of its wheel, without loading the library, else what the library says."""
     if _distribution("cuda-bindings") is None:
         return None
     for name in _NVRTC_DISTRIBUTIONS:
@@ -158,17 +158,18 @@ def prepare(source: KernelSource) -> KernelSource:
 
 
 def compile(source: KernelSource) -> Artifact:
-    """Compile one CUDA source to PTX and cubin for exactly ``source.target``.
+    """Compile one CUDA source to PTX and a cubin for exactly ``source.target``.
 
     Options read from the source: ``fmad`` (contract a*b+c, default False), ``lineinfo`` (default False),
     ``maxrregcount`` (int), ``flags`` (further NVRTC flags, a list of strings).
 
     Returns:
-        files ``kernel.cu``, ``kernel.ptx`` and ``kernel.cubin``; meta with entry, target, toolchain, and the
-        resources ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes.
+        files ``kernel.cu``, ``kernel.ptx`` and ``kernel.cubin``; meta with entry, target, toolchain, and the resources
+        that ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes.
 
     Raises:
-        CompileError: with the failing lines, or with what to install.
+        CompileError: the toolchain is incomplete, with what to install; or NVRTC refuses the source, with the failing
+            lines.
     """
     tools = toolchain(source.packages)
     if tools is None:
@@ -186,7 +187,7 @@ def compile(source: KernelSource) -> Artifact:
 
 
 def _check_version(tools: Toolchain) -> None:
-    # A library loaded earlier in the process, by torch say, wins over the wheel the key was computed with.
+    # The key has the version of the wheel, but a library that the process loaded before, through torch, is used first.
     loaded = _loaded_version()
     if loaded is None:
         raise CompileError(f"NVRTC {tools.version} is installed but its library does not load; {INSTALL}")
@@ -215,13 +216,13 @@ def _flags(source: KernelSource) -> list[str]:
 
 
 def _include_paths(source: KernelSource) -> list[str]:
-    # Not among the flags: a key holds the packages' versions, never where they lie.
+    # These are no flags, because a key contains the versions of packages and no paths.
     found = [headers for headers in map(find_headers, source.packages) if headers]
     return [f"--include-path={directory}" for headers in found for directory in headers.directories]
 
 
 def _run(source: KernelSource, name: str, flags: list[str]) -> tuple[str | None, str, bytes, bytes]:
-    """(the error's name or None, log, ptx, cubin)."""
+    """(NVRTC's name of the error or None, log, PTX, cubin)."""
     from cuda.bindings import nvrtc
 
     texts = [text.encode() for _, text in source.headers]
@@ -243,7 +244,7 @@ def _run(source: KernelSource, name: str, flags: list[str]) -> tuple[str | None,
 
 def _read(size_of: Any, read: Any, program: Any) -> bytes:
     _, size = size_of(program)
-    if size <= 1:  # nothing but the terminator; and one-byte bytes objects are shared by the interpreter
+    if size <= 1:  # only the terminator; and ``read`` must not write to a one-byte object, which Python interns
         return b""
     buffer = bytes(size)
     read(program, buffer)
@@ -260,10 +261,10 @@ _DIAGNOSTIC = re.compile(
 
 
 def failing_lines(log: str, source: KernelSource, name: str) -> tuple[SourceLine, ...]:
-    """The lines a compiler log (NVRTC's or nvcc's) calls errors.
+    """The lines in which a log of NVRTC or nvcc reports errors.
 
-    An error inside a header is told at the line of the source that led there, where the log names one, else at line
-    0, which is no line of the source; the message then says which line of the header it is.
+    An error in a header is reported at the line of the source that the log says led to it, or at line 0 where the log
+    names none; its message has the header's name and line.
     """
     texts = {name: source.text} | dict(source.headers)
     diagnostics = list(_DIAGNOSTIC.finditer(log))
@@ -289,7 +290,7 @@ def _line(lines: list[str], number: int) -> str:
 
 
 def parse_resources(log: str, entry: str) -> dict[str, int]:
-    """Registers, spills, static shared memory and stack of ``entry``, from ``ptxas -v`` output."""
+    """Registers of a thread, and bytes of spills, static shared memory and stack of ``entry``, from ``ptxas -v``."""
     section = log.split(f"Compiling entry function '{entry}'", 1)[-1].split("Compiling entry function", 1)[0]
 
     def number(pattern: str) -> int:

@@ -1,4 +1,7 @@
-"""Which compiler turns which language into what: the table of compile routes."""
+"""The table of compile routes: which compilers a backend has, and which targets it makes code for.
+
+Neighbours: ``pipeline.py`` compiles by ``module`` and ``prepare``; ``call/`` chooses backend and compiler here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ ROUTES = {
     ("cuda", "load_inline"): "jitgen.compile.load_inline",
     ("triton", "triton"): "jitgen.compile.triton",
 }
-"""(backend, compiler) to the module with ``toolchain`` and ``compile``; a backend's first compiler is its default."""
+"""(backend, compiler) -> module of the compiler. The first compiler of a backend is its default."""
 
 _KINDS = {"cpp": ("cpu",), "cuda": ("cuda",), "triton": ("cuda", "hip", "interpreter")}
 
@@ -25,10 +28,10 @@ def default_compiler(backend: str) -> str:
 
 
 def backend_for(requested: str, kind: str) -> str:
-    """The backend that ``requested`` means for targets of ``kind``: ``"auto"`` is settled here and nowhere else.
+    """The backend for targets of ``kind``: ``requested``, unless that is ``"auto"``.
 
-    It is ``cpp`` for CPUs and ``cuda`` for NVIDIA's GPUs, since NVRTC starts faster than Triton and its kernels are at
-    least as fast; ``triton`` for every other.
+    ``"auto"`` is ``cpp`` for CPUs, ``cuda`` for NVIDIA GPUs, where NVRTC starts faster than Triton and its kernels are
+    at least as fast, and ``triton`` for all other targets.
     """
     return {"cpu": "cpp", "cuda": "cuda"}.get(kind, "triton") if requested == "auto" else requested
 
@@ -46,19 +49,19 @@ def check(backend: str, compiler: str, target: Target) -> None:
 
 
 def prepare(source: KernelSource) -> KernelSource:
-    """``source`` with all that its compiler adds, so that the artifact key covers it: fixed flags, a registration."""
+    """``source`` with everything that its compiler adds (flags, a registration), so that the artifact key covers it."""
     found = module(source.language, source.compiler)
     return found.prepare(source)
 
 
 def toolchain(backend: str, compiler: str) -> Toolchain | None:
-    """The toolchain of a route on this machine; None where it has none."""
+    """The toolchain of a route on this machine; None if it has none."""
     found = module(backend, compiler)
     return found.toolchain(backend) if compiler == "load_inline" else found.toolchain()
 
 
 def toolchain_of(source: KernelSource) -> Toolchain | None:
-    """The toolchain that ``source`` would be compiled with here, the packages it includes among it; None without."""
+    """The toolchain that would compile ``source`` here, with its third-party headers; None if there is none."""
     if source.compiler == "nvrtc":
         return module(source.language, source.compiler).toolchain(source.packages)
     return toolchain(source.language, source.compiler)

@@ -1,19 +1,20 @@
-"""Triton to cubin or hsaco: ``KernelSource`` in, ``Artifact`` out. Needs no GPU, no HOME and no cache directory.
+"""Triton to cubin or hsaco: a ``KernelSource`` in, an ``Artifact`` out. It needs no GPU, HOME or cache directory.
 
-Triton's compiler is driven stage by stage, as ``triton.compile`` does it (3.6 to 3.9 alike), without the disk cache
-which that function puts around the stages: its key hashes the whole installation, 0.8 s of a first compile's 1.0, its
-directory must be writable, and its place is set by the environment. The source is compiled under the logical name
-``jitgen/<key12>/kernel.py``, the only path in the binary, so the same source gives the same bytes on every machine.
-Neighbours: ``codegen/triton.py`` writes the sources, ``pipeline.py`` calls this on a miss, ``runtime/cuda.py`` and
-``runtime/interpreter.py`` run the result.
+The stages of Triton's compiler are run as ``triton.compile`` runs them (the same in 3.6 to 3.9), but without its disk
+cache. The key of that cache hashes the whole installation, which takes 0.8 s of the 1.0 s of a first compile, and its
+directory must be writable. The source is compiled under the logical name ``jitgen/<key12>/kernel.py``, the only path in
+the binary, so the same source gives the same bytes on every machine. Neighbours: ``codegen/triton.py`` is the dialect
+of the sources, ``pipeline.py`` calls ``compile`` on a miss, ``runtime/cuda.py`` and ``runtime/interpreter.py`` run the
+result.
 
-A ``KernelSource`` carries these options:
+The options of a ``KernelSource`` are:
 
 - ``signature``: types of the run-time parameters in order, such as ``["*bf16", "i32", "fp32"]``.
 - ``constants``: values of the other parameters by name; they are not parameters of the binary.
-- ``multiples``: for each of ``signature``, what it is known to be a multiple of: bytes for a pointer, 1 for a number
-  of which nothing is known.
-- ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``: as Triton has them; ``enable_fp_fusion``: False by default.
+- ``multiples``: for each parameter in ``signature`` a known divisor of its value (for a pointer, of its address in
+  bytes); 1 where none is known.
+- ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``: as for ``triton.compile``.
+- ``enable_fp_fusion``: contract a*b+c; False by default.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ _DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 
 _FIXED = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
-"""Neither contracted nor flushed: the same arithmetic in every dialect."""
+"""Multiplications and additions are not contracted and subnormals not flushed, so that all dialects compute alike."""
 
 _FORMATS = {"i32": "i", "u32": "i", "i64": "q", "u64": "q", "fp32": "f", "fp64": "d"}
-"""Scalar parameter type to the launcher's format character; a pointer is ``P``."""
+"""Type of a scalar parameter -> the launcher's format character (``runtime/cuda.py``); that of a pointer is ``P``."""
 
 _SCRATCH = "PP"
-"""What Triton appends to every kernel's parameters: pointers to global and to profiling scratch memory."""
+"""Formats of the parameters that Triton appends to every kernel: pointers to global and profiling scratch memory."""
 
-# The stages share LLVM's process-wide state, and linecache is the process's too.
+# LLVM's state and linecache are shared by all threads of the process.
 _lock = threading.Lock()
 
 
 @functools.cache
 def toolchain() -> Toolchain | None:
-    """The Triton that ``compile`` would use here, without importing it; None where there is none.
+    """The installed Triton, found without importing it; None if there is none.
 
-    Its wheel brings its own LLVM, ptxas and libdevice, so that its version is theirs too.
+    LLVM, ptxas and libdevice are in Triton's wheel, so its version determines theirs.
     """
     for name in _DISTRIBUTIONS:
         for distribution in importlib.metadata.distributions(name=name):
@@ -62,7 +63,7 @@ def toolchain() -> Toolchain | None:
 
 
 def prepare(source: KernelSource) -> KernelSource:
-    """``source`` with this module's own settings among its options, so that the key covers them; idempotent."""
+    """``source`` with this module's own settings among its options, which the artifact key so covers; idempotent."""
     if source.option("fixed_options") is not None:
         return source
     return replace(source, options=(*source.options, ("fixed_options", _FIXED)))
@@ -72,14 +73,14 @@ def compile(source: KernelSource) -> Artifact:
     """Compile one source for its target.
 
     Returns:
-        files ``kernel.py``, ``kernel.ttir``, and ``kernel.ptx`` and ``kernel.cubin`` or ``kernel.amdgcn`` and
-        ``kernel.hsaco``; for the interpreter ``kernel.py`` alone. Meta: entry, target, toolchain, signature, and for a
-        GPU ``parameters``, the format of the binary's parameters (``P`` pointer, ``i``, ``q``, ``f``, ``d``), which are
-        the signature's and two scratch pointers; num_warps, warp_size, num_ctas, cluster, shared_bytes; global_scratch
-        and profile_scratch as (bytes a program, alignment); cooperative, pdl, tensordesc.
+        files ``kernel.py``, ``kernel.ttir`` and, for NVIDIA, ``kernel.ptx`` and ``kernel.cubin``, for AMD,
+        ``kernel.amdgcn`` and ``kernel.hsaco``; for the interpreter ``kernel.py`` only. Meta: entry, target, toolchain,
+        signature; for a GPU also parameters (the format characters of the binary's parameters: those of the signature
+        and of two scratch pointers), num_warps, warp_size, num_ctas, cluster, shared_bytes, global_scratch and
+        profile_scratch (each bytes per program and alignment), cooperative, pdl, tensordesc.
 
     Raises:
-        CompileError: with the failing lines of the source, those of the innermost function first.
+        CompileError: Triton refuses the source. The failing lines are in the error, the innermost function's first.
     """
     tools = toolchain()
     if tools is None:
@@ -105,7 +106,7 @@ def compile(source: KernelSource) -> Artifact:
 
 
 def _compile(source: KernelSource, path: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The wanted stages' outputs by name, and what the stages found out."""
+    """The output of each stage by name, except ``ttgir`` and ``llir``, and Triton's metadata of the kernel."""
     from triton._C.libtriton import ir
     from triton.compiler.compiler import make_backend
 
@@ -141,13 +142,13 @@ def _gpu_target(target: Target) -> Any:
 
 
 def _options(source: KernelSource) -> dict[str, Any]:
-    given = {name: source.option(name) for name in _OPTIONS if source.option(name) is not None}
-    # Unlike torch's CUDA build, Triton links libdevice so that it flushes subnormals unless told not to.
-    return _FIXED | given
+    asked = {name: source.option(name) for name in _OPTIONS if source.option(name) is not None}
+    # By default, Triton links libdevice so that it flushes subnormals, which torch's CUDA kernels do not.
+    return _FIXED | asked
 
 
 def _ast_source(source: KernelSource, path: str) -> Any:
-    """The source's entry, specialised. Triton reads its text through ``inspect``, hence the linecache entry."""
+    """The entry as Triton's ``ASTSource``. Triton gets a function's text by ``inspect``, which reads linecache."""
     from triton.compiler import ASTSource
 
     namespace: dict[str, Any] = {"__name__": "jitgen_kernel"}
@@ -159,10 +160,10 @@ def _ast_source(source: KernelSource, path: str) -> Any:
     function = namespace[source.name]
     constants: Mapping[str, Any] = source.option("constants") or {}
     remaining = [name for name in function.arg_names if name not in constants]
-    given = source.option("signature", ())
-    if len(given) != len(remaining):
-        raise CompileError(f"{source.name} takes {', '.join(remaining)}, and its signature has {len(given)} types")
-    types = dict(zip(remaining, given, strict=True))
+    declared = source.option("signature", ())
+    if len(declared) != len(remaining):
+        raise CompileError(f"{source.name} takes {', '.join(remaining)}, and its signature has {len(declared)} types")
+    types = dict(zip(remaining, declared, strict=True))
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     multiples = zip(remaining, source.option("multiples", ()), strict=False)
     known = {function.arg_names.index(name): multiple for name, multiple in multiples if multiple > 1}
@@ -188,7 +189,7 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "num_ctas": num_ctas,
         "cluster": list(metadata.get("cluster_dims", (num_ctas, 1, 1))),
         "shared_bytes": metadata["shared"],
-        # Some versions leave these out, or None, where a kernel needs no scratch.
+        # In some versions these are absent or None where a kernel needs no scratch memory.
         "global_scratch": [metadata.get("global_scratch_size") or 0, metadata.get("global_scratch_align") or 1],
         "profile_scratch": [metadata.get("profile_scratch_size") or 0, metadata.get("profile_scratch_align") or 1],
         "cooperative": bool(metadata.get("launch_cooperative_grid", False)),
@@ -202,7 +203,7 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _failing_lines(source: KernelSource) -> Iterator[None]:
-    """Turn whatever Triton raises, and its front end raises everything, into a CompileError with lines."""
+    """Turns an exception of any class, as Triton's front end may raise, into a CompileError with the failing lines."""
     try:
         yield
     except CompileError:
@@ -222,7 +223,7 @@ def _lines(source: KernelSource, error: BaseException) -> tuple[SourceLine, ...]
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CompilationError) and cause.src and hasattr(cause.node, "lineno"):
-            # A node's line counts from its function's ``def``.
+            # Triton counts the lines of a node from the first line of its function.
             line = source.text[: max(source.text.find(cause.src), 0)].count("\n") + cause.node.lineno
             lines.insert(0, SourceLine(line, text[line - 1], cause.error_message or "the call that leads there"))
         cause = cause.__cause__

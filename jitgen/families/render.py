@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jitgen._version import __version__
@@ -10,45 +12,60 @@ from jitgen.codegen import environment
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.environment import Rendered, entry_name
+from jitgen.codegen.environment import Rendered
 from jitgen.codegen.printing import Built
+from jitgen.codegen.text import entry_name
 from jitgen.codegen.triton import TRITON
+from jitgen.device import Device
 from jitgen.ir.program import Kernel
-from jitgen.spec import KernelSource, Target, e4m3fn_saturates
+from jitgen.spec import KernelSource, e4m3fn_saturates
 
 DIALECTS: dict[str, Dialect] = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}
+BANNER_WIDTH = 196
+"""Characters of a line in the head of a source, without the comment sign."""
 
 
 def source(
     family: str,
     kernel: Kernel,
     schedule: Any,
-    language: str,
+    device: Device,
     compiler: str,
-    target: Target,
     titles: Sequence[str],
     built: Built,
+    overlapping: bool,
+    folder: Path | None = None,
 ) -> tuple[KernelSource, Rendered]:
-    """The source of ``kernel`` in ``language``, and where each of its lines came from.
+    """The source of ``kernel`` in the device's dialect, and where each of its lines came from.
 
     Args:
-        titles: what the head of the source says beside target and schedule, in words.
+        titles: what the head of the source says beside target, schedule and stages, in words.
         built: what the family has for its template, and the options of the source.
+        folder: of the family's templates; by default ``templates/<family>`` of jitgen's own.
+        overlapping: whether the kernel may begin before the one ahead of it has ended, and waits for it itself.
     """
+    language, target = device.dialect, device.target
     dialect, entry = DIALECTS[language], entry_name(kernel.name)
+    folder = folder or environment.family_folder(family)
     template = f"{family}{dialect.suffix}.j2"
     shared = {
-        "banner": f"jitgen {__version__}: {kernel.name}, template {language}/{template}",
-        "notes": [f"target {target}, {schedule}", *titles],
+        "banner": f"jitgen {__version__}: {kernel.name}, template {folder.name}/{template}",
+        "notes": _wrapped([f"target {target}: {schedule}", *kernel.described_stages, *titles]),
         "headers": dialect.headers,
         "float8": _uses_float8(kernel),
         "saturates": "1" if e4m3fn_saturates() else "0",
         "entry": entry,
         "schedule": schedule,
-        "overlapping": getattr(schedule, "pdl", False) and target.overlaps_launches,
+        "overlapping": overlapping,
     }
     specific, options = built
-    return environment.kernel_source(entry, language, template, compiler, target, shared | specific, options)
+    return environment.kernel_source(entry, language, folder, template, compiler, target, shared | specific, options)
+
+
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    """``notes`` as lines of at most ``BANNER_WIDTH`` characters."""
+    wrap = textwrap.TextWrapper(BANNER_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [line for note in notes for line in wrap.wrap(note)]
 
 
 def _uses_float8(kernel: Kernel) -> bool:

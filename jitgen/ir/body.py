@@ -1,9 +1,13 @@
 """Pointwise expressions as straight-line instructions in compute dtypes: what a dialect prints.
 
-Here torch's dtypes become arithmetic. Each value has a *compute dtype* (float32 for float16, bfloat16, float32 and the
-8-bit floats; every other dtype is its own), a ``load`` widens storage to it, a ``store`` rounds it back, and a cast to
-a narrower float is a ``round_to``: the value keeps its compute dtype but loses the bits it would lose in memory.
-Between operations nothing is rounded, so a fused chain is at least as exact as eager torch.
+Storage dtypes end at loads and stores. Each value has a *compute dtype*: float32 for float16, bfloat16, float32 and the
+8-bit floats, and the dtype itself for every other. A ``load`` widens an element to it, a ``store`` rounds it to the
+storage dtype, and a cast to a narrower float is a ``round_to``: the value keeps its compute dtype but loses the bits
+that it would lose in memory. Nothing else is rounded between operations, so a fused chain is at least as exact as eager
+torch.
+
+Neighbours: ``ir/regions.py`` says what a region is, ``codegen/printing.py`` prints instructions, and the templates of a
+family load and store the operands around them.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.ir import symbols
+from jitgen.ir.analysis import varies
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
-from jitgen.ir.regions import Movement, Region
-from jitgen.ir.rows import varies
+from jitgen.ir.regions import Axis, Movement, Region, Stage, row_rank_of, shape_of
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
 
@@ -47,7 +51,10 @@ class Instruction:
         location: the user's line, for error messages only.
         row: in a body with rows: one value for a row rather than one for each element.
         stage: in a body with rows: the pass over the row in which an element's value is computed, or before which a
-            row's value is known. A ``reduce`` (its kind in ``attr``) of stage-0 elements is of stage 1.
+            row's value is known. A ``reduce`` (its kind in ``attr``) of stage-0 elements is of stage 1, and so is a
+            ``scan`` (likewise), which is a value for each element again. Of a scan in chunks, further arguments are the
+            components of the state of every chunk of the row (``ir/scans.py``), and a ``state`` (the component's number
+            in ``attr``) gives one of them.
     """
 
     op: str
@@ -60,7 +67,7 @@ class Instruction:
 
 
 WHOLE = ("x", "weight", "codes", "scales", "zeros")
-"""Kinds of operand that a contraction reads many elements of for each one of its result."""
+"""Kinds of operand of a contraction: it reads many of their elements for each element of its result."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,9 @@ class Operand:
     """A tensor a body reads or writes, element by element.
 
     Attributes:
-        kind: ``"load"``, ``"iota"`` (reads its own index, no memory) or ``"store"``; of a contraction ``"x"`` (read at
-            (row, k)), ``"weight"`` (dense, at (column, k)), or a quantised weight's ``"codes"``, ``"scales"`` and
-            ``"zeros"``, whole.
+        kind: ``"load"``, ``"store"`` or ``"iota"`` (an index, which is in no memory). A contraction's are ``"x"`` (the
+            activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), and ``"codes"``,
+            ``"scales"`` and ``"zeros"`` (the tensors of a quantised weight).
         buffer: index of the program's buffer; None for an iota.
         dtype: storage dtype.
         shape: of the whole buffer (of the index space, for an iota).
@@ -101,6 +108,7 @@ class Contraction:
         precision: of a float32 product: ``"ieee"`` or ``"tf32"``.
         format, group_size, layout: of a quantised weight; None where it is dense. A group size of None is one scale
             for a row.
+        k_splits: the number of ranges of K whose sums are stored separately (split-K).
     """
 
     x: tuple[Instruction, ...]
@@ -111,6 +119,7 @@ class Contraction:
     format: str | None = None
     group_size: int | None = None
     layout: str | None = None
+    k_splits: int = 1
 
     @property
     def activation(self) -> int | None:
@@ -120,19 +129,36 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Body:
-    """A region ready for a dialect: its iteration space, its operands (stores last), its instructions.
+    """A region ready for a dialect.
 
-    In a body with contractions the shape is (rows, columns), and an instruction ``matmul`` (its contraction's index in
-    ``attr``) is that product's accumulator. ``coarse``: all that the program returns of it are floats of 16 bits or
-    fewer, be it by way of temporaries; see ``codegen/dialect.py``.
+    Attributes:
+        axes: the iteration space; see ``ir/regions.py``.
+        stages: what a kernel runs over it, in order.
+        operands: what is read and written, stores last.
+        instructions: of the stages. ``contract`` (its contraction's index in ``attr``) is a product's accumulator.
+        contractions: the products.
+        coarse: all that the program returns of it are floats of 16 bits or fewer, be it by way of temporaries; see
+            ``codegen/dialect.py``.
+        chunks: in a body with rows: into how many chunks a row is cut, each walked by itself.
     """
 
-    shape: Shape
+    axes: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
-    row_rank: int = 0
     contractions: tuple[Contraction, ...] = ()
     coarse: bool = False
+    chunks: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the axes that index results: (rows, columns) of a product."""
+        return shape_of(self.axes)
+
+    @property
+    def row_rank(self) -> int:
+        """How many of these axes, the last, are walked in sequence."""
+        return row_rank_of(self.axes)
 
     @property
     def stores(self) -> tuple[int, ...]:
@@ -159,12 +185,14 @@ class BodyBuilder:
         for store, value in zip(region.stores, values, strict=True):
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
+            row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
             operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row)
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)
             self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
-        body = Body(region.shape, tuple(self.operands), tuple(self.instructions), region.row_rank)
-        return replace(body, contractions=tuple(self._contractions)) if self._contractions else body
+        return Body(
+            region.axes, region.stages, tuple(self.operands), tuple(self.instructions), tuple(self._contractions)
+        )
 
     def _emit(self, instruction: Instruction) -> int:
         if self._row_dims:
@@ -176,7 +204,10 @@ class BodyBuilder:
         return self._positions[key]
 
     def _value(self, node: Node) -> int:
-        """The position of ``node``'s value, with its whole subtree emitted first (iteratively: chains can be long)."""
+        """The position of the instruction that computes ``node``; instructions for its inputs are emitted before it.
+
+        A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
+        """
         stack = [node]
         while stack:
             top = stack[-1]
@@ -203,14 +234,15 @@ class BodyBuilder:
             return self._scalar(node.attrs[0], dtype)
         if _is_row_value(node):
             return self._positions[id(node.inputs[0])]
-        if node.op == "matmul":
+        if node.op == "contract":
             self._contractions.append(self._contraction(node))
-            return self._emit(Instruction("matmul", (), dtype, len(self._contractions) - 1, node.location))
+            accumulator = node.attrs[1]
+            return self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
         if _is_leaf(node):
             return self._leaf(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
-        if node.op == "reduce":
-            return self._emit(Instruction("reduce", arguments, dtype, node.attrs[0], node.location))
+        if node.op in ("reduce", "scan"):
+            return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
         if node.op == "cast":
             return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
         if node.op not in OPS:
@@ -218,12 +250,12 @@ class BodyBuilder:
         return self._emit(Instruction(node.op, arguments, dtype, None, node.location))
 
     def _contraction(self, node: Node) -> Contraction:
-        """The product ``node``; its operands join the body's."""
+        """The product that ``node`` is; its operands are added to the body's."""
         x, weight = node.inputs
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
         inner._value(x)
-        base, cuts = _seen_through_views(weight)
+        base, slices = _seen_through_views(weight)
         operands: tuple[int, ...]
         described: tuple[Any, Any, Any]
         if base.op != "dequantize":
@@ -232,16 +264,16 @@ class BodyBuilder:
             _, _, layout = described = base.attrs
             tile = 1 if layout == "portable" else ROW_TILE
             operands = tuple(
-                self._operand(kind, part, tuple(_tiles(cut, part, tile) for cut in cuts))
-                for kind, part in zip(("codes", "scales", "zeros"), base.inputs, strict=False)
+                self._operand(kind, tensor, tuple(_slice_of_tiles(movement, tensor, tile) for movement in slices))
+                for kind, tensor in zip(("codes", "scales", "zeros"), base.inputs, strict=False)
             )
-        (precision,) = node.attrs
+        precision = node.attrs[2]
         return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
 
-    def _operand(self, kind: str, node: Node, cuts: tuple[Movement, ...] = ()) -> int:
-        """The index of ``node``, an input or views of one, among the operands; ``cuts`` are movements on top."""
+    def _operand(self, kind: str, node: Node, slices: tuple[Movement, ...] = ()) -> int:
+        """The operand that is ``node``, an input or views of one, under further ``slices``; added where it is new."""
         base, movements = _seen_through_views(node)
-        operand = Operand(kind, base.attrs[0], node.dtype, base.shape, (*movements, *cuts))
+        operand = Operand(kind, base.attrs[0], node.dtype, base.shape, (*movements, *slices))
         if operand not in self.operands:
             self.operands.append(operand)
         return self.operands.index(operand)
@@ -263,7 +295,7 @@ class BodyBuilder:
         return self._emit(Instruction(read, (), dtype, self.operands.index(operand)))
 
     def _scalar(self, value: Scalar, dtype: str) -> int:
-        """A run-time scalar: floats are passed as they are needed, every other dtype as an int64 cast in the kernel."""
+        """A run-time scalar. A float is passed in its compute dtype; any other is an int64 that the kernel casts."""
         assert isinstance(value, Expr)
         passed = (value, dtype if dtype in FLOATS else "int64")
         if passed not in self.scalars:
@@ -285,6 +317,10 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
     stage = max((argument.stage for argument in arguments), default=0)
     if instruction.op == "reduce":
         return replace(instruction, row=True, stage=stage + 1)
+    if instruction.op == "scan":
+        return replace(instruction, row=False, stage=stage + 1)
+    if instruction.op == "state":
+        return replace(instruction, row=True, stage=stage)
     if instruction.op in ("load", "iota"):
         return replace(instruction, row=operands[instruction.attr].row)
     if instruction.op == "store":
@@ -293,28 +329,28 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
 
 
 def identity_of(instruction: Instruction) -> tuple[Any, ...]:
-    """What two instructions have in common where one result serves for both."""
+    """The fields of an instruction that decide its result: instructions equal in these are computed once."""
     return (instruction.op, instruction.args, instruction.dtype, _exact(instruction.attr))
 
 
 def _is_row_value(node: Node) -> bool:
-    """A reduction's result spread over its row again."""
+    """Whether ``node`` is the result of a reduction, broadcast to the row that was reduced."""
     return node.op == "view" and node.inputs[0].op == "reduce"
 
 
 def _is_leaf(node: Node) -> bool:
-    return node.op in ("input", "iota", "view", "matmul")
+    return node.op in ("input", "iota", "view", "contract")
 
 
-def _tiles(cut: Movement, part: Node, tile: int) -> Movement:
-    """A slice of a quantised weight's rows as one of a part of it, whose first dimension counts ``tile`` rows."""
-    (kind, dim, start, step), (rows, _) = cut
+def _slice_of_tiles(rows_slice: Movement, tensor: Node, tile: int) -> Movement:
+    """A slice of a quantised weight's rows, as a slice of one of its tensors: an index there counts ``tile`` rows."""
+    (kind, dim, start, step), (rows, _) = rows_slice
     tiles: Any = symbols.floordiv(symbols.add(rows, tile - 1), tile)
-    return (kind, dim, symbols.floordiv(start, tile), step), (tiles, *part.shape[1:])
+    return (kind, dim, symbols.floordiv(start, tile), step), (tiles, *tensor.shape[1:])
 
 
 def _seen_through_views(node: Node) -> tuple[Node, tuple[Movement, ...]]:
-    """What ``node`` is a view of, and the movements from there to it."""
+    """The node that ``node`` is a view of, and the movements that lead from it to ``node``."""
     movements: list[Movement] = []
     while node.op == "view":
         movements.append((node.attrs, node.shape))

@@ -4,26 +4,31 @@ Node operations:
 
 =============  =====================================================================================================
 ``input``      attrs ``(index,)``: tensor input ``index``
-``const``      attrs ``(number,)``: an immediate; exact, rounded only when it meets its compute dtype
+``const``      attrs ``(number,)``: an immediate; it is exact, and rounded to its compute dtype where it is used
 ``scalar``     attrs ``(expr,)``: a host scalar known at the call, see ``ir/symbols.py``
 ``iota``       attrs ``(dim,)``: the index along ``dim``, int64
 ``view``       attrs ``(kind, *parameters)``: movement without arithmetic, see ``ir/views.py``
 ``cat``        attrs ``(dim,)``: concatenation
-``reduce``     attrs ``(kind, dims)``: over ``dims``, which stay as sizes of 1; kinds in ``ir/rows.py``
-``matmul``     attrs ``(precision,)``: of ``(..., K)`` and a weight ``(N, K)``: ``(..., N)``; precision of float32
-               operands is ``"ieee"`` or ``"tf32"``
+``reduce``     attrs ``(kind, dims)``: over ``dims``, which stay as sizes of 1; kinds are ``REDUCTIONS``
+``contract``   attrs ``(equation, accumulator, precision)``: the product of an activation and a weight, whose axes the
+               equation names (``ir/equations.py``); summed in the dtype ``accumulator``; precision of float32 operands
+               is ``"ieee"`` or ``"tf32"``
+``scan``       attrs ``(kind, dim, reverse)``: at every element, those up to it along ``dim`` combined; kinds in
+               ``ir/scans.py``
 ``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
-               formats, zero-points stand for; only ever an operand of ``matmul``
+               formats, zero-points represent; its users are ``contract`` nodes, directly or through views
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
                asks for row-major memory where the value is returned
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one dtype among themselves
 =============  =====================================================================================================
 
-``dtype`` is the dtype eager torch would give (its name); ``shape`` holds ints and ``Expr``. Families added later bring
-node operations of their own (reductions, matmul) without changing these.
+``dtype`` is the dtype eager torch would give (its name); ``shape`` holds ints and ``Expr``.
 
-A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. A node remembers the user's
-line it came from for error messages; that is never part of a graph's serialized form, nor of any key.
+A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. For error messages a node
+carries the user's line that it came from; the line is part neither of a graph's serialized form nor of any key.
+
+Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them into kernels, and manifests
+(``deploy/manifest.py``) hold them as JSON.
 """
 
 from __future__ import annotations
@@ -38,6 +43,12 @@ from jitgen.spec import SCHEMA
 
 Shape = tuple[Size, ...]
 CONTIGUOUS = ("contiguous",)
+
+REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
+"""What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
+
+READS_ELSEWHERE = frozenset({"cat", "contract"})
+"""Operations whose result at an element needs inputs at others, and not only rows (or beginnings of rows) of them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,20 +65,20 @@ class Node:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What the graph may assume about a tensor input: dtype and rank, sizes of 1, and sizes the trace relied on."""
+    """What a graph may assume about a tensor input: its dtype and rank, and which of its sizes are 1."""
 
     dtype: str
     shape: Shape
 
 
 def input_shape(index: int, sizes: Iterable[int]) -> Shape:
-    """The symbolic shape of input ``index``: a symbol for each size but 1, which is static."""
+    """The symbolic shape of input ``index``: a symbol for every size, except that sizes of 1 are static."""
     return tuple(1 if size == 1 else symbols.size_symbol(index, dim) for dim, size in enumerate(sizes))
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A fact the trace relied on: ``expr`` (a comparison, or a number) has ``value``."""
+    """A condition under which a graph is valid: ``expr``, a comparison or a number, has ``value``."""
 
     expr: Expr
     value: Any
@@ -90,8 +101,8 @@ class Graph:
         name: the function's name, for kernels and messages; part of the canonical form, as kernels carry it.
         inputs: the tensor inputs, captured tensors last.
         outputs: the values returned, flattened.
-        guards: facts about sizes and numbers under which this graph is the function.
-        mutated: input index to the value written back into it, for functions that update an argument in place.
+        guards: the conditions on sizes and numbers under which the graph computes the function.
+        mutated: (input index, the value written to it), for functions that update an argument in place.
     """
 
     name: str
@@ -102,12 +113,12 @@ class Graph:
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """Every value a kernel must write: the outputs, then the values of mutated inputs."""
+        """Every value that some kernel writes: the outputs, then the new values of mutated inputs."""
         return (*self.outputs, *(node for _, node in self.mutated))
 
 
 class Builder:
-    """Makes nodes, each different one once."""
+    """Makes nodes; a second node equal to an earlier one is the earlier one."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[Any, ...], Node] = {}
@@ -136,12 +147,12 @@ class Builder:
         return self.make("scalar" if isinstance(value, Expr) else "const", (), dtype, (), (value,))
 
     def like(self, node: Node, inputs: Iterable[Node], shape: Iterable[Size] | None = None) -> Node:
-        """``node`` with other inputs, and another shape where one is given."""
+        """``node`` over other ``inputs``, with its own shape unless ``shape`` is another."""
         return self.make(node.op, inputs, node.dtype, node.shape if shape is None else shape, node.attrs, node.location)
 
 
 def _typed(value: Any) -> Any:
-    """A key under which 1, 1.0 and True differ, and 0.0 and -0.0."""
+    """``value`` as a dict key that tells 1, 1.0 and True from one another, and 0.0 from -0.0."""
     if isinstance(value, tuple):
         return tuple(map(_typed, value))
     if isinstance(value, float):
@@ -150,9 +161,10 @@ def _typed(value: Any) -> Any:
 
 
 def topological(roots: Iterable[Node], leaves: str | None = None) -> list[Node]:
-    """Every node under ``roots``, inputs before users, in a deterministic order.
+    """``roots`` and every node that they depend on, inputs before users, in a deterministic order.
 
-    ``leaves``: an operation whose inputs are left out, unless something else leads to them.
+    Args:
+        leaves: the name of an operation whose inputs are not followed.
     """
     order: list[Node] = []
     seen: set[int] = set()
@@ -185,7 +197,7 @@ def _attr_from_json(value: Any) -> Any:
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """The canonical form of ``graph``: what keys are made of and manifests hold. Free of locations."""
+    """The canonical form of ``graph``, for request keys and manifests; without the nodes' locations."""
     order = topological(graph.results)
     number = {id(node): position for position, node in enumerate(order)}
     nodes = [
@@ -227,9 +239,11 @@ def from_json(data: dict[str, Any]) -> Graph:
 
 
 def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
-    """The inputs in words, a weight's parts as the weight: ``bfloat16[s0_0, 4096]``, ``int4 g128[14336, 4096]``.
+    """The inputs in words, such as ``bfloat16[s0_0, 4096]``; the tensors of a quantised weight as one input, such as
+    ``int4 g128[14336, 4096]``.
 
-    ``sizes``: known values of symbolic sizes, by name.
+    Args:
+        sizes: known values of symbolic sizes, by name.
     """
 
     def shape(spec: Shape) -> str:
@@ -238,7 +252,7 @@ def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
     words: dict[int, str] = {i: f"{spec.dtype}[{shape(spec.shape)}]" for i, spec in enumerate(graph.inputs)}
     for node in topological(graph.results):
         if node.op == "dequantize":
-            first, *others = (part.attrs[0] for part in node.inputs)
+            first, *others = (tensor.attrs[0] for tensor in node.inputs)
             format, group_size, _ = node.attrs
             words[first] = f"{format} g{group_size or 'K'}[{shape(node.shape)}]"
             for other in others:
@@ -247,7 +261,7 @@ def described_inputs(graph: Graph, sizes: Mapping[str, Any]) -> list[str]:
 
 
 def under_views(node: Node) -> Node:
-    """What ``node`` is a view of, through any number of views; itself where it is none."""
+    """The node that ``node`` is a view of, through any number of views; ``node`` itself where it is no view."""
     while node.op == "view":
         node = node.inputs[0]
     return node
@@ -259,11 +273,14 @@ def is_weight(node: Node) -> bool:
 
 
 def equal_sizes(guards: Iterable[Guard]) -> dict[str, Expr]:
-    """Sizes that a guard holds equal to an earlier one, with that one: in one form, equal shapes are seen to be."""
+    """A replacement for each size that some guard states to be equal to another one.
+
+    With every size replaced by its representative, shapes that the guards make equal compare equal.
+    """
     equal: dict[str, Expr] = {}
     for guard in guards:
         if guard.expr.op == "eq" and guard.value is True:
-            left, right = (symbols.substitute(part, equal) for part in guard.expr.args)
+            left, right = (symbols.substitute(size, equal) for size in guard.expr.args)
             if isinstance(left, Expr) and isinstance(right, Expr) and left.op == right.op == "symbol" and left != right:
                 first, second = sorted((left, right), key=lambda size: size.args[0])
                 equal = {name: first if size == second else size for name, size in equal.items()}
@@ -272,5 +289,5 @@ def equal_sizes(guards: Iterable[Guard]) -> dict[str, Expr]:
 
 
 def size_one_pattern(shape: Iterable[Any]) -> tuple[bool, ...]:
-    """Which sizes are 1: what a trace specialises on, because broadcasting does."""
+    """Which sizes are 1. A trace is specialised on this, because broadcasting depends on it."""
     return tuple(type(size) is int and size == 1 for size in shape)

@@ -1,12 +1,13 @@
 """The pointwise operations, one row each.
 
-A row says what the operation takes and gives; each dialect prints it by a row of its own (``codegen/cpp.py``,
-``codegen/cuda.py``, ``codegen/triton.py``; a test fails when one lacks a row), and ``trace/pointwise.py`` maps torch's
-functions to it. Functions that are compositions (silu, gelu, softplus, ...) are written there out of these rows and
-need none here.
+A row states the operands and the result of an operation. Each dialect has a row that prints it (``codegen/c_like.py``
+for C++ and CUDA C++, ``codegen/triton.py``; a test fails where a row is missing). ``trace/pointwise.py`` maps torch's
+functions to these operations; functions that are compositions of them (silu, gelu, softplus, ...) are in
+``trace/activations.py`` and have no row here.
 
-Arithmetic is done in the *compute dtype*: float32 for float16, bfloat16 and float32; float64, the integers and bool
-as they are. Integers wrap. Comparisons and logic give bool. NaN propagates through ``minimum`` and ``maximum``.
+Arithmetic is done in the *compute dtype*: float32 for float16, bfloat16 and float32, and the dtype itself for float64,
+the integers and bool. Integers wrap. Comparisons and logic give bool. NaN propagates through ``minimum`` and
+``maximum``.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class Op:
 
     Attributes:
         name: the operation's name, torch's where torch has one.
-        arity: how many operands.
-        domain: compute dtypes its operands may have: a subset of ``COMPUTE_DTYPES``.
-        predicate: whether the result is bool whatever the operands are; else it is the operands' dtype.
-        flops: what ``report`` counts it as.
-        doc: what it computes, where the name does not say.
+        arity: the number of operands.
+        domain: the compute dtypes that the operands may have: a subset of ``COMPUTE_DTYPES``.
+        predicate: whether the result is bool; otherwise it has the operands' dtype.
+        flops: floating-point operations that a report counts for it; for a transcendental function an estimate.
+        doc: what it computes, where the name does not say it.
     """
 
     name: str
@@ -51,7 +52,7 @@ OPS: dict[str, Op] = {
         Op("trunc_divide", 2, INTS, doc="rounds toward zero; division by zero is 0"),
         Op("fmod", 2, (*FLOATS, *INTS), doc="sign of the dividend; integer modulus zero gives 0"),
         Op("remainder", 2, (*FLOATS, *INTS), doc="sign of the divisor, as Python's %; integer modulus zero gives 0"),
-        Op("pow", 2, (*FLOATS, *INTS), flops=8, doc="integers: by squaring; a negative exponent as torch has it"),
+        Op("pow", 2, (*FLOATS, *INTS), flops=8, doc="of integers by squaring; a negative exponent as in torch"),
         Op("atan2", 2, FLOATS, flops=8),
         Op("copysign", 2, FLOATS),
         Op("minimum", 2, doc="NaN if either is NaN"),
@@ -73,7 +74,7 @@ OPS: dict[str, Op] = {
         # exponentials and logarithms
         Op("exp", 1, FLOATS, flops=8),
         Op("exp2", 1, FLOATS, flops=8),
-        Op("exp2_normal", 1, FLOATS, flops=8, doc="exp2; where that is a subnormal number, perhaps 0"),
+        Op("exp2_normal", 1, FLOATS, flops=8, doc="exp2, except that a subnormal result may be 0"),
         Op("expm1", 1, FLOATS, flops=8),
         Op("log", 1, FLOATS, flops=8),
         Op("log2", 1, FLOATS, flops=8),

@@ -1,40 +1,57 @@
-"""What a call does: kernels to launch in order, over numbered buffers. ``ir/cut.py`` makes it from a graph.
+"""A program: the kernels of a call in launch order, over numbered buffers.
 
-Buffers are numbered inputs first, then temporaries, then results (the outputs and the written-back inputs).
+Buffers are numbered inputs first, then temporaries, then results. The results are the outputs that kernels write, and
+the new values of inputs that are updated in place.
+
+Neighbours: ``families/partition.py`` makes a program from a graph; ``lowering.py`` lays it out for one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.ir.body import WHOLE, Body
-from jitgen.ir.contractions import Decision, Prologue
 from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: regions that run side by side and share the run-time scalars (pointwise ones, or products of one
-    activation), or one region of rows."""
+    """One kernel: independent regions of one family, which share the run-time scalars.
+
+    Attributes:
+        name: the function's name, followed by a number where the function has several kernels.
+        family: the name of the family that generates it.
+        bodies: the regions, as instructions.
+        scalars: the run-time scalars, each with the dtype that it is passed in.
+    """
 
     name: str
+    family: str
     bodies: tuple[Body, ...]
     scalars: tuple[tuple[Expr, str], ...]
 
     @property
-    def family(self) -> str:
-        """The kernel family that makes it."""
-        if self.bodies[0].contractions:
-            return "gemm"
-        return "reduction" if self.bodies[0].row_rank else "elementwise"
+    def described_stages(self) -> list[str]:
+        """The stages of each region in words; on one line where all regions have the same."""
+        found = ["; ".join(map(str, body.stages)) for body in self.bodies]
+        if len(set(found)) == 1:
+            return [f"stages{f' of each of {len(found)} regions' if len(found) > 1 else ''}: {found[0]}"]
+        return [f"stages of region {number}: {stages}" for number, stages in enumerate(found)]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A family's answer to one of its own questions about sizes (``Family.decide``), and the reason in words."""
+
+    fused: bool
+    why: str
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor a program allocates or is given; ``contiguous`` where it must be allocated row-major."""
+    """A tensor that a program takes or allocates; ``contiguous`` where it must be allocated row-major."""
 
     dtype: str
     shape: Shape
@@ -43,7 +60,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Alias:
-    """An output that is an input or a temporary (buffer ``input``), or a view of one: returned without a kernel."""
+    """An output that no kernel writes: the input or temporary with buffer number ``input``, or a view of it."""
 
     input: int
     movements: tuple[Any, ...]
@@ -51,18 +68,19 @@ class Alias:
 
 @dataclass(frozen=True)
 class Program:
-    """What a call does.
+    """The kernels and buffers of a call.
 
     Attributes:
-        name: the function's.
-        inputs, temporaries, results: the buffers, numbered through in this order.
-        outputs: for each output of the function, the result buffer's position among ``results``, or an ``Alias``.
-        mutated: (input index, position among ``results``) of arguments updated in place: that result's buffer is
-            the argument. Where other elements or results still need its old value, the new one is computed into a
-            temporary first and copied last.
-        kernels: to launch in order.
-        prologues: computed activations of products, and what was decided of each.
-        general: whether it follows from the graph and its guards alone, and from no stride or size of one call.
+        name: the function's name.
+        inputs, temporaries, results: the buffers; buffer numbers count through all three in this order.
+        outputs: for each output of the function, its index in ``results``, or an ``Alias``.
+        mutated: (input index, index in ``results``) of each argument that is updated in place: the memory of that
+            result is the argument's. Where other elements or results still need the argument's old value, the new one
+            is computed into a temporary, and the last kernel copies it.
+        kernels: in launch order.
+        decisions: (family, question, answer) of every decision on sizes that the program depends on.
+        general: whether the program follows from the graph, its guards and ``decisions``. False where it also depends
+            on the strides of the call that it was made for.
     """
 
     name: str
@@ -72,14 +90,16 @@ class Program:
     outputs: tuple[int | Alias, ...]
     mutated: tuple[tuple[int, int], ...]
     kernels: tuple[Kernel, ...]
-    prologues: tuple[tuple[Prologue, Decision], ...] = ()
+    decisions: tuple[tuple[str, Any, Decision], ...] = ()
     general: bool = True
 
     def read_beside(self, result: int) -> frozenset[int]:
-        """Inputs that are still read, at other elements than the one just written, once result ``result`` is.
+        """Inputs that are read after an element of result ``result`` has been written, so that it must not be
+        written to their memory.
 
-        A product reads all of its activation and its weight for every tile, and a later kernel may read anything; so
-        the result must not be written over these. Every other input is read where it is written, or before.
+        These are the operands of a product in the kernel that writes the result, since each tile reads whole rows of
+        them, and every input that a later kernel reads. Any other input is read at an element before that element of
+        the result is written.
         """
         buffer = len(self.inputs) + len(self.temporaries) + result
         found: set[int] = set()
@@ -92,13 +112,9 @@ class Program:
                 found |= {o.buffer for o in operands if o.kind in WHOLE and o.buffer is not None}
         return frozenset(index for index in found if index < len(self.inputs))
 
-    def decides_alike(self, prologue: Callable[[Prologue], Decision], environment: Mapping[str, Any]) -> bool:
-        """Whether the same would be decided of its prologues at other sizes."""
-        return all(prologue(computed.at(environment)) == decision for computed, decision in self.prologues)
-
     @property
     def returns_temporaries(self) -> bool:
-        """Whether an output is a temporary, which no memory of the caller's can stand for."""
+        """Whether an output is a temporary or a view of one; the caller cannot pass ``out=`` for such an output."""
         return any(isinstance(output, Alias) and output.input >= len(self.inputs) for output in self.outputs)
 
     @property

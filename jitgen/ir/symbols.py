@@ -3,9 +3,12 @@
 An ``Expr`` is an immutable tree over symbols. ``s2_0`` is the size of dimension 0 of tensor input 2, ``a1`` the value
 of numeric argument 1. Plain Python numbers stand for constants, so most code never sees an ``Expr`` for a static size.
 
-Integer sums and products are kept in a normal form (a constant plus sorted ``coefficient * atom`` terms), so that
-``n - n // 2 + n // 2`` is ``n`` and two ways to the same size compare equal. Float arithmetic is never reassociated.
-The trace wraps these in numbers a user can compute with (``trace/numbers.py``); here they are only data.
+Integer sums and products have a normal form (a constant plus sorted ``coefficient * atom`` terms), so that
+``n - n // 2 + n // 2`` is ``n``, and equal sizes that were computed differently compare equal. Float arithmetic is
+never reassociated.
+
+Neighbours: a trace wraps an ``Expr`` in a number that user code computes with (``trace/numbers.py``); shapes and guards
+of ``ir/graph.py`` hold them as data.
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ Number = int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """One node: ``op`` over ``args``, which are ``Expr``, numbers, or a symbol's name.
+    """One node of an expression tree.
 
-    ``kind`` is the Python type of the value: ``"int"``, ``"float"`` or ``"bool"``.
+    Attributes:
+        op: ``"symbol"``, ``"sum"``, ``"product"``, or a name of ``_EVALUATE``.
+        args: the operands, ``Expr`` or numbers. Of a symbol, its name. Of a sum, the constant and then pairs of
+            coefficient and atom. Of a product, its atoms.
+        kind: the Python type of the value: ``"int"``, ``"float"`` or ``"bool"``.
     """
 
     op: str
@@ -69,16 +76,16 @@ def _terms(value: Scalar) -> tuple[int, dict[Expr, int]]:
 
 
 def _sum(constant: int, terms: Mapping[Expr, int]) -> Size:
-    kept = sorted(((c, atom) for atom, c in terms.items() if c), key=lambda pair: repr(pair[1]))
-    if not kept:
+    nonzero = sorted(((c, atom) for atom, c in terms.items() if c), key=lambda pair: repr(pair[1]))
+    if not nonzero:
         return constant
-    if constant == 0 and len(kept) == 1 and kept[0][0] == 1:
-        return kept[0][1]
-    return Expr("sum", (constant, *kept))
+    if constant == 0 and len(nonzero) == 1 and nonzero[0][0] == 1:
+        return nonzero[0][1]
+    return Expr("sum", (constant, *nonzero))
 
 
 def _factors(value: Scalar) -> tuple[int, tuple[Expr, ...]] | None:
-    """``value`` as coefficient times atoms, or None when it is a sum of several terms."""
+    """``value`` as (coefficient, atoms), or None where it is a sum of several terms."""
     constant, terms = _terms(value)
     if not terms:
         return constant, ()
@@ -149,12 +156,12 @@ def floordiv(left: Scalar, right: Scalar) -> Scalar:
             divisor = int(right)
             if constant % divisor == 0 and all(c % divisor == 0 for c in terms.values()):
                 return _sum(constant // divisor, {atom: c // divisor for atom, c in terms.items()})
-        above, below = _factors(left), _factors(right)
-        if above and below and below[0] and above[0] % below[0] == 0:
-            remaining = Counter(above[1])
-            remaining.subtract(below[1])
+        dividend, divisors = _factors(left), _factors(right)
+        if dividend and divisors and divisors[0] and dividend[0] % divisors[0] == 0:
+            remaining = Counter(dividend[1])
+            remaining.subtract(divisors[1])
             if min(remaining.values(), default=0) >= 0:
-                return _product(above[0] // below[0], tuple(remaining.elements()))
+                return _product(dividend[0] // divisors[0], tuple(remaining.elements()))
     return _call("floordiv", left, right, _numeric_kind(left, right))
 
 
@@ -189,7 +196,7 @@ def maximum(left: Scalar, right: Scalar) -> Scalar:
 
 
 def compare(op: str, left: Scalar, right: Scalar) -> Scalar:
-    """``op`` is one of eq, ne, lt, le, gt, ge. Decided at once where the operands' normal forms decide it."""
+    """A comparison, where ``op`` is one of eq, ne, lt, le, gt, ge; a bool where the normal forms already decide it."""
     if _both_int(left, right):
         difference = sub(left, right)
         if not isinstance(difference, Expr):
@@ -202,7 +209,7 @@ def compare(op: str, left: Scalar, right: Scalar) -> Scalar:
 
 
 def is_nonnegative(value: Scalar) -> bool:
-    """Whether ``value`` is evidently at least 0: sizes are, and sums, products and quotients of such."""
+    """Whether ``value`` is provably at least 0. Sizes are, and so are sums, products and quotients of sizes."""
     if not isinstance(value, Expr):
         return value >= 0
     if value.op == "symbol":
@@ -223,6 +230,16 @@ def product(sizes: Any) -> Size:
 
 # ------------------------------------------------------------------------------------------ evaluation and text
 
+POWER_BITS = 2**16
+"""Bits of an integer power, at most: sizes need 63, and one of sizes can be too large to compute at all."""
+
+
+def _pow(left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > POWER_BITS:
+        raise OverflowError(f"an integer power of more than {POWER_BITS} bits")
+    return left**right
+
+
 _EVALUATE: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -230,7 +247,7 @@ _EVALUATE: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "truediv": operator.truediv,
-    "pow": operator.pow,
+    "pow": _pow,
     "min": min,
     "max": max,
     "eq": operator.eq,
@@ -245,7 +262,7 @@ _SIGNS |= {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
-    """The number ``value`` is when each symbol has its value in ``environment``."""
+    """The value of ``value`` where each symbol has its value in ``environment``."""
     if not isinstance(value, Expr):
         return value
     if value.op == "symbol":
@@ -260,7 +277,7 @@ def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
 
 
 def substitute(value: Scalar, replacements: Mapping[str, Scalar]) -> Scalar:
-    """``value`` with symbols replaced, in normal form again."""
+    """``value`` with symbols replaced by name; the result is in normal form."""
     if not isinstance(value, Expr):
         return value
     if value.op == "symbol":
@@ -272,7 +289,7 @@ def substitute(value: Scalar, replacements: Mapping[str, Scalar]) -> Scalar:
         return result
     if value.op == "product":
         return product(substitute(atom, replacements) for atom in value.args)
-    left, right = (substitute(part, replacements) for part in value.args)
+    left, right = (substitute(argument, replacements) for argument in value.args)
     rebuild = _REBUILD.get(value.op)
     if rebuild is not None:
         return rebuild(left, right)
@@ -297,22 +314,22 @@ def symbols_of(value: Scalar) -> Iterator[str]:
     if isinstance(value, Expr):
         if value.op == "symbol":
             yield value.args[0]
-        for part in value.args:
-            for leaf in part if isinstance(part, tuple) else (part,):
+        for argument in value.args:
+            for leaf in argument if isinstance(argument, tuple) else (argument,):
                 if isinstance(leaf, Expr):
                     yield from symbols_of(leaf)
 
 
 def format_expr(value: Scalar) -> str:
-    """Python text of ``value``, with symbols by name; evaluating it gives the same number."""
+    """``value`` as Python text in which symbols are variables; ``eval`` of it gives the same number."""
     if not isinstance(value, Expr):
         return repr(value)
     if value.op == "symbol":
         return value.args[0]
     if value.op == "sum":
         constant, *pairs = value.args
-        parts = [format_expr(a) if c == 1 else f"{c}*{format_expr(a)}" for c, a in pairs]
-        return "(" + " + ".join([*parts, *([repr(constant)] if constant else [])]) + ")"
+        terms = [format_expr(a) if c == 1 else f"{c}*{format_expr(a)}" for c, a in pairs]
+        return "(" + " + ".join([*terms, *([repr(constant)] if constant else [])]) + ")"
     if value.op == "product":
         return "*".join(format_expr(atom) for atom in value.args)
     left, right = map(format_expr, value.args)
@@ -322,12 +339,12 @@ def format_expr(value: Scalar) -> str:
 
 
 def to_json(value: Scalar) -> Any:
-    """JSON for ``value``; floats as hexadecimal text, so that nothing is rounded and NaN survives."""
+    """``value`` as JSON. Floats become hexadecimal text, so that they are exact and may be NaN or infinite."""
     if isinstance(value, Expr):
         arguments = [[c, to_json(a)] for c, a in value.args[1:]] if value.op == "sum" else None
         if arguments is not None:
             return {"op": "sum", "args": [value.args[0], *arguments]}
-        plain = value.args if value.op == "symbol" else [to_json(part) for part in value.args]
+        plain = value.args if value.op == "symbol" else [to_json(argument) for argument in value.args]
         return {"op": value.op, "args": list(plain), "kind": value.kind}
     return {"float": value.hex()} if isinstance(value, float) else value
 
@@ -341,5 +358,5 @@ def from_json(data: Any) -> Any:
     if data["op"] == "sum":
         constant, *pairs = data["args"]
         return Expr("sum", (constant, *((c, from_json(a)) for c, a in pairs)))
-    arguments = data["args"] if data["op"] == "symbol" else [from_json(part) for part in data["args"]]
+    arguments = data["args"] if data["op"] == "symbol" else [from_json(argument) for argument in data["args"]]
     return Expr(data["op"], tuple(arguments), data["kind"])

@@ -1,16 +1,19 @@
-"""Movement without arithmetic: the ``view`` nodes, pushed toward the inputs, and what they are in memory.
+"""Views: nodes that move elements without arithmetic, how they are pushed to the inputs, and what strides they have.
 
-A ``view`` node's attrs are one of
+The attrs of a ``view`` node are one of these *movements*:
 
 * ``("permute", permutation)``
 * ``("slice", dim, start, step)``: the node's shape gives the length; a negative step walks backward
 * ``("expand",)``: sizes of 1 become the node's sizes
 * ``("unsqueeze", dim)``, ``("squeeze", dim)``
-* ``("reshape",)``: row-major order kept, to the node's shape
+* ``("reshape",)``: to the node's shape, in row-major order
 
-Pointwise nodes commute with every movement, so ``move`` builds a view by rewriting the operands instead, until it meets
-a tensor input (whose strides then absorb it) or a concatenation it cannot pass (``ir/regions.py`` deals with those).
-tinygrad's movement operations work this way.
+Pointwise nodes commute with every movement. So ``Mover.move`` applies a movement to the operands of a node instead of
+its result, until it reaches a tensor input, whose strides absorb the movement, or a node that does not commute with it;
+that node is then computed into a temporary. tinygrad's movement operations work this way.
+
+Neighbours: ``families/partition.py`` moves every view of a graph, ``families/operands.py`` turns movements into
+strides.
 """
 
 from __future__ import annotations
@@ -20,18 +23,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Node, Shape, topological, under_views
+from jitgen.ir.equations import axes, equation
+from jitgen.ir.graph import Builder, Node, Shape, is_weight, topological, under_views
+from jitgen.ir.scans import PLACES
 from jitgen.ir.symbols import Scalar, Size
 
 ROW_TILE = 16
-"""Rows of a quantised weight that its layouts keep together, at most."""
+"""Rows of a quantised weight that the widest tile of any layout holds (``quant/layouts``)."""
 
 Decide = Callable[[Scalar], bool]
-"""Decides a symbolic comparison from the sizes at hand, and records the decision as a guard."""
+"""Decides a symbolic comparison by the sizes of the current call, and records the decision as a guard."""
 
 
 def decide_static(condition: Scalar) -> bool:
-    """A ``Decide`` for code that has no sizes at hand: only what the normal form proves."""
+    """A ``Decide`` where no call is known: True only for what the normal form of the expressions proves."""
     return condition is True
 
 
@@ -39,7 +44,14 @@ def decide_static(condition: Scalar) -> bool:
 
 
 class Mover:
-    """Applies movements to nodes, pushing them toward the inputs; memoised over one graph."""
+    """Applies movements to the nodes of one graph, pushing them toward the inputs; results are memoised.
+
+    Attributes:
+        builder: makes the nodes.
+        decide: decides symbolic comparisons; each decision becomes a guard.
+        environment: the sizes of the current call, for ``likely``.
+        general: False once ``likely`` has answered False: then the rewritten graph fits only the current call.
+    """
 
     def __init__(self, builder: Builder, decide: Decide = decide_static, environment: Mapping[str, Any] | None = None):
         self.builder = builder
@@ -47,20 +59,26 @@ class Mover:
         self.environment = environment or {}
         self.general = True
         self._done: dict[tuple[Any, ...], Node] = {}
+        self._rules: dict[str, Callable[[Node, tuple[Any, ...], Shape], Node | None]] = {
+            "cat": self._move_cat,
+            "contract": self._move_contract,
+            "reduce": self._move_reduce,
+            "scan": self._move_scan,
+        }
 
     def likely(self, conditions: Sequence[Scalar]) -> bool:
-        """Whether all ``conditions`` hold for the sizes at hand; assumes nothing, but that is then for these sizes."""
+        """Whether all ``conditions`` hold in the current call. No guard is recorded; a False clears ``general``."""
         found = all(symbols.evaluate(condition, self.environment) for condition in conditions)
         self.general = self.general and found
         return found
 
     def move(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        """``node`` under the movement ``attrs``, with result ``shape``."""
+        """``node`` under the movement ``attrs``, whose result has shape ``shape``."""
         if shape == node.shape and (attrs[0] in ("reshape", "expand") or (attrs[0] == "slice" and attrs[2:] == (0, 1))):
             return node
         if attrs[0] == "permute" and attrs[1] == tuple(range(len(shape))):
             return node
-        # Through a chain of pointwise nodes from its inputs on: it may be longer than Python's stack is deep.
+        # A loop and not a recursion: a chain of pointwise nodes may be longer than Python's stack is deep.
         stack = [node]
         while stack:
             top = stack[-1]
@@ -75,7 +93,7 @@ class Mover:
         return self._done[id(node), attrs, shape]
 
     def _waiting(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> list[Node]:
-        """The operands of a pointwise ``node`` that have to be moved before it."""
+        """The operands of a pointwise ``node`` that have not been moved yet and must be before it is."""
         if node.op in BARRIERS or (id(node), attrs, shape) in self._done:
             return []
         return [child for child in node.inputs if child.inputs and (id(child), attrs, shape) not in self._done]
@@ -84,12 +102,8 @@ class Mover:
         base = node.inputs[0] if node.op == "view" else node
         if base.op in ("const", "scalar"):
             return self.builder.make("view", (base,), node.dtype, shape, ("expand",)) if shape else base
-        if node.op == "cat":
-            moved = self._move_cat(node, attrs, shape)
-            if moved is not None:
-                return moved
-        elif node.op in ("reduce", "matmul"):
-            moved = (self._move_reduce if node.op == "reduce" else self._move_matmul)(node, attrs, shape)
+        if node.op in self._rules:
+            moved = self._rules[node.op](node, attrs, shape)
             if moved is not None:
                 return moved
         elif node.op == "view":
@@ -101,7 +115,7 @@ class Mover:
                 order = tuple(node.attrs[1][dim] for dim in attrs[1])
                 return self.move(node.inputs[0], ("permute", order), shape)
             if node.attrs[0] == "expand" and node.inputs[0].op == "reduce" and attrs[0] in ("permute", "unsqueeze"):
-                return self._move_spread(node.inputs[0], attrs, shape)
+                return self._move_broadcast_reduction(node.inputs[0], attrs, shape)
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
         elif node.inputs and node.op not in BARRIERS:
@@ -110,7 +124,7 @@ class Mover:
         return self.builder.make("view", (node,), node.dtype, shape, attrs, node.location)
 
     def _move_reduce(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to what ``node`` reduces; None where it touches a reduced dimension."""
+        """The movement applied to the operand of a reduction; None where it affects a reduced dimension."""
         kind, dims, operand = attrs[0], node.attrs[1], node.inputs[0]
         if kind == "permute":
             moved = tuple(sorted(attrs[1].index(dim) for dim in dims))
@@ -129,37 +143,79 @@ class Mover:
         value = self.move(operand, attrs, whole)
         return self.builder.make("reduce", (value,), node.dtype, shape, (node.attrs[0], moved), node.location)
 
-    def _move_matmul(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to the activation's rows or the weight's; None where it mixes rows and columns."""
+    def _move_contract(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+        """The movement applied to the operands of a product; None where it mixes batch, row and column axes."""
         x, weight = node.inputs
-        kind, last, length = attrs[0], len(node.shape) - 1, x.shape[-1]
-        if kind == "slice" and attrs[1] == last:
-            if under_views(weight).op == "input" or self._is_tiles_of_weight(weight, attrs):
-                moved = self.move(weight, ("slice", 0, *attrs[2:]), (shape[last], length))
-                return self.builder.make("matmul", (x, moved), node.dtype, shape, node.attrs, node.location)
+        batch, last, length = len(axes(node.attrs[0]).batch), len(node.shape) - 1, x.shape[-1]
+        kind, dim = attrs[0], attrs[1] if len(attrs) > 1 else None
+        if kind == "slice" and dim == last:
+            if under_views(weight).op == "input" or self._slices_whole_tiles(weight, attrs):
+                moved = self.move(weight, ("slice", batch, *attrs[2:]), (*shape[:batch], shape[last], length))
+                return self._contract(node, x, moved, batch, shape)
             return None
+        if batch and (kind != "permute" and isinstance(dim, int) and dim < batch):
+            if kind == "slice" and is_weight(weight):
+                return None
+            batch += {"unsqueeze": 1, "squeeze": -1}.get(kind, 0)
+            weight_shape = (*shape[:batch], *weight.shape[-2:])
+            return self._contract(
+                node, self.move(x, attrs, (*shape[:-1], length)), self.move(weight, attrs, weight_shape), batch, shape
+            )
+        if kind == "permute" and batch and attrs[1][:batch] != tuple(range(batch)):
+            if attrs[1][-1] != last or max(attrs[1][:batch]) >= batch:
+                return None
+            order = (*attrs[1][:batch], batch, batch + 1)
+            moved = self.move(weight, ("permute", order), tuple(weight.shape[source] for source in order))
+            return self._contract(node, self.move(x, attrs, (*shape[:-1], length)), moved, batch, shape)
         rows_only = (
             (kind == "slice")
-            or (kind == "unsqueeze" and attrs[1] <= last)
-            or (kind == "squeeze" and attrs[1] < last)
+            or (kind == "unsqueeze" and dim is not None and dim <= last)
+            or (kind == "squeeze" and dim is not None and dim < last)
             or (kind == "permute" and attrs[1][-1] == last)
-            or (kind == "reshape" and shape and shape[-1] == node.shape[-1])
+            or (kind == "reshape" and shape and shape[-1] == node.shape[-1] and shape[:batch] == node.shape[:batch])
         )
         if not rows_only:
             return None
-        moved = self.move(x, attrs, (*shape[:-1], length))
-        return self.builder.make("matmul", (moved, weight), node.dtype, shape, node.attrs, node.location)
+        return self._contract(node, self.move(x, attrs, (*shape[:-1], length)), weight, batch, shape)
 
-    def _is_tiles_of_weight(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
-        """Whether a slice of a quantised weight's rows is of whole tiles, which every layout keeps together."""
+    def _contract(self, node: Node, x: Node, weight: Node, batch: int, shape: Shape) -> Node:
+        """The product ``node`` over moved operands, with the equation for the axes that they have now."""
+        attrs = (equation(batch, len(shape) - 1 - batch), *node.attrs[1:])
+        return self.builder.make("contract", (x, weight), node.dtype, shape, attrs, node.location)
+
+    def _move_scan(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+        """The movement applied to what ``node`` scans; None where it cuts or merges the scanned dimension.
+
+        A scan seen from its other end is the scan of what it combines seen so, in the other direction.
+        """
+        (kind, dim, reverse), movement = node.attrs, attrs[0]
+        if movement == "permute":
+            moved = attrs[1].index(dim)
+        elif movement == "unsqueeze":
+            moved = dim + (attrs[1] <= dim)
+        elif movement == "squeeze" and attrs[1] != dim:
+            moved = dim - (attrs[1] < dim)
+        elif movement == "slice" and attrs[1] != dim:
+            moved = dim
+        elif attrs == ("slice", dim, symbols.sub(node.shape[dim], 1), -1) and shape == node.shape:
+            moved, reverse = dim, not reverse
+            if kind in PLACES:
+                return None
+        else:
+            return None
+        value = self.move(node.inputs[0], attrs, shape)
+        return self.builder.make("scan", (value,), node.dtype, shape, (kind, moved, reverse), node.location)
+
+    def _slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
+        """Whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced so."""
         while weight.op == "view" and weight.attrs[:2] == ("slice", 0):
             weight = weight.inputs[0]
         _, _, start, step = attrs
         whole = symbols.compare("eq", symbols.mod(start, ROW_TILE), 0)
         return weight.op == "dequantize" and step == 1 and self.decide(whole)
 
-    def _move_spread(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
-        """A reduction spread over its row, moved: the reduction is moved, and spread again."""
+    def _move_broadcast_reduction(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
+        """A reduction that is broadcast over its row, moved: the reduction is moved and then broadcast."""
         sizes = reduction.shape
         if attrs[0] == "permute":
             moved = tuple(sizes[dim] for dim in attrs[1])
@@ -168,7 +224,7 @@ class Mover:
         return self.move(self.move(reduction, attrs, moved), ("expand",), shape)
 
     def _move_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """The movement applied to each part of ``cat``, or None where the parts would not stay contiguous runs."""
+        """The movement applied to each tensor that ``cat`` joins; None where the result would not be joined of them."""
         dim, kind = cat.attrs[0], attrs[0]
         if kind == "permute":
             target = attrs[1].index(dim)
@@ -187,43 +243,48 @@ class Mover:
             if found is None:
                 return None
             target, rest = found
-            parts = [
-                self.move(part, attrs, (*shape[:target], symbols.mul(part.shape[dim], rest), *shape[target + 1 :]))  # type: ignore[arg-type]
-                for part in cat.inputs
+            pieces = [
+                self.move(piece, attrs, (*shape[:target], symbols.mul(piece.shape[dim], rest), *shape[target + 1 :]))  # type: ignore[arg-type]
+                for piece in cat.inputs
             ]
-            return self.builder.make("cat", parts, cat.dtype, shape, (target,), cat.location)
+            return self.builder.make("cat", pieces, cat.dtype, shape, (target,), cat.location)
         else:
             target = dim
-        parts = [
-            self.move(part, attrs, (*shape[:target], part.shape[dim], *shape[target + 1 :])) for part in cat.inputs
+        pieces = [
+            self.move(piece, attrs, (*shape[:target], piece.shape[dim], *shape[target + 1 :])) for piece in cat.inputs
         ]
-        return self.builder.make("cat", parts, cat.dtype, shape, (target,), cat.location)
+        return self.builder.make("cat", pieces, cat.dtype, shape, (target,), cat.location)
 
     def _slice_cat(self, cat: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-        """A slice along the concatenated dimension: the parts it touches, each cut to what is kept."""
+        """A slice along the concatenated dimension: the joined tensors that it overlaps, each sliced."""
         _, dim, start, step = attrs
         if step != 1:
             return None
         stop = symbols.add(start, shape[dim])
-        parts: list[Node] = []
+        pieces: list[Node] = []
         begin: Size = 0
-        for part in cat.inputs:
-            end = symbols.add(begin, part.shape[dim])
+        for piece in cat.inputs:
+            end = symbols.add(begin, piece.shape[dim])
             if self.decide(symbols.compare("le", end, start)) or self.decide(symbols.compare("ge", begin, stop)):
                 begin = end  # type: ignore[assignment]
                 continue
             low = start if self.decide(symbols.compare("ge", start, begin)) else begin
             high = stop if self.decide(symbols.compare("le", stop, end)) else end
             length = symbols.sub(high, low)
-            cut = (*shape[:dim], length, *shape[dim + 1 :])
-            parts.append(self.move(part, ("slice", dim, symbols.sub(low, begin), 1), cut))  # type: ignore[arg-type]
+            overlap = (*shape[:dim], length, *shape[dim + 1 :])
+            pieces.append(self.move(piece, ("slice", dim, symbols.sub(low, begin), 1), overlap))  # type: ignore[arg-type]
             begin = end  # type: ignore[assignment]
-        if len(parts) == 1:
-            return parts[0]
-        return self.builder.make("cat", parts, cat.dtype, shape, (dim,), cat.location) if parts else None
+        if len(pieces) == 1:
+            return pieces[0]
+        return self.builder.make("cat", pieces, cat.dtype, shape, (dim,), cat.location) if pieces else None
 
     def substituted(self, root: Node, memo: dict[int, Node]) -> Node:
-        """``root`` with the nodes in ``memo`` (by id) replaced, and views of what was replaced moved on; fills it."""
+        """``root`` with nodes replaced, and views of a replaced node pushed on toward the inputs.
+
+        Args:
+            memo: the replacement of each node, by the id of the node that it replaces; the replacements of all other
+                nodes under ``root`` are added to it.
+        """
         for node in topological([root]):
             if id(node) in memo:
                 continue
@@ -242,15 +303,18 @@ class Mover:
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
 
 
-BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "matmul", "dequantize"})
-"""Operations that a movement does not simply commute with."""
+BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "contract", "dequantize"})
+"""Operations that are not pointwise: a movement of the result is not always the same movement of the operands."""
 
 
 def _leading_dim(before: Shape, dim: int, after: Shape) -> tuple[int, Size] | None:
-    """Where ``dim`` of ``before`` leads a dimension of ``after`` under a reshape: (that dimension, elements behind).
+    """The dimension of ``after`` whose outermost factor is ``dim`` of ``before``, for a reshape of a concatenation.
 
-    Row-major order splits both shapes into groups with equal products. ``dim`` keeps its parts as contiguous runs when
-    the dimensions before it match a prefix of ``after`` and it is merged only with dimensions that follow it.
+    Tensors joined along ``dim`` are joined along that dimension of the reshaped result if the dimensions in front of
+    ``dim`` match a prefix of ``after``, and ``dim`` is merged only with dimensions that follow it.
+
+    Returns:
+        (dimension of ``after``, product of the sizes that ``dim`` is merged with); None where there is none.
     """
     outer = symbols.product(before[:dim])
     prefix: Size = 1
@@ -283,12 +347,24 @@ class Strided:
     offset: int = 0
 
 
+ACCESS_BYTES = 16
+"""Bytes of the widest memory access; larger alignments are not told apart."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A buffer of the current call: its sizes and strides in elements, and the alignment of its address in bytes."""
+
+    view: Strided
+    alignment: int = ACCESS_BYTES
+
+
 class NotViewable(Exception):
-    """A reshape whose memory is not strided: the value must be copied first."""
+    """No strides describe the result of a reshape: the value must be copied before it."""
 
 
 def apply(memory: Strided, attrs: Sequence[Any], sizes: tuple[int, ...]) -> Strided:
-    """``memory`` under one movement with concrete result ``sizes``; NotViewable when no strides describe it."""
+    """``memory`` under one movement whose result has ``sizes``; NotViewable where no strides describe it."""
     kind = attrs[0]
     strides, offset = memory.strides, memory.offset
     if kind == "permute":
@@ -311,7 +387,7 @@ def apply(memory: Strided, attrs: Sequence[Any], sizes: tuple[int, ...]) -> Stri
 
 
 def _reshape_strides(memory: Strided, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of ``memory`` reshaped to ``sizes``, matching runs of dimensions that are dense in both."""
+    """Strides of ``memory`` reshaped to ``sizes``: adjacent dense dimensions are merged, then divided as asked."""
     if 0 in sizes:
         return contiguous_strides(sizes)
     old = [(size, stride) for size, stride in zip(memory.sizes, memory.strides, strict=True) if size != 1]

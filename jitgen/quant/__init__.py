@@ -1,31 +1,31 @@
-"""Quantised weights: formats, how their codes lie in memory, and the tensor that holds them.
+"""Quantised weights: formats, the layouts of their codes in memory, and the tensor that stores them.
 
-``formats`` is the table of formats; ``layouts`` the ways of laying codes out, one module each; ``quantize`` makes a
-``QTensor`` (``qtensor``) of a weight, ``modules`` does so for every Linear of a model, ``io`` writes and reads files.
-This package needs ``errors`` alone of jitgen, so that anything may need it; importing it imports none of its modules.
+``formats`` is the table of formats, ``layouts`` the table of memory layouts, with one module each. ``storage`` has the
+tensors of one weight, ``functions`` what torch may do with them, ``qtensor`` the class ``QTensor`` that joins the two.
+``quantize`` makes a ``QTensor`` of a weight, ``modules`` does so for every Linear of a model, ``io`` writes and reads
+files, ``eager`` is the product with a weight outside ``jitgen.jit``.
+
+Importing this package imports neither ``qtensor`` nor anything that needs it: a program without quantised weights
+never looks for them among its arguments (``weights.exist``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from jitgen.quant import pickling
+
 
 def rebuild(*facts: Any) -> Any:
-    """A ``QTensor`` from what its pickle holds: the arguments of ``qtensor.rebuild``."""
-    from jitgen.quant import qtensor
+    """A ``QTensor`` from the arguments its pickle stores: those of ``qtensor.rebuild``."""
+    from jitgen.quant import qtensor  # only a checkpoint that has a quantised weight needs it
 
     return qtensor.rebuild(*facts)
 
 
-kernel: Callable[..., torch.Tensor] | None = None
-"""``(x, weight, bias or None) -> y``, an eager ``F.linear`` by a generated kernel; see ``eager``."""
+pickling.rebuild = rebuild
 
-plain: ContextVar[bool] = ContextVar("plain", default=False)
-"""Whether eager products dequantise and leave the rest to torch, as a reference must."""
-
-# With ``import jitgen`` alone, torch.load(weights_only=True) reads checkpoints that hold quantised weights.
+# After ``import jitgen`` alone, torch.load(weights_only=True) reads checkpoints of quantised weights.
 torch.serialization.add_safe_globals([rebuild])

@@ -1,4 +1,4 @@
-"""The number a code stands for, in plain torch: what every kernel's decoding is held to."""
+"""Dequantisation in plain torch: the reference that every kernel's decoding is compared with."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ import torch
 from jitgen.quant.formats import Format, geometry
 from jitgen.quant.layouts import Parts, portable
 
-CHUNK = {"cpu": 1 << 19}
-"""Elements worked on at a time, by device type: few enough to stay in a CPU's cache."""
-CHUNK_ELSEWHERE = 1 << 25
+CHUNK_ELEMENTS = {"cpu": 1 << 19}
+"""Elements that are decoded at a time, by device type. On the CPU 2^19 elements are 2 MiB of float32, which fit its
+cache."""
+DEFAULT_CHUNK_ELEMENTS = 1 << 25
+"""The same for every other device type: 128 MiB of float32, a bound on the memory of temporaries."""
 
 
 def row_chunks(rows: int, columns: int, device: torch.device) -> list[slice]:
-    """The rows of a weight in slices whose float32 copies are small."""
-    step = max(1, CHUNK.get(device.type, CHUNK_ELSEWHERE) // max(1, columns))
+    """Slices that cover ``rows``, each of about ``CHUNK_ELEMENTS`` elements or of a single row."""
+    step = max(1, CHUNK_ELEMENTS.get(device.type, DEFAULT_CHUNK_ELEMENTS) // max(1, columns))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def decode(
-    format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts, dtype: torch.dtype
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The weight [N, K] of portable ``parts``: ``(code - zero) * scale``, rounded to ``dtype``.
+    """The dense weight [N, K], ``(code - zero) * scale`` rounded to ``dtype``, of ``tensors`` in the portable layout.
 
-    In float64 for float64; else in float32, where products of codes of 4 bits and bfloat16 scales are exact.
+    It is computed in float64 if ``dtype`` is float64, else in float32, where the product of a 4-bit code and a bfloat16
+    scale is exact.
     """
-    weight = torch.empty(shape, dtype=dtype, device=parts[0].device)
-    for rows in row_chunks(*shape, parts[0].device):
-        weight[rows] = decode_rows(format, group_size, shape, tuple(part[rows] for part in parts), dtype)
+    weight = torch.empty(shape, dtype=dtype, device=tensors[0].device)
+    for rows in row_chunks(*shape, tensors[0].device):
+        weight[rows] = decode_rows(format, group_size, shape, tuple(tensor[rows] for tensor in tensors), dtype)
     return weight
 
 
 def decode_rows(
-    format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts, dtype: torch.dtype
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The same for some of the rows, given their parts: float32 or float64 of ``[rows, K]``."""
+    """Some rows of a weight of ``shape``, ``[rows, K]`` in float32 or float64; ``tensors`` hold these rows alone."""
     sizes = geometry(group_size, shape)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    codes, scales, *zeros = parts
+    codes, scales, *zeros = tensors
     values = portable.unpack_codes(format, codes).to(compute).unflatten(-1, (sizes.groups, sizes.group))
     if zeros:
         values -= zeros[0].unsqueeze(-1)

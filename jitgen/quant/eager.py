@@ -1,30 +1,40 @@
 """Matrix products with a quantised weight outside ``jitgen.jit``: an undecorated model after ``quantize_``.
 
-``linear`` is the one place through which ``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` go. It is a
-generated kernel (``api.py`` registers ``quant.kernel``), and plain torch on the dequantised weight where a gradient is
-asked for, where torch is tracing, or where the operands are of a kind that kernels do not take.
+``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel
+(``call/eager_linear.py`` registers ``kernel``), and plain torch on the dequantised weight where a gradient is required,
+where torch is tracing, or where the operands are of a kind that kernels do not take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
-from jitgen import quant
-from jitgen.quant.qtensor import QTensor
+if TYPE_CHECKING:
+    from jitgen.quant.storage import StoredWeight
+
+kernel: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
+"""``(x, weight, bias or None) -> y``: ``F.linear`` by a generated kernel."""
+
+dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
+"""Whether products dequantise and leave the rest to torch, as a reference must."""
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
-    if quant.kernel is not None and _kernel_takes(x, weight, bias):
-        return quant.kernel(x, weight, bias)
+    if kernel is not None and _kernel_takes(x, weight, bias):
+        return kernel(x, weight, bias)
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
 
-def _kernel_takes(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> bool:
-    if quant.plain.get():
+def _kernel_takes(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> bool:
+    if dequantizes.get():
         return False
     operands = (x,) if bias is None else (x, bias)
     if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):

@@ -1,8 +1,8 @@
-"""The formats of quantised weights: what a code is, what a scale is, how many weights share one.
+"""The formats of quantised weights: what a code is, what a scale is, and how many weights share a scale.
 
-A weight W[N, K] is a code per element and, per row and group of ``group_size`` consecutive columns, a scale and perhaps
-a zero-point: ``W[n, k] = (code[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]``. A new format is a row
-here and, where its codes mean something else than integers, a decode row per dialect.
+A weight W[N, K] has a code per element and, for each row and each group of ``group_size`` consecutive columns, a scale
+and in some formats a zero-point: ``W[n, k] = (code[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]``. A
+new format is a row of ``FORMATS``; if its codes are not integers, each dialect needs a row that decodes them as well.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from jitgen.errors import FormatError
 
 GROUP_MULTIPLE = 32
-"""Group sizes are multiples of this many columns: no 32-bit word of codes is of two groups."""
+"""Every group size is a multiple of this many columns, so that all codes of a 32-bit word belong to one group."""
 COMMON_GROUP_SIZES = (32, 64, 128)
+"""The group sizes, in columns, that the message of an invalid one suggests."""
 ROW_MULTIPLE = 64
-"""With one scale per row, columns are padded to a multiple of this."""
+"""With one scale per row, K is padded to a multiple of this many columns."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,15 @@ class Format:
     """One format.
 
     Attributes:
-        name: as ``jitgen.quantize`` takes it.
-        bits: of a code; divides 8.
-        signed: codes are two's complement; else unsigned.
-        low, high: the codes in use, both included.
-        zero_point: whether a group has an integer zero-point among the codes (uint8 in memory); else it is 0.
-        scale_dtype: of the scales in storage. Scales may be negative.
-        scale_limit: what their magnitudes stay below, as kernels rely on: some decode a code as a subnormal bfloat16
-            and multiply it by the scale and a power of two in one.
+        name: the name that ``jitgen.quantize`` takes.
+        bits: the width of a code; it divides 8.
+        signed: whether codes are two's complement; otherwise they are unsigned.
+        low, high: the smallest and the largest code in use.
+        zero_point: whether each group has a zero-point, an integer in the range of the codes, stored as uint8. In the
+            other formats the zero-point is 0 and is not stored.
+        scale_dtype: the dtype in which scales are stored. Scales may be negative.
+        scale_limit: the magnitude of every scale is below this. Kernels rely on it: some decode a code as a subnormal
+            bfloat16 and multiply it by the scale and a power of two in one instruction, which must not overflow.
     """
 
     name: str
@@ -51,16 +53,17 @@ class Format:
 
     @property
     def code_dtype(self) -> torch.dtype:
-        """Of codes one to an element, unpacked."""
+        """The dtype of codes that are stored one to an element, as ``portable.unpack_codes`` returns them."""
         return torch.int8 if self.signed else torch.uint8
 
     @property
     def storage_dtype(self) -> torch.dtype:
-        """Of the portable layout's codes."""
+        """The dtype of the codes tensor in the portable layout; several codes of fewer than 8 bits share a byte."""
         return self.code_dtype if self.bits == 8 else torch.uint8
 
     @property
     def part_names(self) -> tuple[str, ...]:
+        """The names of the tensors a weight of this format consists of, in their order in ``QTensor.parts``."""
         return ("codes", "scales", "zeros") if self.zero_point else ("codes", "scales")
 
 
@@ -75,7 +78,7 @@ FORMATS: dict[str, Format] = {
 
 
 def find(name: str | Format) -> Format:
-    """The row of ``name``; FormatError listing the names there are."""
+    """The format called ``name``; FormatError, with the list of known names, if there is none."""
     if isinstance(name, Format):
         return name
     found = FORMATS.get(name) if isinstance(name, str) else None
@@ -85,7 +88,7 @@ def find(name: str | Format) -> Format:
 
 
 def check_group_size(group_size: int | None) -> int | None:
-    """``group_size`` itself; FormatError where it cannot be one."""
+    """``group_size`` unchanged; FormatError if it is not a valid group size."""
     if group_size is None:
         return None
     if type(group_size) is not int or group_size <= 0 or group_size % GROUP_MULTIPLE:
@@ -98,14 +101,15 @@ def check_group_size(group_size: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes that a weight's parts have.
+    """The sizes from which the shapes of a weight's tensors follow.
 
     Attributes:
         rows, columns: N and K of the weight.
-        padded_rows: N rounded up to 16, for layouts that keep rows in sixteens.
-        padded_columns: K rounded up to the group size, or to 64 where a row is one group. The portable layout's.
-        group: columns of a group.
-        groups: per row.
+        padded_rows: N rounded up to a multiple of 16, for layouts that store blocks of 16 rows.
+        padded_columns: K rounded up to a multiple of the group size, or of 64 if a row is one group; the number of
+            columns of the portable layout.
+        group: the number of columns in a group.
+        groups: the number of groups in a row.
     """
 
     rows: int

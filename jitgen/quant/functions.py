@@ -1,7 +1,8 @@
-"""What torch may do with a ``QTensor``: functions that ask, that copy and move, and matrix products.
+"""What torch may do with a quantised weight: functions that read metadata, that copy and move, and matrix products.
 
-``FUNCTIONS`` maps a torch function to its handler ``(func, args, kwargs)``; ``METADATA`` are those that run as they
-are. A function in neither is refused by name.
+``FUNCTIONS`` maps a torch function to its handler ``(func, args, kwargs)``; torch runs those in ``METADATA`` unchanged.
+A function in neither is refused by name. ``QTensor.__torch_function__`` reads both tables; handlers know the weight as
+a ``StoredWeight``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import torch.nn.functional as F
 from torch.overrides import resolve_name
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import layouts
+from jitgen.quant import eager, layouts
 from jitgen.quant.formats import find
-from jitgen.quant.qtensor import QTensor, settled
+from jitgen.quant.storage import StoredWeight, settled
 
 _GETTERS = (
     *("shape", "dtype", "device", "ndim", "itemsize", "names", "requires_grad", "is_leaf", "grad", "grad_fn"),
@@ -27,7 +28,7 @@ _METHODS = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"),
     *("is_signed", "is_contiguous", "get_device", "is_inference", "is_pinned", "is_same_size", "has_names"),
     *("_is_view", "_is_zerotensor", "_use_count", "__dir__", "is_conj", "is_neg", "storage_offset"),
-    "untyped_storage",  # of no memory: what torch.compile asks to see whether two tensors share theirs
+    "untyped_storage",  # empty; torch.compile reads it to see whether two tensors share memory
 )
 METADATA = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _GETTERS if hasattr(torch.Tensor, name)]
@@ -43,7 +44,7 @@ FUNCTIONS: dict[Any, Handler] = {}
 def refuse(func: Any, args: Any) -> NoReturn:
     """UnsupportedError naming the function."""
     name = resolve_name(func) or getattr(func, "__name__", None) or str(func)
-    weight = next((arg for arg in args if isinstance(arg, QTensor)), None)
+    weight = next((arg for arg in args if isinstance(arg, StoredWeight)), None)
     raise UnsupportedError(
         f"{name} of a quantised weight" + (f", {weight!r}," if weight is not None else "") + " is not supported; "
         "call .dequantize() on it first"
@@ -66,7 +67,7 @@ T = torch.Tensor
 
 
 @handles(T.detach, T.data.__get__, T.contiguous, torch.detach)  # type: ignore[attr-defined]
-def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return args[0]._alias()
 
 
@@ -93,17 +94,17 @@ def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @handles(T.clone, torch.clone)
-def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return args[0]._map(torch.clone)
 
 
 @handles(T.pin_memory)
-def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return args[0]._map(torch.Tensor.pin_memory)
 
 
 @handles(T.to)
-def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     copy = kwargs.pop("copy", False)
     tensor, *rest = args
     if len(rest) > 1 and type(rest[-1]) is bool and type(rest[-2]) is bool:
@@ -118,7 +119,7 @@ def _to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
 
 
 @handles(T.cuda, T.cpu)
-def _to_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _to_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     if func is T.cpu:
         return _moved(args[0], torch.device("cpu"), None, False, False)
     device = args[1] if len(args) > 1 else kwargs.get("device")
@@ -132,13 +133,13 @@ _CASTS = {T.half: torch.float16, T.bfloat16: torch.bfloat16, T.float: torch.floa
 
 
 @handles(*_CASTS)
-def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return _moved(args[0], None, _CASTS[func], False, False)
 
 
 def _moved(
-    tensor: QTensor, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool, copy: bool
-) -> QTensor:
+    tensor: StoredWeight, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool, copy: bool
+) -> StoredWeight:
     dtype = tensor.dtype if dtype is None else dtype
     if not dtype.is_floating_point:
         raise UnsupportedError(f"{tensor!r} cannot be of {dtype}: its dtype is what .dequantize() gives by default")
@@ -147,20 +148,20 @@ def _moved(
         device = torch.device("cuda", torch.cuda.current_device())
     if device == tensor.device and not copy:
         return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
-    if device.type != tensor.device.type:  # what reads it there lays it out anew
-        tensor = QTensor._of(tensor._parts_in("portable", keep=False), tensor.token.replace(layout="portable"))
+    if device.type != tensor.device.type:  # kernels there read another layout
+        tensor = tensor._portable()
     return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
 
 
 @handles(torch.empty_like)
-def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return args[0]._map(lambda part: torch.empty_like(part, device=kwargs.get("device")))
 
 
 @handles(T.copy_)
 def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1] if len(args) > 1 else kwargs["src"]
-    if not (isinstance(target, QTensor) and isinstance(source, QTensor)):
+    if not (isinstance(target, StoredWeight) and isinstance(source, StoredWeight)):
         raise UnsupportedError(
             f"copying {_described(source)} into {_described(target)}: quantise the one with jitgen.quantize, or call "
             ".dequantize() on the other"
@@ -174,7 +175,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         )
     with torch.no_grad():
         plain = tuple(part.to(target.device) for part in source._parts_in("portable", keep=False))
-        # Copies in other layouts follow, so that whoever holds one reads the new weight.
+        # Copies in other layouts are written too, so that every tensor of this weight has the new values.
         for layout, parts in target._every_copy():
             packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
             for part, values in zip(parts, packed, strict=True):
@@ -184,19 +185,21 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _described(value: Any) -> str:
-    return repr(value) if isinstance(value, QTensor) else f"a plain tensor of {getattr(value, 'dtype', type(value))}"
+    return (
+        repr(value) if isinstance(value, StoredWeight) else f"a plain tensor of {getattr(value, 'dtype', type(value))}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ transposing
 
 
 @handles(T.t, torch.t, T.T.__get__, T.mT.__get__)  # type: ignore[attr-defined]
-def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return args[0]._alias(transposed=not args[0].transposed)
 
 
 @handles(T.transpose, torch.transpose, T.permute, torch.permute, T.swapaxes, T.swapdims)
-def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     tensor, *dims = args
     dims = [*dims, *kwargs.values()]
     if len(dims) == 1:
@@ -216,7 +219,7 @@ _WHOLE = slice(None)
 
 
 @handles(T.__getitem__)
-def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     _, key = args
     first, *others = key if isinstance(key, tuple) else (key,)
     if any(other is not Ellipsis and other != _WHOLE for other in others):
@@ -225,20 +228,22 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTenso
 
 
 @handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
-def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
+def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredWeight, ...]:
     return _pieces(func, args, kwargs)
 
 
 @handles(T.narrow, torch.narrow, T.index_select, torch.index_select)
-def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     return _pieces(func, args, kwargs)[0]
 
 
-def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
-    """What ``func`` takes out of a weight's rows: weights of their own, not views, since layouts keep rows in tiles."""
+def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredWeight, ...]:
+    """The rows of a weight that ``func`` selects, as new weights: not views, since layouts store rows in tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
-    numbered = torch.arange(rows).unsqueeze(1).expand(rows, columns + 1)  # one more: a weight may have no columns
+    numbered = (
+        torch.arange(rows).unsqueeze(1).expand(rows, columns + 1)
+    )  # one column more, because a weight may have none
     found = func(numbered, *rest, **kwargs)
     pieces = found if isinstance(found, tuple | list) else (found,)
     if tensor.transposed or any(piece.dim() != 2 or piece.shape[1] != columns + 1 for piece in pieces):
@@ -263,9 +268,9 @@ _OPERANDS = ("input", "self", "other", "mat2", "tensor2", "vec")
 @handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul, torch.mv, T.mv)
 def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
-    if isinstance(right, QTensor) and not isinstance(left, QTensor) and left.dim():
+    if isinstance(right, StoredWeight) and not isinstance(left, StoredWeight) and left.dim():
         return _product(func, left, right.t(), None)
-    if isinstance(left, QTensor) and not isinstance(right, QTensor) and right.dim() in (1, 2):
+    if isinstance(left, StoredWeight) and not isinstance(right, StoredWeight) and right.dim() in (1, 2):
         if right.dim() == 1:
             return _product(func, right, left, None)
         return _product(func, right.t(), left, None).t().contiguous()
@@ -280,16 +285,14 @@ def _rmatmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
 @handles(torch.addmm, T.addmm)
 def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     plain = len(args) == 3 and kwargs.get("beta", 1) == 1 and kwargs.get("alpha", 1) == 1 and "out" not in kwargs
-    if plain and isinstance(args[2], QTensor) and not isinstance(args[1], QTensor) and args[0].dim() == 1:
+    if plain and isinstance(args[2], StoredWeight) and not isinstance(args[1], StoredWeight) and args[0].dim() == 1:
         return _product(func, args[1], args[2].t(), args[0])
     return _dequantized(func, args, kwargs)
 
 
 def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     """``x @ weight.T + bias`` with a weight that is quantised."""
-    from jitgen.quant import eager
-
-    if isinstance(x, QTensor) or isinstance(bias, QTensor) or not x.dtype.is_floating_point:
+    if isinstance(x, StoredWeight) or isinstance(bias, StoredWeight) or not x.dtype.is_floating_point:
         refuse(func, (x, weight, bias))
     if weight.transposed:
         return F.linear(x, weight.dequantize(x.dtype), bias)
@@ -298,8 +301,8 @@ def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
 
 def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """The function itself, on the weight dequantised to the other operands' dtype."""
-    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not isinstance(arg, QTensor)}
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not isinstance(arg, StoredWeight)}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         refuse(func, args)
     dtype = dtypes.pop()
-    return func(*(arg.dequantize(dtype) if isinstance(arg, QTensor) else arg for arg in args), **kwargs)
+    return func(*(arg.dequantize(dtype) if isinstance(arg, StoredWeight) else arg for arg in args), **kwargs)

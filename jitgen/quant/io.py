@@ -1,8 +1,9 @@
-"""Quantised weights in safetensors files: their parts as plain tensors, everything else as JSON in the metadata.
+"""Quantised weights in safetensors files: codes and scales as plain tensors, everything else as JSON in the metadata.
 
-A weight ``name`` is stored as ``name.codes``, ``name.scales`` and perhaps ``name.zeros``, always in the portable
-layout, so that any program can read a file. The metadata entry ``jitgen.quant`` holds each weight's format, group size,
-shape and dtype, and the names that share one tensor (tied weights), which is stored once.
+A weight ``name`` is stored as ``name.codes``, ``name.scales`` and, in formats with zero-points, ``name.zeros``, always
+in the portable layout, so that any program can read the file. The metadata entry ``jitgen.quant`` records each
+weight's format, group size, shape and dtype, and which names share one tensor (tied weights); that tensor is stored
+once.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.b
 
 
 def state_tensors(tensor: QTensor, name: str) -> dict[str, torch.Tensor]:
-    """The plain tensors that ``tensor`` is stored as, in the portable layout, by the names they get."""
-    parts = tensor._parts_in("portable", keep=False)
-    return {f"{name}.{part}": values for part, values in zip(find(tensor.format).part_names, parts, strict=True)}
+    """The plain tensors that a file stores for ``tensor``, in the portable layout, by their names in the file."""
+    tensors = tensor._parts_in("portable", keep=False)
+    return {f"{name}.{suffix}": values for suffix, values in zip(find(tensor.format).part_names, tensors, strict=True)}
 
 
 def description(tensor: QTensor) -> str:
-    """The rest of it, as a JSON string."""
+    """Everything else that a file records of ``tensor``, as a JSON string."""
     token = tensor.token
     facts = {
         "format": token.format,
@@ -47,7 +48,7 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
     """The weight that ``state_tensors`` and ``description`` describe.
 
     Raises:
-        FormatError: a part is missing or does not fit, or the description is not one.
+        FormatError: a tensor is missing or does not fit the description, or ``text`` is not a description.
     """
     try:
         facts = json.loads(text)
@@ -56,18 +57,19 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
         dtype, transposed = _DTYPES[facts["dtype"]], bool(facts["transposed"])
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
-    missing = [part for part in row.part_names if f"{name}.{part}" not in tensors]
+    names = [f"{name}.{suffix}" for suffix in row.part_names]
+    missing = [stored for stored in names if stored not in tensors]
     if missing:
-        raise FormatError(f"{name}: there is no tensor {', '.join(f'{name}.{part}' for part in missing)}")
-    parts = tuple(tensors[f"{name}.{part}"].contiguous() for part in row.part_names)
+        raise FormatError(f"{name}: there is no tensor {', '.join(missing)}")
+    found = tuple(tensors[stored].contiguous() for stored in names)
     try:
-        return QTensor(parts, row.name, group_size, (rows, columns), dtype, transposed=transposed)
+        return QTensor(found, row.name, group_size, (rows, columns), dtype, transposed=transposed)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
 
 
 def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
-    """Write a model's state, or a dict of tensors, quantised weights among them, to a safetensors file.
+    """Write a model's state dict, or any dict of tensors, quantised weights included, to a safetensors file.
 
     Raises:
         UnsupportedError: safetensors is not installed.
@@ -76,29 +78,30 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
     tensors: dict[str, torch.Tensor] = {}
     descriptions: dict[str, str] = {}
     aliases: dict[str, str] = {}
-    first: dict[Any, str] = {}
+    first_names: dict[Any, str] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise UnsupportedError(f"{name} is a {type(tensor).__name__}; a safetensors file holds tensors only")
-        same = first.setdefault(_identity(tensor), name)
-        if same != name:
-            aliases[name] = same
+        first_name = first_names.setdefault(_identity(tensor), name)
+        if first_name != name:
+            aliases[name] = first_name
         elif isinstance(tensor, QTensor):
             descriptions[name] = description(tensor)
             tensors |= state_tensors(tensor, name)
         else:
             tensors[name] = tensor
-    # Parts of one storage, such as slices of one tensor, are written apart.
+    # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
     separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     content = json.dumps({"schema": SCHEMA, "weights": descriptions, "aliases": aliases}, sort_keys=True)
     _safetensors().save_file(separate, os.fspath(path), metadata={METADATA_KEY: content, "format": "pt"})
 
 
 def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-    """What ``save_quantized`` wrote, on ``device``: plain tensors and ``QTensor``s by name; names that were tied share.
+    """Read a file that ``save_quantized`` wrote: plain tensors and ``QTensor``s on ``device``, by name.
 
-    For a model of the same structure: ``model.requires_grad_(False).load_state_dict(state, assign=True)``. A file
-    without quantised weights is read as it is.
+    Names that were tied get the same tensor. To load the result into a model of the same structure, call
+    ``model.requires_grad_(False).load_state_dict(state, assign=True)``. Any other safetensors file is read as plain
+    tensors.
 
     Raises:
         FormatError: a weight does not fit its description. UnsupportedError: safetensors is not installed.
@@ -118,8 +121,8 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
     state: dict[str, torch.Tensor] = {}
     for name, text in weights.items():
         state[name] = from_tensors(tensors, name, text)
-        for part in find(state[name].format).part_names:  # type: ignore[attr-defined]
-            del tensors[f"{name}.{part}"]
+        for suffix in find(state[name].format).part_names:  # type: ignore[attr-defined]
+            del tensors[f"{name}.{suffix}"]
     state |= tensors
     for name, same in aliases.items():
         if same not in state:
@@ -129,7 +132,7 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    """Equal for tensors that are the same memory seen the same way."""
+    """A key that is equal for tensors that are the same view of the same memory."""
     if isinstance(tensor, QTensor):
         return id(tensor.parts[0]), tensor.token
     if not tensor.numel():

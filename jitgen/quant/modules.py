@@ -1,4 +1,4 @@
-"""``quantize_``: the weight of every ``nn.Linear`` of a model, in place."""
+"""``quantize_`` quantises the weight of every ``nn.Linear`` of a model in place, and reports what it did."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class QuantizedLayer:
     """One weight that was quantised.
 
     Attributes:
-        names: fully qualified names of the layers that have it; more than one where it is tied.
+        names: the fully qualified names of the layers that use it; a tied weight has more than one.
         shape: (N, K).
-        sqnr: signal to quantisation noise, in dB.
-        bytes_before, bytes_after: of the weight.
+        sqnr: the ratio of signal to quantisation noise, in dB.
+        bytes_before, bytes_after: the size of the weight, in bytes.
     """
 
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """One layer that was left as it was, and why."""
+    """One Linear that was not quantised, and the reason."""
 
     name: str
     reason: str
@@ -49,7 +49,7 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What ``quantize_`` did. Its string is a table."""
+    """What ``quantize_`` did; ``str`` of it is a table."""
 
     layers: tuple[QuantizedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
@@ -82,8 +82,9 @@ class QuantizationReport:
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
-        yield text.ljust(width) if place < 3 else text.rjust(width)
+    """The cells of ``row``, each padded to its column's width; the first three columns are text, the others numbers."""
+    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
+        yield text.ljust(width) if column < 3 else text.rjust(width)
 
 
 def quantize_(
@@ -94,20 +95,20 @@ def quantize_(
     *,
     layout: str | None = None,
 ) -> QuantizationReport:
-    """Quantise the weight of every ``nn.Linear`` of ``model`` in place; the model runs as before.
+    """Quantise the weight of every ``nn.Linear`` of ``model`` in place. The model is called as before.
 
     Args:
-        model: its Linears' weights become Parameters that hold a ``QTensor`` and take no gradients. A weight that
-            several Linears share is quantised once and stays shared.
-        format, group_size, layout: as ``jitgen.quantize`` takes them.
-        filter_fn: ``(module, fully qualified name) -> bool``: which Linears; None is all.
+        model: the weights of its Linears become Parameters that are ``QTensor``s and take no gradients. A weight that
+            several Linears share is quantised once and remains shared.
+        format, group_size, layout: the same arguments as those of ``jitgen.quantize``.
+        filter_fn: ``(module, fully qualified name) -> bool`` selects the Linears to quantise; None selects all.
 
     Returns:
-        a report: per weight its SQNR and bytes, and every Linear that was left as it was, with the reason.
+        a report with the SQNR and the size of every weight, and every Linear that was not quantised, with the reason.
 
     Raises:
-        FormatError: there is no such format or group size. UnsupportedError: there is no such layout. The model is
-            then as it was.
+        FormatError: there is no such format or group size. UnsupportedError: there is no such layout. In either case
+            the model is unchanged.
     """
     row = find(format)
     check_group_size(group_size)
@@ -145,7 +146,7 @@ def quantize_(
 
 
 def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """By identity of a parameter: the modules that have it, and under which name."""
+    """``id`` of a parameter -> the modules that have it, each with the parameter's name in the module."""
     users: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -155,7 +156,7 @@ def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def _obstacle(module: nn.Linear, users: dict[int, list[tuple[nn.Module, str]]]) -> str | None:
-    """Why this layer's weight stays as it is; None where nothing speaks against it."""
+    """The reason why the weight of ``module`` cannot be quantised; None if it can."""
     weight = module._parameters.get("weight")
     if weight is None:
         return "its weight is not a plain parameter (a parametrisation, or weight norm); remove that first"

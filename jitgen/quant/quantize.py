@@ -1,9 +1,11 @@
-"""``quantize``: a weight becomes codes and scales, rounded to nearest.
+"""``quantize`` turns a weight into codes and scales, by rounding to nearest.
 
-Each group's scale is the candidate that gives the least squared error *as stored*, that is after rounding to the
-format's scale dtype. Candidates map the largest magnitude to the largest code, or, where there is one more negative
-code than positive ones, the value of largest magnitude to that code (llama.cpp's Q4_0: the scale may be negative); and
-ranges a few percent smaller, which clip the extremes for a finer step.
+Several candidate scales are tried for each group, and the one with the least squared error is chosen. The error is that
+of the scale *as stored*, after rounding to the format's scale dtype. A candidate maps the largest magnitude to the
+largest code or, in formats with zero-points, the range of the values to the range of the codes. In symmetric formats
+with one more negative than positive code, others map the value of largest magnitude to the most negative code, with a
+negative scale if that value is positive (the technique of llama.cpp's Q4_0). Every candidate is also tried with smaller
+ranges (``SHRINK``), which clip the extremes for a finer step.
 """
 
 from __future__ import annotations
@@ -22,24 +24,25 @@ from jitgen.quant.qtensor import QTensor
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Ranges that are tried, as fractions of the whole."""
+"""The ranges that are tried for codes of fewer than 8 bits, as fractions of the full range."""
 SHRINK_8_BIT = (1.0, 0.98)
-"""With 8 bits the step is so fine that clipping costs more than it gains, but for odd groups."""
+"""The same for codes of 8 bits, whose step is so fine that clipping rarely reduces the error."""
 
 
 def quantize(weight: torch.Tensor, format: str, group_size: int | None = None, *, layout: str | None = None) -> QTensor:
-    """Quantise a weight.
+    """Quantise ``weight``.
 
     Args:
-        weight: ``[N, K]`` (``nn.Linear``'s orientation), float64, float32, bfloat16 or float16, on any device. Any N
-            and K, 0 included; K is padded to whole groups.
+        weight: ``[N, K]``, the orientation of ``nn.Linear``, in float64, float32, bfloat16 or float16, on any device.
+            N and K may be any sizes, including 0; K is padded to whole groups.
         format: ``"int8"``, ``"int4"`` (symmetric) or ``"uint4"`` (with zero-points).
-        group_size: consecutive columns that share a scale: 32, 64, 128 or another multiple of 32; None for one scale
-            per row.
-        layout: how the codes lie; the default is the portable one, which every kernel's layout is made from.
+        group_size: the number of consecutive columns that share a scale: 32, 64, 128 or another multiple of 32; None
+            means one scale per row.
+        layout: the memory layout of the result. The default is the portable one; a kernel converts it when it first
+            takes the weight.
 
     Returns:
-        a ``QTensor`` of the weight's shape, dtype and device. The weight is read, never kept.
+        a ``QTensor`` of the weight's shape, dtype and device. It does not refer to ``weight``.
 
     Raises:
         FormatError: the weight is not a 2-D floating-point tensor or has values that are not finite, or there is no
@@ -51,13 +54,13 @@ def quantize(weight: torch.Tensor, format: str, group_size: int | None = None, *
     _check(weight, row)
     shape = (weight.shape[0], weight.shape[1])
     with torch.no_grad():
-        parts = _encode(weight.detach(), row, group_size)
-        parts = layouts.convert(parts, "portable", target, row, group_size, shape)
-    return QTensor(parts, row.name, group_size, shape, weight.dtype, layout=target)
+        tensors = _encode(weight.detach(), row, group_size)
+        tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)
+    return QTensor(tensors, row.name, group_size, shape, weight.dtype, layout=target)
 
 
 def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
-    """Signal to quantisation noise in dB: 10 log10(sum w^2 / sum (w - dequantised w)^2); inf without noise."""
+    """The signal-to-noise ratio in dB: 10 log10(sum w^2 / sum (w - dequantised w)^2); inf if there is no noise."""
     with torch.no_grad():
         plain = quantized.with_layout("portable")
         format, shape = find(plain.format), plain.token.weight_shape
@@ -66,7 +69,7 @@ def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
         for rows in row_chunks(*shape, weight.device):
             exact = dense[rows].double()
             found = decode_rows(
-                format, plain.group_size, shape, tuple(part[rows] for part in plain.parts), torch.float64
+                format, plain.group_size, shape, tuple(tensor[rows] for tensor in plain.parts), torch.float64
             )
             signal = signal + exact.square().sum()
             noise = noise + (exact - found).square().sum()
@@ -92,10 +95,11 @@ def _check(weight: torch.Tensor, format: Format) -> None:
 
 
 def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Parts:
+    """``weight`` in the portable layout; FormatError if the format cannot represent it."""
     shape = (weight.shape[0], weight.shape[1])
     sizes = geometry(group_size, shape)
     compute = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    parts = portable.empty(format, group_size, shape, weight.device)
+    tensors = portable.empty(format, group_size, shape, weight.device)
     finite = torch.ones((), dtype=torch.bool, device=weight.device)
     fits = finite
     for rows in row_chunks(sizes.rows, sizes.padded_columns, weight.device):
@@ -103,15 +107,15 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Par
         values[:, : sizes.columns] = weight[rows]
         finite = finite & values.isfinite().all()
         grouped = values.unflatten(-1, (sizes.groups, sizes.group))
-        scales, zeros = _best(grouped, format)
+        scales, zeros = _best_scales(grouped, format)
         fits = fits & (scales.abs() < format.scale_limit).all()
         codes = _round(grouped, scales, zeros, format)
-        parts[0][rows] = portable.pack_codes(format, codes.flatten(-2))
-        parts[1][rows] = scales.squeeze(-1)
+        tensors[0][rows] = portable.pack_codes(format, codes.flatten(-2))
+        tensors[1][rows] = scales.squeeze(-1)
         if format.zero_point:
-            parts[2][rows] = zeros.squeeze(-1)
+            tensors[2][rows] = zeros.squeeze(-1)
     if weight.device.type == "meta":
-        return parts
+        return tensors
     if not finite:
         raise FormatError("the weight has values that are NaN or infinite; quantise one that is finite everywhere")
     if not fits:
@@ -119,24 +123,24 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Par
             f"the weight has values too large for {format.name}, whose scales of {format.scale_dtype} are below "
             f"{format.scale_limit:g}; scale it down"
         )
-    return parts
+    return tensors
 
 
 def _round(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, format: Format) -> torch.Tensor:
-    """The codes nearest to ``values``, as floats."""
+    """The codes in use that are nearest to ``values / scales + zeros``, as floats."""
     codes = values / torch.where(scales == 0, 1.0, scales)
     return codes.round_().add_(zeros).clamp_(format.low, format.high)
 
 
-def _best(values: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per group of ``values`` [rows, groups, group]: the best candidate's scale, as stored, and zero-point.
+def _best_scales(values: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each group of ``values`` [rows, groups, group], the scale, as stored, and zero-point of the best candidate.
 
-    Both are [rows, groups, 1], of the dtype of ``values``.
+    Both are [rows, groups, 1], in the dtype of ``values``.
     """
     if not values.shape[-1]:
-        nothing = values.new_zeros((*values.shape[:-1], 1))
-        return nothing, nothing
-    # Relative to the largest magnitude, so that squares neither overflow nor vanish.
+        zero = values.new_zeros((*values.shape[:-1], 1))
+        return zero, zero
+    # Errors are taken relative to the largest magnitude, so that their squares neither overflow nor underflow.
     magnitude = values.abs().amax(-1, keepdim=True)
     unit = torch.where(magnitude == 0, 1.0, magnitude)
     best: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -157,7 +161,7 @@ def _best(values: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Ten
 def _candidates(
     values: torch.Tensor, magnitude: torch.Tensor, format: Format
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of scales, as stored, and zero-points."""
+    """The candidates: pairs of scales, as stored, and zero-points."""
 
     def stored(scales: torch.Tensor) -> torch.Tensor:
         return scales.to(format.scale_dtype).to(values.dtype)
@@ -170,10 +174,10 @@ def _candidates(
             zeros = (low / torch.where(scales == 0, 1.0, scales)).mul_(-fraction).round_()
             yield scales, zeros.clamp_(format.low, format.high)
         return
-    none = torch.zeros_like(magnitude)
+    no_zeros = torch.zeros_like(magnitude)
     for fraction in fractions:
-        yield stored(magnitude * (fraction / format.high)), none
+        yield stored(magnitude * (fraction / format.high)), no_zeros
     if -format.low > format.high:
         extreme = torch.where(values.amax(-1, keepdim=True) == magnitude, magnitude, -magnitude)
         for fraction in fractions:
-            yield stored(extreme * (fraction / format.low)), none
+            yield stored(extreme * (fraction / format.low)), no_zeros

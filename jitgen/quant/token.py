@@ -1,4 +1,4 @@
-"""What a quantised weight is, without its numbers: one interned object per kind, so that comparing is by identity."""
+"""Tokens: everything about a quantised weight but its numbers, interned so that equality is identity."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """The part of a call's signature that a quantised weight is. Made by ``intern`` alone: equal is identical.
+    """What a quantised weight contributes to the signature of a call.
+
+    Only ``intern`` makes tokens, so that equal tokens are the same object.
 
     Attributes:
-        format: name of its row in ``FORMATS``.
-        group_size: columns that share a scale; None where a row does.
-        layout: name of its row in ``LAYOUTS``.
-        weight_shape: (N, K), groups along K, however the tensor lies.
-        dtype: nominal; what ``dequantize`` gives.
-        device: of the parts.
-        transposed: whether the tensor is the weight's transpose, of shape (K, N).
+        format: the name of its row in ``FORMATS``.
+        group_size: the number of columns that share a scale; None if all of a row do.
+        layout: the name of its row in ``LAYOUTS``.
+        weight_shape: (N, K), with groups along K, whether or not the tensor is transposed.
+        dtype: the nominal dtype, which ``dequantize`` returns by default.
+        device: the device of the weight's tensors.
+        transposed: whether the ``QTensor`` is the transpose of the weight, of shape (K, N).
     """
 
     format: str
@@ -34,11 +36,12 @@ class Token:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the tensor: (N, K), or (K, N) where it is transposed."""
+        """The shape of the ``QTensor``: (N, K), or (K, N) if it is transposed."""
         rows, columns = self.weight_shape
         return (columns, rows) if self.transposed else (rows, columns)
 
     def facts(self) -> tuple[Any, ...]:
+        """The arguments with which ``intern`` returns this token."""
         return (
             self.format,
             self.group_size,
@@ -50,7 +53,7 @@ class Token:
         )
 
     def replace(self, **changes: Any) -> Token:
-        """The token that differs in these."""
+        """The token that differs from this one in ``changes``."""
         return intern(*({**self.__dict__, **changes}[name] for name in self.__dataclass_fields__))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,7 +73,7 @@ def intern(
     device: torch.device,
     transposed: bool = False,
 ) -> Token:
-    """The token of these facts; the same object for the same facts."""
+    """The token with these attributes; the same attributes always give the same object."""
     facts = (format, group_size, layout, weight_shape, dtype, device, transposed)
     with _lock:
         found = _tokens.get(facts)

@@ -1,4 +1,4 @@
-"""A quantised weight as a node of an argument tree: its parts are the leaves, its token the node's context."""
+"""A quantised weight as a node of an argument tree: its tensors are the leaves, its token is the node's context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jitgen.quant.token import Token
 
 
 class QuantizedLeaves:
-    """A quantised weight taken apart. ``parts`` are tensors, or what stands for them in a trace."""
+    """An unpacked quantised weight. ``parts`` are its tensors, or the specs or proxies that represent them."""
 
     __slots__ = ("parts", "token")
 
@@ -22,6 +22,7 @@ class QuantizedLeaves:
 
     @staticmethod
     def of(tensor: QTensor, layout: str) -> QuantizedLeaves:
+        """``tensor`` unpacked, converted to ``layout`` if it is in another."""
         converted = tensor.with_layout(layout)
         return QuantizedLeaves(converted.parts, converted.token)
 

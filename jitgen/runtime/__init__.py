@@ -1,1 +1,5 @@
-"""Launching: CUDA kernels through the driver, CPU kernels through their C ABI, Triton's interpreter for tests."""
+"""Launching: GPU kernels through the CUDA driver, CPU kernels through their C ABI, Triton's interpreter for tests.
+
+``launcher`` writes the function that a warm call runs; ``cuda``, ``cpu``, ``torch_operator`` and ``interpreter`` load
+kernels for it; ``guards`` and ``overlap`` check its tensors.
+"""

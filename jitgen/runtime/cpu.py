@@ -1,11 +1,12 @@
 """Load a compiled CPU kernel and make it callable with raw pointers.
 
-Neighbours: ``compile/host.py`` made the shared object, the store holds it, a launch plan calls what ``load`` returns.
-The kernel's OpenMP calls resolve here, to the runtime that torch has brought into the process; importing
-``jitgen.spec`` has loaded torch.
+The kernel's OpenMP symbols are resolved when it is loaded, to the runtime that torch has loaded; this module imports
+torch first, through ``jitgen.spec``. Neighbours: ``compile/host.py`` made the shared object, the store holds it, and
+``runtime/launcher.py`` calls the function that ``load_packed`` returns.
 
-A call through ctypes costs about 90 ns for every argument it converts. A kernel that also exports ``<entry>_packed``
-(templates/cpp/include/jitgen/entry.hpp) takes all of them as one buffer: for eight arguments 0.3 us instead of 0.9.
+ctypes takes about 90 ns to convert each argument of a call. So a kernel also exports ``<entry>_packed``
+(``templates/common/include/jitgen/entry.hpp``), which takes all arguments in one buffer: a call with eight arguments
+then takes 0.3 us instead of 0.9 us.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import jitgen.spec  # noqa: F401  torch first: its OpenMP runtime is what the ke
 from jitgen.errors import CacheError
 
 SLOTS = {"P": "P", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
-"""Parameter letters (pointer, int64, double, int32, float) and how each fills its slot of eight bytes."""
+"""Parameter letter -> ``struct`` format of its slot of eight bytes: pointer, int64, double, int32, float."""
 
 
 def packer(parameters: str) -> Callable[..., bytes]:
-    """What packs one call's arguments into the buffer that ``load_packed``'s function takes."""
-    # "@" is the only mode that knows P; every slot being eight bytes, native alignment adds no padding of its own.
+    """A function that packs the arguments of a call into the buffer that ``load_packed``'s function takes."""
+    # Only the mode "@" has P. Its native alignment adds no padding, since every slot has eight bytes.
     return struct.Struct("@" + "".join(SLOTS[letter] for letter in parameters)).pack
 
 
 def load_packed(path: str, entry: str) -> Callable[[bytes], None] | None:
-    """``<entry>_packed`` of the shared object at ``path``, to be called with a packed buffer; None if it has none.
+    """``<entry>_packed`` of the shared object at ``path``, a function of one packed buffer; None if it has none.
 
-    The least a call can cost: a launch plan packs pointers, sizes and scalars itself and calls this.
+    This is the cheapest call; a launcher packs pointers, sizes and scalars itself.
     """
     import ctypes
 
@@ -51,23 +52,23 @@ def load(path: str, entry: str, parameters: str) -> Callable[..., None]:
             ``i`` int32, ``d`` double, ``f`` float.
 
     Returns:
-        a function of exactly these arguments; it releases the GIL while the kernel runs.
+        a function of these arguments; it releases the GIL while the kernel runs.
 
     Raises:
         CacheError: the file does not load, or lacks the entry.
     """
     packed = load_packed(path, entry)
-    return _direct(path, entry, parameters) if packed is None else _through(packed, packer(parameters))
+    return _unpacked_call(path, entry, parameters) if packed is None else _packed_call(packed, packer(parameters))
 
 
-def _through(packed: Callable[[bytes], None], pack: Callable[..., bytes]) -> Callable[..., None]:
+def _packed_call(packed: Callable[[bytes], None], pack: Callable[..., bytes]) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         packed(pack(*arguments))
 
     return call
 
 
-def _direct(path: str, entry: str, parameters: str) -> Callable[..., None]:
+def _unpacked_call(path: str, entry: str, parameters: str) -> Callable[..., None]:
     import ctypes
 
     types = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int32, "f": ctypes.c_float}
@@ -98,8 +99,10 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @functools.cache
 def last_level_cache() -> int:
-    """Bytes of the largest cache a core reaches, as Linux tells it, else 32 MiB; results of kernels that touch more go
-    past it."""
+    """Size in bytes of the largest cache of a core, as Linux reports it, else 32 MiB.
+
+    Kernels that move more bytes write their results with non-temporal stores, which bypass the caches.
+    """
     return max(_caches_of_core(), default=32 * 2**20)
 
 
@@ -115,8 +118,12 @@ def _caches_of_core() -> Iterator[int]:
 
 THREADS_BYTES = 256 * 2**10
 THREADS_FLOPS = 2**19
+"""Bytes moved and floating-point operations from which on a kernel runs on several threads."""
 
 
 def worth_threads(moved: int, flops: int) -> bool:
-    """Whether a kernel of so many bytes and operations gains by threads: starting them costs about 20 us."""
+    """Whether a kernel that moves ``moved`` bytes and does ``flops`` operations runs faster on several threads.
+
+    Starting a parallel region takes about 20 us.
+    """
     return moved >= THREADS_BYTES or flops >= THREADS_FLOPS

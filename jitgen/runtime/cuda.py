@@ -1,8 +1,9 @@
-"""The launcher of every GPU kernel: a cubin, from NVRTC or from Triton, through cuda-python's driver bindings.
+"""Loading and launching GPU kernels: cubins, from NVRTC or from Triton, through cuda-python's driver bindings.
 
-``load`` puts a cubin on a device; a ``Launch`` is one kernel with everything about its launch prepared, so that a warm
-call packs the few values that vary and makes one driver call. Nothing here touches a GPU at import, and the compilers
-are not needed. Neighbours: ``pipeline.py`` builds launches from stored plans; ``compile/`` made the binaries.
+``load`` loads a cubin on a device. A ``Launch`` is one kernel with its launch prepared, so that a warm call packs the
+few values that vary and makes one driver call. Importing this module touches no GPU and no compiler. Neighbours:
+``compile/`` made the binaries, ``call/specialization.py`` prepares launches, and ``runtime/launcher.py`` writes
+``Launch.__call__`` out into its launchers.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import JitgenError
 from jitgen.spec import Target
+
+if TYPE_CHECKING:
+    from jitgen.families.family import LaunchShape
 
 Dim3 = tuple[int, int, int]
 
 
 class DriverError(JitgenError):
-    """The CUDA driver refused; the message says what was asked of it, and the driver's name and words for why.
+    """A call of the CUDA driver failed. The message says what was asked, and has the driver's name of the error.
 
     Attributes:
-        status: the driver's ``CUresult`` as an integer, or None where there is no driver to ask.
+        status: the driver's ``CUresult`` as an integer; None where there is no driver.
     """
 
     def __init__(self, message: str, status: int | None = None):
@@ -37,7 +41,7 @@ class DriverError(JitgenError):
 
 
 def current_stream(device: int) -> int:
-    """The raw handle of torch's current stream on ``device``: 0.14 us, a thirtieth of ``torch.cuda``'s object."""
+    """The raw handle of torch's current stream on ``device``. It takes 0.14 us, torch's ``current_stream`` 4.7 us."""
     import torch
 
     return torch._C._cuda_getCurrentRawStream(device)
@@ -45,7 +49,7 @@ def current_stream(device: int) -> int:
 
 @functools.cache
 def target_of(device: int) -> Target:
-    """The exact target of a device: ``sm_90a`` for an H200. From capability 9.0 the ``a`` features are there."""
+    """The exact target of a device: ``sm_90a`` for an H200. Devices from capability 9.0 on have ``a`` features."""
     major = _attribute("COMPUTE_CAPABILITY_MAJOR", device)
     minor = _attribute("COMPUTE_CAPABILITY_MINOR", device)
     return Target("cuda", f"sm_{major}{minor}{'a' if major >= 9 else ''}")
@@ -69,12 +73,12 @@ def _attribute(name: str, device: int) -> int:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel loaded on one device. It stays loaded as long as the process.
+    """A kernel loaded on one device. It is never unloaded.
 
     Attributes:
         entry: the kernel's symbol.
-        device: the CUDA ordinal, as torch counts.
-        shared_bytes: dynamic shared memory it may ask for.
+        device: the CUDA ordinal, as in torch.
+        shared_bytes: the most dynamic shared memory that a launch may use, in bytes.
         handle: the driver's ``CUfunction``.
         context: the device's primary context, the one torch uses.
     """
@@ -87,22 +91,24 @@ class Function:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Within this the function's context is the calling thread's, whatever it was before."""
+        """Within this context manager the function's CUDA context is the calling thread's current one."""
         with _current(self.context):
             yield
 
 
 def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Function:
-    """Load a cubin into the primary context of ``device``. The caller keeps the result; each call loads anew.
+    """Load a cubin into the primary context of ``device``. Every call loads it again; the caller remembers the result.
 
     Args:
         binary: a cubin for exactly this device's architecture.
         entry: the kernel's symbol in it.
         device: the CUDA ordinal.
-        shared_bytes: dynamic shared memory its launches will ask for; over 48 KiB the driver must be told.
+        shared_bytes: the dynamic shared memory of its launches, in bytes. For more than 48 KiB the driver needs an
+            attribute of the function, which is set here.
 
     Raises:
-        DriverError: no driver, a cubin for another architecture, no such entry, or more shared memory than there is.
+        DriverError: there is no driver, the cubin is for another architecture or has no such entry, or a block of this
+            device has less shared memory.
     """
     driver = bindings()
     what = f"kernel {entry} on CUDA device {device}"
@@ -119,9 +125,9 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
 
 
 def resident_clusters(function: Function, threads: int, cluster: int) -> int:
-    """How many clusters of ``cluster`` blocks of ``threads`` threads a device has under way at once, 1 at least.
+    """The number of clusters of ``cluster`` blocks of ``threads`` threads that a device runs at once; at least 1.
 
-    Fewer than its multiprocessors could hold: a cluster lies within one group of them, and groups differ in size.
+    It is less than the multiprocessors have room for, since a cluster runs within one GPC, and GPCs differ in size.
     """
     driver = bindings()
     config = _config((cluster, 1, 1), (threads, 1, 1), function.shared_bytes, (cluster, 1, 1), False, False)
@@ -129,6 +135,19 @@ def resident_clusters(function: Function, threads: int, cluster: int) -> int:
         found = driver.cuOccupancyMaxActiveClusters(function.handle, config)
     most: int = checked(found, f"asking how many clusters of {cluster} blocks of {function.entry} a device holds")
     return max(1, most)
+
+
+def resident_grid(function: Function, shape: LaunchShape) -> Dim3:
+    """The grid of a launch of ``shape``. A persistent kernel's has no more blocks than are resident at once."""
+    if shape.persistence is None:
+        return shape.grid
+    blocks, *others = shape.grid
+    if shape.persistence.scope == "clusters":  # one more would start only after another has done all its work
+        most = resident_clusters(function, shape.block[0], shape.cluster) * shape.cluster
+    else:
+        resident = multiprocessors(function.device) * shape.persistence.blocks
+        most = max(resident // shape.cluster * shape.cluster, shape.cluster)
+    return (min(blocks, most), *others)  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -145,7 +164,8 @@ def _current(context: Any) -> Iterator[None]:
 
 
 Frame = tuple[Any, Any, int, Any]
-"""One launch's memory: (argument buffer, launch config, address of the array of parameter addresses, that array)."""
+"""The host memory of one launch: (argument buffer, launch config, address of the array of parameter addresses, that
+array)."""
 
 _TENSOR_MAP = "128s"  # of an encoded CUtensorMap
 
@@ -158,18 +178,17 @@ class Launch:
         parameters: the kernel's parameters as ``struct`` codes: ``P`` pointer, ``i`` int32, ``q`` int64, ``f``
             float32, ``d`` float64, ``T`` a tensor map (see ``tensor_map.py``; its value is 128 bytes). Triton's two
             trailing scratch pointers are ordinary ``P`` parameters.
-        values: one value per parameter; None where it varies and is given at each call, in parameter order.
+        values: one value per parameter; None for one that varies: each call passes these, in parameter order.
         grid, block: in blocks and in threads.
-        shared_bytes: dynamic shared memory per block; at most what the function was loaded with.
+        shared_bytes: dynamic shared memory per block, in bytes; at most what the function was loaded with.
         cluster: blocks per cluster, or None.
-        pdl: programmatic dependent launch: the kernel may start before the one ahead of it in the stream has ended,
-            and waits for it where it must (``griddepcontrol.wait``).
+        pdl: programmatic dependent launch: the kernel may start before its predecessor in the stream has ended, and
+            waits for it by ``griddepcontrol.wait``.
         cooperative: all blocks are resident at once, so that the grid may synchronise.
 
-    A launch may be called from many threads at once. Varying values are packed side by side at the head of an
-    argument frame, by one ``struct`` call, and the driver reads every parameter through a pointer into the frame,
-    whatever its place; frames are pooled, because a frame in use must not be rewritten while the driver call runs
-    outside the interpreter lock.
+    A launch may be called by several threads at once. One ``struct`` call packs the varying values at the start of an
+    argument frame. The driver reads every parameter through a pointer, so their order in the frame does not matter. The
+    driver call runs without the GIL, and a frame must not be rewritten during it; so frames come from a pool.
     """
 
     __slots__ = ("_constants", "_offsets", "_shape", "_size", "call", "function", "handle", "pack", "pools")
@@ -193,20 +212,20 @@ class Launch:
         self.call = bindings().cuLaunchKernelEx
         self._shape = (grid, block, shared_bytes, cluster, pdl, cooperative)
 
-        varying = [place for place, value in enumerate(values) if value is None]
-        fixed = [place for place, value in enumerate(values) if value is not None]
+        varying = [index for index, value in enumerate(values) if value is None]
+        fixed = [index for index, value in enumerate(values) if value is not None]
         codes = [_TENSOR_MAP if code == "T" else code for code in parameters]
-        layout = [codes[place] for place in varying + fixed]
+        layout = [codes[index] for index in varying + fixed]
         ends = (struct.calcsize("".join(layout[: count + 1])) for count in range(len(layout)))
         starts = (end - struct.calcsize(code) for end, code in zip(ends, layout, strict=True))
         self._offsets = tuple(start for _, start in sorted(zip(varying + fixed, starts, strict=True)))
         self._size = struct.calcsize("".join(layout))
         self.pack = struct.Struct("".join(layout[: len(varying)])).pack_into
-        self._constants = [(codes[place], self._offsets[place], values[place]) for place in fixed]
+        self._constants = [(codes[index], self._offsets[index], values[index]) for index in fixed]
         self.pools: dict[int, list[Frame]] = {}
 
     def __call__(self, stream: int, *varying: int | float | bytes) -> None:
-        # runtime/launcher.py writes these lines into its launchers, which saves them this call.
+        # runtime/launcher.py writes these lines into its launchers, which saves the call of this method.
         try:
             pool = self.pools[stream]
             frame = pool.pop()
@@ -219,14 +238,14 @@ class Launch:
         pool.append(frame)
 
     def fresh(self, stream: int) -> tuple[list[Frame], Frame]:
-        """The idle frames of launches on ``stream``, and a new one that is not among them."""
+        """The pool of frames that are not in use on ``stream``, and a new frame, which is not in the pool."""
         return self.pools.setdefault(stream, []), self._new_frame(stream)
 
     def recover(self, frame: Frame, status: Any) -> None:
-        """What to do when the driver refused a launch: try in the function's own context, or raise DriverError."""
+        """Handles a failed launch: launches again in the function's own context, or raises DriverError."""
         _, config, addresses, _ = frame
-        # The default stream means the thread's current context, which is none in a thread that torch has not used
-        # yet, or another device's. Both are refused rather than launched wrongly, so only then is it set.
+        # The default stream belongs to the thread's current context. A thread that torch has not used yet has none, and
+        # another's may be that of another device. The driver refuses both, so the context is set only after that.
         results = bindings().CUresult
         if status in (results.CUDA_ERROR_INVALID_CONTEXT, results.CUDA_ERROR_INVALID_HANDLE):
             with self.function.current():
@@ -301,7 +320,7 @@ def bindings() -> Any:
 
 
 def checked(result: tuple[Any, ...], what: str) -> Any:
-    """The value beside a driver call's status, or DriverError saying ``what`` was being done."""
+    """The value that a driver call returned with its status; a DriverError that says ``what`` was done if it failed."""
     status, *values = result
     if status:
         raise DriverError(_message(bindings(), status, what), int(status))

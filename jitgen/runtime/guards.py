@@ -1,4 +1,7 @@
-"""How tensors are laid out, and whether they still are as they were: the check in front of every warm launch."""
+"""The check before every warm launch: whether the tensors have the layout that the launch was made for.
+
+Neighbour: ``call/`` runs the check on a call's arguments, and looks for another launch where it fails.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ import torch
 
 
 class TensorFacts(NamedTuple):
-    """What of a tensor a launch depends on. Keeps nothing of its memory."""
+    """The facts about a tensor that a launch depends on; they hold no reference to the tensor's memory."""
 
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     remainder: int
-    """Of its address by 16 bytes; 0 on the CPU, whose kernels take any."""
+    """Of its address divided by 16; 0 on the CPU, whose kernels accept any address."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorFacts:
@@ -26,23 +29,25 @@ class TensorFacts(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Bytes from the first element to the end of the last."""
+        """Bytes from the start of the first element to the end of the last one."""
         if not self.shape.numel():
             return 0
         reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return (reach + 1) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        place = f", {self.remainder} bytes past a multiple of 16" if self.remainder else ""
-        return f"{self.dtype} {tuple(self.shape)} with strides {self.strides} on {self.device}{place}"
+        address = f", {self.remainder} bytes past a multiple of 16" if self.remainder else ""
+        return f"{self.dtype} {tuple(self.shape)} with strides {self.strides} on {self.device}{address}"
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function of as many tensors: whether each has the type, dtype, device, shape and strides of its counterpart.
+    """A function of ``len(tensors)`` tensors: whether each has the type, dtype, device, shape and strides of its
+    counterpart in ``tensors``.
 
-    torch's own guard does it in one C++ call, 0.1 us a tensor where reading the attributes from Python costs 0.4. It is
-    private to torch; where a version lacks it, the attributes are read. A guard of several refuses a tensor that comes
-    twice, so where one of ``tensors`` does, each place has a guard of its own, which takes any.
+    torch's ``TensorGuards`` does this in one C++ call of 0.1 us per tensor; reading the attributes in Python takes 0.4
+    us. The class is private to torch; in a version without it the attributes are read. A ``TensorGuards`` of several
+    tensors refuses a call that passes one tensor twice. So if ``tensors`` has a tensor twice, each argument is checked
+    by a ``TensorGuards`` of its own.
     """
     try:
         from torch._C._dynamo.guards import TensorGuards
@@ -50,23 +55,23 @@ def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         def guard(*alike: torch.Tensor) -> Callable[..., bool]:
             return TensorGuards(*alike, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
-        return _each(len(tensors))(*map(guard, tensors)) if has_repeated(tensors) else guard(*tensors)
+        return _all_checks(len(tensors))(*map(guard, tensors)) if has_repeated(tensors) else guard(*tensors)
     except (ImportError, TypeError):
         facts = [_facts(tensor) for tensor in tensors]
         return lambda *others: [_facts(tensor) for tensor in others] == facts
 
 
 def has_repeated(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of ``tensors`` is another one too."""
+    """Whether some tensor is twice in ``tensors``."""
     return len(set(map(id, tensors))) < len(tensors)
 
 
 @functools.cache
-def _each(count: int) -> Callable[..., Callable[..., bool]]:
-    """``(*checks) -> (*tensors) -> bool``, written out: a loop would cost more than the checks."""
-    checks, places = [f"c{i}" for i in range(count)], [f"t{i}" for i in range(count)]
-    both = " and ".join(f"{check}({place})" for check, place in zip(checks, places, strict=True))
-    text = f"lambda {', '.join(checks)}: lambda {', '.join(places)}: {both}"
+def _all_checks(count: int) -> Callable[..., Callable[..., bool]]:
+    """``(*checks) -> (*tensors) -> bool``, as generated code, because a loop would take longer than the checks."""
+    checks, tensors = [f"c{i}" for i in range(count)], [f"t{i}" for i in range(count)]
+    conjunction = " and ".join(f"{check}({tensor})" for check, tensor in zip(checks, tensors, strict=True))
+    text = f"lambda {', '.join(checks)}: lambda {', '.join(tensors)}: {conjunction}"
     function: Callable[..., Callable[..., bool]] = eval(text)
     return function
 

@@ -1,15 +1,15 @@
 """Running a rendered Triton source on CPU tensors under Triton's interpreter (``TRITON_INTERPRET=1``).
 
-This is how Triton kernels' numerics are tested without a GPU. The source is the one that is compiled; what the
-interpreter lacks or gets wrong is supplied here, for the duration of a launch:
+This is how the numerics of Triton kernels are tested without a GPU. The interpreted source is the one that is compiled.
+For the duration of a launch this module replaces what the interpreter lacks or computes wrongly:
 
-- ``libdevice``: its functions do nothing when interpreted; here each is torch's, in float64 and rounded once.
-- bfloat16: Triton's own conversion truncates and mishandles specials, and arithmetic and ``tl.dot`` take the bits for
-  integers; here conversion is torch's, to nearest even, and the rest is done in float32 and rounded once.
-- float8: storage is passed as its bytes, as the dialect reads and writes it (``codegen/triton.py``).
-- scalars: each gets the type the signature says, where the interpreter would guess from the value.
+- ``libdevice``: interpreted, its functions do nothing. Each is replaced by torch's function, computed in float64.
+- bfloat16: Triton's conversion truncates and mishandles NaN and infinity, and arithmetic and ``tl.dot`` take the bits
+  for integers. Here torch converts, to nearest even, and arithmetic is done in float32 and rounded once.
+- float8: tensors are passed as bytes, as the dialect reads and writes them (``codegen/triton.py``).
+- scalars: each has its type in the signature; the interpreter would guess a type from the value.
 
-Neighbours: ``compile/triton.py`` names the artifact's facts that ``load`` takes, ``pipeline.py`` calls it.
+Neighbours: ``compile/triton.py`` makes the artifact whose facts ``load`` takes; ``call/specialization.py`` calls it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jitgen.errors import JitgenError
 
 Grid = tuple[int, ...]
 
-# libdevice's function to torch's name for it, where they differ.
+# libdevice's name of a function -> torch's, where they differ.
 _TORCH_NAMES = {"nearbyint": "round", "rint": "round"}
 
 _NUMPY_SCALARS = {"i32": "int32", "i64": "int64", "fp32": "float32", "fp64": "float64"}
@@ -46,7 +46,7 @@ def load(
         JitgenError: when ``TRITON_INTERPRET=1`` was not set before Triton was imported.
     """
     path = f"jitgen/{hashlib.sha256(text.encode()).hexdigest()[:12]}/interpreted.py"
-    # The interpreter rewrites functions from their text when they are first called: the entry has to stay.
+    # The interpreter reads the text of functions again when they are first called, so the entry is not removed.
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     namespace: dict[str, Any] = {"__name__": "jitgen_kernel"}
     exec(builtins.compile(text, path, "exec"), namespace)
@@ -94,7 +94,7 @@ def _tensor(data: Any, scalar: Any, type_: Any) -> Any:
 
 
 def _libdevice() -> types.ModuleType:
-    """A stand-in for ``triton.language.extra.libdevice`` with a function for every one that torch has too."""
+    """A module in place of ``triton.language.extra.libdevice``, with those of its functions that torch has too."""
     import torch
     from triton.language.extra import libdevice
 
@@ -127,7 +127,8 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _torch_conversions() -> Iterator[None]:
-    """Within this context the interpreter converts between float32 and bfloat16 as torch does, and computes in it."""
+    """Within this context the interpreter converts float32 and bfloat16 as torch does, and computes bfloat16 in
+    float32."""
     import numpy
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
@@ -168,7 +169,7 @@ _PATCHED = ("cast_impl", "binary_op", "create_dot")
 
 
 def _float32(bits: Any) -> Any:
-    """The numbers of an array of bfloat16 bits."""
+    """An array of bfloat16 bits as float32 numbers."""
     import torch
 
     return torch.from_numpy(bits.copy()).view(torch.bfloat16).float().numpy()

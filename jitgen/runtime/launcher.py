@@ -1,21 +1,21 @@
-"""Launch plans as straight-line Python: what is known when a call is bound is written into the function's text.
+"""Launchers as straight-line Python: what is known when a call is bound is written into the function's text.
 
 A warm call has microseconds, and a loop over operands that asks each time what kind each is spends them on questions
-whose answers do not change. So a bound call is a generated function: allocate, launch, return. ``launch.source`` of
-one reads, for a CPU kernel of two inputs::
+whose answers do not change. So a launcher is a generated function: allocate, launch, return. For a CPU kernel of two
+inputs, its ``source`` reads::
 
     def launch(t0, t1, p0, p1):
         r0 = empty(sizes2, strides2, dtype2)
         kernel0(pack0(p0, p1, r0.data_ptr(), threads()) + tail0)
         return r0
 
-(dataclasses and attrs make their methods the same way.) Neighbours: ``function.py`` calls ``make_launcher`` with what
-``pipeline.py`` resolved; kernels come from ``cpu.py``, ``cuda.py`` and ``interpreter.py``.
+(dataclasses and attrs make their methods the same way.) Neighbours: ``call/specialization.py`` calls ``make_launcher``
+with what ``pipeline.py`` fetched; kernels come from ``cpu.py``, ``cuda.py`` and ``interpreter.py``.
 """
 
 from __future__ import annotations
 
-import linecache
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +23,13 @@ from typing import Any
 import torch
 
 from jitgen.runtime import overlap
+from jitgen.runtime.generated import define
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A tensor a launch makes."""
+    """A tensor that a launch allocates."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -45,13 +46,13 @@ class Step:
             ``compile/torch_operator.hpp`` for its arguments; interpreter: a function of tensors.
         pointers: (buffer, byte offset) of each operand.
         scalars: for each run-time scalar, Python text over ``a0``, ``a1``, ... (numeric arguments).
-        pack, tail, threaded: cpu: what packs pointers, scalars and the thread count; the bytes behind them; whether
-            the kernel is worth more than one thread.
-        constants: interpreter, operator: the integers beside the operands and the scalars.
+        pack, tail, threaded: cpu: the function that packs pointers, scalars and the thread count; the bytes after
+            them; whether the kernel is worth more than one thread.
+        constants: interpreter, operator: integers that are known when the call is bound.
         written: operator: for each operand whether it is written.
-        leading, trailing: operator: text of the scalars among the integers, in front of and behind ``constants``.
+        leading, trailing: operator: text of the integer scalars, before and after ``constants``.
         grid: operator: its launch.
-        maps: cuda: tensors the kernel copies by tensor maps, its first parameters, in order.
+        maps: cuda: the tensor maps that are the kernel's first parameters, in order.
     """
 
     kind: str
@@ -86,13 +87,14 @@ class LaunchSpec:
     Attributes:
         name: for tracebacks.
         device: where allocations go.
-        inputs: tensors the launcher is given, as ``t0 ...`` with their pointers ``p0 ...``.
-        numbers: numeric arguments it is given, as ``a0 ...``.
+        inputs: how many tensors the launcher takes, as ``t0 ...`` with their pointers ``p0 ...``.
+        numbers: how many numeric arguments it takes, as ``a0 ...``.
         temporaries, results: allocations, numbered after the inputs; a result may instead be an input (its number).
         steps: in order.
         returns: for each output tensor a buffer's number or a ``View``.
-        rebuild: from the list of output tensors to what the user gets; None for exactly one tensor.
-        given: which results the caller passes (``out=``), as ``o0 ...`` in order with their pointers ``q0 ...``.
+        rebuild: makes the return value of the list of output tensors; None for exactly one tensor.
+        caller_outputs: the results that the caller allocates (``out=``), as ``o0 ...`` with their pointers ``q0 ...``.
+        values: text of values computed at the call, which ``rebuild`` takes after the tensors.
         extents: bytes each input spans; a launch that updates one refuses another that shares memory with it.
     """
 
@@ -105,24 +107,16 @@ class LaunchSpec:
     steps: tuple[Step, ...]
     returns: tuple[int | View, ...]
     rebuild: Callable[..., Any] | None = None
-    given: frozenset[int] = frozenset()
+    caller_outputs: frozenset[int] = frozenset()
     values: tuple[str, ...] = field(default=())
     extents: tuple[int, ...] = ()
 
 
-_counter = 0
-
-
 def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
-    """The function ``(*tensors, *pointers, *numbers, *given outputs, *their pointers) -> result`` of ``spec``."""
+    """The function ``(*tensors, *pointers, *numbers, *caller_outputs, *their pointers) -> result`` of ``spec``."""
     writer = _Writer(spec)
     text = writer.text()
-    global _counter
-    _counter += 1
-    path = f"<jitgen launch {spec.name} {_counter}>"
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    exec(compile(text, path, "exec"), writer.names)
-    launch = writer.names["launch"]
+    launch: Any = define("launch", f"launch of {spec.name}", text, writer.names)
     launch.source = text
     return launch
 
@@ -130,7 +124,7 @@ def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
 class _Writer:
     def __init__(self, spec: LaunchSpec):
         self.spec = spec
-        self.names: dict[str, Any] = {"empty": _allocator(spec.device)}
+        self.names: dict[str, Any] = {"empty": _allocator(spec.device), "inf": math.inf, "nan": math.nan}
         self.lines: list[str] = []
         self.buffers = [f"t{index}" for index in range(spec.inputs)]
         self.pointers = {index: f"p{index}" for index in range(spec.inputs)}
@@ -138,7 +132,7 @@ class _Writer:
     def text(self) -> str:
         spec = self.spec
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
-        parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.given)]
+        parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.caller_outputs)]
         self._refuse_overlaps()
         for index, allocation in enumerate(spec.temporaries):
             self._allocate(f"w{index}", allocation)
@@ -146,7 +140,7 @@ class _Writer:
             if isinstance(result, int):
                 self.buffers.append(self.buffers[result])
                 self.pointers[len(self.buffers) - 1] = self.pointers[result]
-            elif index in spec.given:
+            elif index in spec.caller_outputs:
                 self.buffers.append(f"o{index}")
                 self.pointers[len(self.buffers) - 1] = f"q{index}"
             else:
@@ -171,14 +165,14 @@ class _Writer:
             for other in range(self.spec.inputs):
                 if other != updated and extents[updated] and extents[other]:
                     self.names |= {"refuse": overlap.refuse, "name": self.spec.name}
-                    apart = f"p{updated} < p{other} + {extents[other]} and p{other} < p{updated} + {extents[updated]}"
-                    self.lines.append(f"if {apart}: refuse(name, t{updated}, t{other})")
+                    near = f"p{updated} < p{other} + {extents[other]} and p{other} < p{updated} + {extents[updated]}"
+                    self.lines.append(f"if {near}: refuse(name, t{updated}, t{other})")
 
     def _allocate(self, name: str, allocation: Allocation) -> None:
-        place = len(self.buffers)
-        self.names |= {f"sizes{place}": allocation.sizes, f"strides{place}": allocation.strides}
-        self.names[f"dtype{place}"] = allocation.dtype
-        self.lines.append(f"{name} = empty(sizes{place}, strides{place}, dtype{place})")
+        buffer = len(self.buffers)
+        self.names |= {f"sizes{buffer}": allocation.sizes, f"strides{buffer}": allocation.strides}
+        self.names[f"dtype{buffer}"] = allocation.dtype
+        self.lines.append(f"{name} = empty(sizes{buffer}, strides{buffer}, dtype{buffer})")
         self.buffers.append(name)
 
     def _pointer(self, buffer: int, offset: int) -> str:
@@ -211,14 +205,14 @@ class _Writer:
     def _maps(self, index: int, step: Step) -> list[str]:
         """Text of each of the step's encoded tensor maps."""
         texts = []
-        for place, description in enumerate(step.maps):
-            name = f"maps{index}_{place}"
+        for number, description in enumerate(step.maps):
+            name = f"maps{index}_{number}"
             self.names[name] = EncodedMaps(description)
             texts.append(f"{name}[{self._pointer(description.buffer, 0)}]")
         return texts
 
     def _launch_cuda(self, index: int, step: Step, values: list[str]) -> None:
-        """``Launch.__call__``, written out."""
+        """The body of ``Launch.__call__``, without the call."""
         launch = step.kernel
         for name in ("call", "fresh", "handle", "pack", "pools", "recover"):
             self.names[f"{name}{index}"] = getattr(launch, name)
@@ -245,7 +239,7 @@ class _Writer:
         self.names["threads"] = torch.get_num_threads
         integers = [*step.leading, *threads, *map(str, step.constants), *step.trailing]
         lists: list[Sequence[Any]] = [*tensors, *offsets, integers, step.scalars, step.grid]
-        arguments = ", ".join(f"[{', '.join(map(str, part))}]" for part in lists)
+        arguments = ", ".join(f"[{', '.join(map(str, values))}]" for values in lists)
         self.lines.append(f"kernel{index}({arguments})")
 
     def _output(self, index: int, returned: int | View) -> str:
@@ -262,8 +256,8 @@ class _Writer:
 def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
     """The fastest ``(sizes, strides, dtype) -> tensor`` on ``device``.
 
-    Inductor's allocation calls take half the time of ``torch.empty_strided``; torch keeps them private, and the CUDA
-    one allocates on the current device, so it serves where there is only one.
+    Inductor's allocation calls take half the time of ``torch.empty_strided``. They are private to torch, and the CUDA
+    one allocates on the current device, so it is used only where there is one device.
     """
     from torch._C._dynamo import guards
 

@@ -1,9 +1,9 @@
-"""Tensor maps: what the copy engine of sm_90 and later must know of a matrix, as a kernel parameter of 128 bytes.
+"""Tensor maps: descriptions of tensors for the copy engine (TMA) of sm_90 and later, as kernel parameters of 128 bytes.
 
-A ``TensorMap`` says how a tensor lies in a buffer and which boxes of it a kernel copies; the driver encodes it together
-with the buffer's address. A launch packs the bytes (parameter code ``T`` of ``cuda.Launch``), and ``EncodedMaps``
-remembers them by address, so that a warm call pays one dictionary look-up. In CUDA C++ the parameter is
-``const __grid_constant__ jitgen::TensorMap``. Neighbours: ``launcher.py`` writes the look-ups into its launchers.
+A ``TensorMap`` describes a tensor in a buffer, and the boxes of it that a kernel copies. The driver encodes it together
+with the buffer's address. A launch packs the encoded bytes (parameter code ``T`` of ``cuda.Launch``). ``EncodedMaps``
+remembers them by address, so that a warm call costs one dictionary look-up. In CUDA C++ the parameter is
+``const __grid_constant__ jitgen::TensorMap``. Neighbour: ``runtime/launcher.py`` writes the look-ups into launchers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import cached_property
 from jitgen.runtime import cuda
 
 BYTES = 128
-"""Of an encoded map."""
+"""Size of an encoded map, in bytes."""
 MOST_REMEMBERED = 4096
-"""Addresses an ``EncodedMaps`` holds: half a megabyte. An allocator reuses far fewer."""
+"""Addresses that an ``EncodedMaps`` remembers, 0.5 MiB of encoded maps; an allocator reuses far fewer."""
 
 _ELEMENTS = {
     "uint8": ("UINT8", 1),
@@ -32,22 +32,23 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 @dataclass(frozen=True)
 class TensorMap:
-    """One tensor as the copy engine sees it. Sizes, strides and box are outermost first, as torch has them.
+    """One tensor for the copy engine. Sizes, strides and box are in torch's order, outermost dimension first.
 
-    Places outside the tensor are read as zeros and not written.
+    Elements outside the tensor are read as zeros, and are not written.
 
     Attributes:
-        buffer: the launch's buffer that the tensor lies in.
-        offset: bytes from the buffer's start to the tensor's.
+        buffer: the number of the launch's buffer that contains the tensor.
+        offset: bytes from the start of the buffer to the tensor.
         dtype: torch's name of the element type.
-        sizes: 1 to 5 of them, each at least 1.
-        strides: in elements; the innermost is 1. Where a size is 1 the stride is of no account.
-        box: elements of each dimension that one copy moves, at most 256; those beyond the tensor are zeros.
-        swizzle: bytes of the box's rows over which 16-byte pieces are permuted in shared memory: 0 (none), 32, 64, 128.
+        sizes: of 1 to 5 dimensions, each at least 1.
+        strides: in elements; the innermost is 1. The stride of a dimension of size 1 is ignored.
+        box: elements that one copy moves along each dimension, at most 256.
+        swizzle: the span in bytes within which 16-byte pieces of a box row are permuted in shared memory: 32, 64 or
+            128, or 0 for no permutation.
 
     Raises:
-        ValueError: where no launch could encode it: what the hardware asks of sizes, strides and boxes is checked here.
-            Only the buffer's own address can still be wrong then; with ``offset`` it must be a multiple of 16.
+        ValueError: sizes, strides or box violate a rule of the hardware. The buffer's address is not known here:
+            together with ``offset`` it must be a multiple of 16, or ``encode`` raises.
     """
 
     buffer: int
@@ -89,16 +90,16 @@ class TensorMap:
 
     @cached_property
     def byte_strides(self) -> tuple[int, ...]:
-        """Of all dimensions but the innermost, outermost first."""
+        """Strides in bytes of all dimensions but the innermost, outermost first."""
         rounded = -(-self.sizes[-1] * self.element_bytes // 16) * 16
         strides = zip(self.sizes[:-1], self.strides[:-1], strict=True)
         return tuple(rounded if size == 1 else stride * self.element_bytes for size, stride in strides)
 
     def encode(self, address: int) -> bytes:
-        """The map of the tensor where the buffer starts at ``address`` on the device.
+        """The encoded map for a buffer that starts at ``address`` on the device.
 
         Raises:
-            DriverError: the driver refuses it, as for an address that is no multiple of 16.
+            DriverError: the driver refuses it, as for an address that is not a multiple of 16.
         """
         driver = cuda.bindings()
         name, _ = _ELEMENTS[self.dtype]
@@ -121,7 +122,7 @@ class TensorMap:
 
 
 class EncodedMaps(dict[int, bytes]):
-    """One ``TensorMap`` encoded, by the address of its buffer; ``maps[address]`` encodes what is missing."""
+    """The encodings of one ``TensorMap``, by the address of its buffer; ``maps[address]`` encodes a missing one."""
 
     def __init__(self, description: TensorMap):
         super().__init__()

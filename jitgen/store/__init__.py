@@ -1,45 +1,47 @@
-"""The on-disk store: what was generated and compiled, for every later process.
+"""The on-disk store keeps what was generated and compiled, for every later process.
 
 ::
 
     <store>/                       0700
-        v1/                        spec.SCHEMA: a version reads and writes its own part alone
+        v1/                        spec.SCHEMA: each schema version reads and writes its own directory only
             artifact/ab/<key>/     a compiled kernel, a directory one can read
                 kernel.cu  kernel.cubin  ...
-                meta.json          the key, every other file's sha256 and size, the launch facts, its own digest
+                meta.json          the key, every other file's sha256 and size, launch metadata, its own digest
             plan/ab/<key>.json     what a request resolved to: kernels, launch recipe, artifact keys, toolchains
-            tmp/                   entries being written, and what killed writers left
-            locks/                 one file a key, for single flight
+            tmp/                   entries being written, and what interrupted writers left behind
+            locks/                 one file per key, for single flight
 
-**Keys.** An artifact's is ``spec.artifact_key``, a plan's the request key; both are 64 hex digits. Neither depends on
-the path of the store, so a store may be copied, mounted or shipped.
+**Keys.** The key of an artifact is ``spec.artifact_key``, and that of a plan is the request key; both have 64 hex
+digits. Neither depends on the path of the store, so that a store may be copied, mounted or shipped.
 
-**Whole or nothing.** Every look-up checks every byte: JSON against its own digest, files against their size and
-sha256. An entry that is not whole (missing file, wrong digest, cut JSON, someone else's key) is a miss. It never
-raises, the next write of that key replaces it, and ``verify`` reports it. The files beside the binary are checked
-too: it costs 0.1 ms for 100 KB, and the source one reads is then the source of the binary one runs.
+**Integrity.** Every look-up checks every byte: JSON against its own digest, files against their size and sha256. An
+entry that is damaged (a missing file, a wrong digest, truncated JSON, the key of another entry) is a miss. It never
+raises, the next write of that key replaces it, and ``verify`` reports it. Source files are checked like the binary, so
+that the source one reads is the source of the binary one runs; that costs 0.1 ms for 100 KB.
 
-**Writing.** Written aside on the same file system, files and directory fsynced, renamed into place, parent fsynced.
-Losing a race is fine: a whole artifact that is there stays, since equal keys are equal kernels; the newer plan stays.
-A plan is one file rather than a directory, because one file is replaced by one atomic rename and read by one open. An
-artifact must be written before the plan that names it; a plan without its artifacts is a miss for the caller.
+**Writing.** A writer makes the entry in ``tmp``, on the same file system, fsyncs its files and directory, renames it to
+its final path and fsyncs the parent. Losing a race is harmless: if an intact artifact exists it remains, since equal
+keys mean equal kernels, and of two plans the newer remains. A plan is one file rather than a directory, because one
+atomic rename replaces a file and one open reads it. An artifact must be written before the plan that names it; a plan
+without its artifacts is a miss for the caller.
 
-**Crashes.** A writer killed at any instant leaves a directory in ``tmp`` and nothing else. Later writers sweep what
-is older than an hour, and ``prune`` does.
+**Crashes.** A writer killed at any instant leaves a directory in ``tmp`` and nothing else. Later writers, and
+``prune``, delete such leftovers once they are an hour old.
 
-**Processes.** ``single_flight(key)`` lets one process compile while others wait; they look again inside it. It saves
-work and guards nothing: readers and writers are correct without it.
+**Processes.** ``single_flight(key)`` lets one process compile a key while others wait; each of them repeats its look-up
+once it has the lock. The lock only saves work: readers and writers are correct without it.
 
-**Place.** ``JITGEN_CACHE_DIR``; else ``cache/store`` of the source checkout if it is owned and writable; else the
-user's cache directory. The layers of ``JITGEN_CACHE_PATH`` are searched after it, and are never written or locked.
-A store owned by another user or writable by group or others is refused (``CacheError``): what lies in it is loaded
-into the process. A layer may be anyone's whom the user trusts, but not writable by everyone.
+**Location.** The store is ``JITGEN_CACHE_DIR`` if that is set, else ``cache/store`` of the source checkout if the user
+owns it and it is writable, else the user's cache directory. The layers of ``JITGEN_CACHE_PATH`` are searched after it
+and are never written or locked. A store that belongs to another user, or that its group or others can write, is refused
+(``CacheError``), because what it contains is loaded into the process. A layer may belong to anyone the user trusts, but
+must not be writable by everyone.
 
-**No place to write.** Reading goes on; ``put_*`` raises ``CacheError``, and ``single_flight`` yields False. The
-pipeline then warns once and uses ``Store.open(tempfile.mkdtemp(), layers=[store.root, *store.layers])``.
+**Read-only stores.** Reading works; ``put_*`` raises ``CacheError``, and ``single_flight`` yields False. ``default``
+therefore warns once and puts a temporary store in front of one that cannot be written.
 
-Importing this package touches no disk. A hit imports nothing but ``json`` and ``hashlib``; file locks, tar and the
-walk are loaded when they are used. The only state is the disk.
+Importing this package touches no disk. A hit imports nothing but ``json`` and ``hashlib``; file locks, tar and
+directory walks are imported when they are used. The only state is on disk.
 
 ``layout`` (paths) <- ``entries`` (bytes), ``atomic`` (writing) <- ``lock``, ``maintenance``, ``archive`` <- ``store``.
 """

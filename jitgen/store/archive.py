@@ -1,4 +1,4 @@
-"""Carrying entries between machines as a plain tar archive, with nothing in it taken on trust.
+"""Export and import of entries as a plain tar archive, every member of which is checked.
 
 Members are named as in the store, ``v1/artifact/ab/<key>/kernel.cubin`` and ``v1/plan/ab/<key>.json``, sorted, with
 no times or owners: the same entries give the same archive. Compression is left to whoever ships it.
@@ -31,7 +31,7 @@ _MEMBER = re.compile(
 
 @dataclass(frozen=True)
 class Imported:
-    """What ``import_`` did: entries taken in, entries that were here already, and damaged ones left out."""
+    """What ``import_`` did: entries it added, entries that were present already, and damaged ones it left out."""
 
     added: tuple[Entry, ...]
     present: tuple[Entry, ...]
@@ -45,10 +45,10 @@ def export(store: Store, path: Path, keys: list[str] | None) -> list[Entry]:
         CacheError: a key that was asked for is absent or damaged, or ``path`` cannot be written.
     """
     chosen = _chosen(store, keys)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     written = []
     try:
-        with tarfile.open(aside, "w", format=tarfile.PAX_FORMAT) as archive:
+        with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
             for _, entry in sorted(chosen.items()):
                 try:
                     contents = _contents(entry)
@@ -61,35 +61,34 @@ def export(store: Store, path: Path, keys: list[str] | None) -> list[Entry]:
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
                 written.append(entry)
-        os.replace(aside, path)
+        os.replace(temporary, path)
     except OSError as error:
         raise CacheError(f"cannot write the archive {path}: {error.strerror or error}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return written
 
 
 def import_(store: Store, path: Path) -> Imported:
-    """Take in an archive; see ``Store.import_``.
+    """Add the entries of an archive; see ``Store.import_``.
 
-    It is unpacked aside in the store and read there as a store of its own, so that every check of a look-up applies.
+    It is unpacked into a temporary directory of the store and read there as a store, so that every check of a look-up
+    applies.
 
     Raises:
-        CacheError: it is no archive of a store, holds a member that is no entry's file (nothing is taken in then), or
+        CacheError: it is no archive of a store, has a member that is no file of an entry (then nothing is added), or
             the store cannot be written.
     """
-    from jitgen.store.store import Store
-
     added, present, damaged = [], [], []
     with store.writing():
-        aside = atomic.stage_name(store.root, "import")
+        stage = atomic.stage_name(store.root, "import")
         try:
-            _unpack(path, aside)
-            staged = Store(aside)
+            _unpack(path, stage)
+            staged = replace(store, root=stage, layers=())
             # Artifacts sort before plans, so that no plan is here before what it names.
             for found in staged.entries():
                 entry = replace(found, path=layout.entry_path(store.root, found.kind, found.key))
-                finding = examine(aside, entry.kind, entry.key, lambda _: True)
+                finding = examine(stage, entry.kind, entry.key, lambda _: True)
                 if finding.state != "present":
                     damaged.append(finding)
                 elif examine(store.root, entry.kind, entry.key, lambda _: True).state == "present":
@@ -98,12 +97,12 @@ def import_(store: Store, path: Path) -> Imported:
                     _copy(staged, entry, store)
                     added.append(entry)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(stage, ignore_errors=True)
     return Imported(tuple(added), tuple(present), tuple(damaged))
 
 
 def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Entry]:
-    """The entries to write, by kind and key; of one that lies in several places, the first."""
+    """The entries to write, by kind and key; of one that several directories have, the first."""
     found: dict[tuple[str, str], Entry] = {}
     for entry in store.entries():
         found.setdefault((entry.kind, entry.key), entry)
@@ -119,7 +118,7 @@ def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Entry
 
 
 def _contents(entry: Entry) -> dict[str, bytes]:
-    """The entry's files by their names in the archive, after it was found whole."""
+    """The files of the entry by their names in the archive, after its digests were checked."""
     top = f"{layout.VERSION}/{entry.kind}/{entry.key[:2]}"
     if entry.kind == "plan":
         read_plan(entry.path, entry.key)
@@ -131,18 +130,18 @@ def _contents(entry: Entry) -> dict[str, bytes]:
     }
 
 
-def _unpack(path: Path, aside: Path) -> None:
-    """Write the archive's members under ``aside``, after all their names were found to be those of entries."""
+def _unpack(path: Path, directory: Path) -> None:
+    """Write the archive's members under ``directory``, after the names of all were checked to be those of entries."""
     try:
         with tarfile.open(path, "r:") as archive:
             members = archive.getmembers()
-            # tarfile takes a cut archive for a short one; a whole one ends in two empty blocks after its last member.
+            # tarfile reads a truncated archive as a short one; a complete one ends in two empty blocks.
             if path.stat().st_size < archive.offset + tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it is cut short")
             for member in members:
                 _check_member(path, member)
             for member in members:
-                target = aside / member.name
+                target = directory / member.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 content = archive.extractfile(member)
                 assert content is not None  # _check_member lets only regular files pass

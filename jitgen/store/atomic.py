@@ -1,8 +1,9 @@
-"""Putting entries in place so that no reader ever sees half of one, whatever kills the writer.
+"""Atomic writes: no reader ever sees an incomplete entry, at whatever instant a writer is killed.
 
-An entry is written aside in the store's own ``tmp`` (one file system, so a rename is atomic), each file and then its
-directory fsynced, renamed into place, and the parent fsynced: the order of LWN's and SQLite's notes on crash safety.
-A writer that dies leaves a directory in ``tmp``, which a later writer sweeps once it is an hour old.
+An entry is first written to the store's own ``tmp``, which is on the same file system, so that a rename is atomic. Each
+file and then the directory are fsynced, the directory is renamed to its final path, and the parent is fsynced; this is
+the order that LWN's and SQLite's notes on crash safety give. A killed writer leaves a directory in ``tmp``, which a
+later writer deletes once it is an hour old.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from pathlib import Path
 from jitgen.store.layout import locks_path, staging_path
 
 STALE_SECONDS = 3600.0
-"""Age at which what a killed writer left is swept: far beyond the milliseconds an entry takes to be written."""
+"""The age, in seconds, from which leftovers are deleted. Writing an entry takes milliseconds."""
 
 _SWEEP_STAMP = ".swept"
+"""The file in ``tmp`` whose modification time is that of the last sweep."""
 _ATTEMPTS = 8
+"""The number of times a writer tries to replace a damaged entry before it gives up."""
 
 
 def make_root(root: Path) -> None:
-    """Make the store's directory, private to its owner, and the place to write aside in it."""
+    """Make the store's directory, private to its owner, and ``tmp`` in it."""
     if not root.is_dir():
         root.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -34,10 +37,11 @@ def make_root(root: Path) -> None:
 
 
 def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_whole: Callable[[], bool]) -> None:
-    """Make ``target`` a directory of ``files``. What lies there stays if ``is_whole`` says so, and goes otherwise.
+    """Make ``target`` a directory of ``files``. An existing entry remains if ``is_whole`` returns true, and is replaced
+    otherwise.
 
-    Two writers that meet over one damaged entry can each take the other's repair aside once; a reader in between
-    sees a miss, never a part.
+    Two writers that replace the same damaged entry may each remove the other's replacement once. A reader then sees a
+    miss, never an incomplete entry.
     """
     staged = stage_name(root, target.name)
     try:
@@ -64,7 +68,7 @@ def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_w
 
 
 def install_file(root: Path, target: Path, content: bytes) -> None:
-    """Make ``target`` a file of ``content``, in place of whatever lies there."""
+    """Make ``target`` a file of ``content``, replacing whatever exists there."""
     staged = stage_name(root, target.name)
     try:
         _write_file(staged, content)
@@ -79,21 +83,21 @@ def install_file(root: Path, target: Path, content: bytes) -> None:
 
 
 def remove(root: Path, target: Path) -> None:
-    """Take an entry out of place at once, then delete it at leisure; one that is gone already is fine."""
-    aside = stage_name(root, target.name)
+    """Remove an entry: rename it into ``tmp``, which is atomic, then delete it. A missing entry is no error."""
+    staged = stage_name(root, target.name)
     with suppress(FileNotFoundError):
-        os.rename(target, aside)
-        _delete(aside)
+        os.rename(target, staged)
+        _delete(staged)
 
 
 def leftovers(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
-    """What killed writers left in ``tmp``, at least so many seconds old."""
+    """What killed writers left in ``tmp``, if it is at least ``older_than`` seconds old."""
     horizon = time.time() - older_than
     return [path for path in _listed(staging_path(root)) if path.name != _SWEEP_STAMP and _mtime(path) <= horizon]
 
 
 def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
-    """Delete leftovers and lock files nobody holds; returns the leftovers."""
+    """Delete leftovers, and lock files of that age that are not locked; returns the leftovers."""
     swept = leftovers(root, older_than=older_than)
     for path in swept:
         _delete(path)
@@ -103,14 +107,15 @@ def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
         from filelock import FileLock, Timeout
 
         for path in idle:
-            # Unlinked only while held; filelock looks for an unlinked file after it gets its lock, and tries again.
+            # A lock file is unlinked only while this process has it locked. A waiting filelock notices that its file
+            # was unlinked and starts again.
             with suppress(Timeout, OSError), FileLock(path, timeout=0):
                 path.unlink()
     return swept
 
 
 def sweep_sometimes(root: Path) -> None:
-    """``sweep`` if no writer has for an hour: a store with many locks is not walked at every write."""
+    """Call ``sweep`` if no writer did within the last hour, so that not every write walks a store with many locks."""
     stamp = staging_path(root) / _SWEEP_STAMP
     if _mtime(stamp) <= time.time() - STALE_SECONDS:
         stamp.touch()
@@ -118,7 +123,7 @@ def sweep_sometimes(root: Path) -> None:
 
 
 def stage_name(root: Path, name: str) -> Path:
-    """A new name in ``tmp``."""
+    """A path in ``tmp`` that no other writer uses."""
     return staging_path(root) / f"{name[:12]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 

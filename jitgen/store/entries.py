@@ -1,8 +1,8 @@
-"""What an entry is made of: encoding to bytes, and reading back with every digest checked.
+"""The contents of an entry: encoding to bytes, and reading back with every digest checked.
 
-An artifact is a directory, a plan one JSON file; each carries its own key, its schema and a digest over all of its
-JSON, so that a flipped bit in a launch parameter is caught like one in a binary. Reading raises nothing but
-``Damaged`` and ``FileNotFoundError``, which the store turns into a miss and ``verify`` into a report.
+An artifact is a directory and a plan is one JSON file. Each contains its own key, its schema and a digest of all of its
+JSON, so that a flipped bit in a launch parameter is noticed like one in a binary. Reading raises only ``Damaged`` and
+``FileNotFoundError``; the store turns both into a miss, and ``verify`` reports them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ META = "meta.json"
 
 
 class Damaged(Exception):
-    """An entry is there but is not whole; the message says what is wrong. Never leaves this package."""
+    """An entry exists and is damaged; the message says how. This exception never leaves the package."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What ``meta.json`` promises of one file: its sha256 and its size in bytes."""
+    """What ``meta.json`` records of a file: its sha256 and its size in bytes."""
 
     sha256: str
     size: int
@@ -35,15 +35,15 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredArtifact:
-    """A compiled kernel as it lies in a store, every file of it verified when it was looked up.
+    """A compiled kernel in a store. Every file was verified when it was looked up.
 
     Attributes:
         key: the artifact key.
-        directory: where its files lie. A prune may remove it; a binary that is mapped or read stays good.
-        binary: which file is loaded.
-        meta: ``Artifact.meta``, as JSON gives it back.
-        files: name to digest and size.
-        content: the binary's bytes, as verified.
+        directory: the directory of its files. A prune may remove it; a binary already mapped or read remains valid.
+        binary: the name of the file that is loaded.
+        meta: ``Artifact.meta``, after a round trip through JSON.
+        files: name -> digest and size.
+        content: the verified bytes of the binary.
     """
 
     key: str
@@ -54,11 +54,11 @@ class StoredArtifact:
     content: bytes = field(repr=False)
 
     def path(self, name: str | None = None) -> Path:
-        """The path of a file, by default of the binary."""
+        """The path of the file ``name``, by default of the binary."""
         return self.directory / self._known(name)
 
     def read(self, name: str | None = None) -> bytes:
-        """A file's bytes, by default the binary's.
+        """The bytes of the file ``name``, by default of the binary.
 
         Raises:
             CacheError: there is no such file, or it was removed or altered after the look-up.
@@ -75,10 +75,11 @@ class StoredArtifact:
         return self.read(name).decode()
 
     def artifact(self) -> Artifact:
-        """All of it in memory, as the compiler gave it."""
+        """The artifact with all of its files in memory, as the compiler returned it."""
         return Artifact(self.key, {name: self.read(name) for name in self.files}, self.binary, dict(self.meta))
 
     def _known(self, name: str | None) -> str:
+        """``name``, by default the binary's; CacheError if the artifact has no such file."""
         if name is None:
             return self.binary
         if name not in self.files:
@@ -87,7 +88,7 @@ class StoredArtifact:
 
 
 def encode_artifact(artifact: Artifact) -> dict[str, bytes]:
-    """The files of the entry's directory, ``meta.json`` included."""
+    """The files of the entry's directory, including ``meta.json``, by name."""
     for name in artifact.files:
         if not is_file_name(name):
             raise CacheError(f"artifact {artifact.key[:12]}: {name!r} cannot be the name of a file in an entry")
@@ -106,15 +107,16 @@ def encode_artifact(artifact: Artifact) -> dict[str, bytes]:
 
 
 def encode_plan(key: str, plan: Mapping[str, Any]) -> bytes:
+    """The content of the plan's JSON file."""
     return _seal(key, {"kind": "plan", "plan": dict(plan)})
 
 
 def read_artifact(directory: Path, key: str) -> StoredArtifact:
-    """The artifact in ``directory``, all its files verified.
+    """The artifact in ``directory``, with all of its files verified.
 
     Raises:
         FileNotFoundError: there is no such entry.
-        Damaged: there is one, and it is not whole.
+        Damaged: the entry exists and is damaged.
     """
     try:
         sealed = (directory / META).read_bytes()
@@ -141,7 +143,7 @@ def read_artifact(directory: Path, key: str) -> StoredArtifact:
 
 
 def read_plan(path: Path, key: str) -> dict[str, Any]:
-    """The plan in the file ``path``; raises as ``read_artifact`` does."""
+    """The plan in the file ``path``; raises what ``read_artifact`` raises."""
     try:
         sealed = path.read_bytes()
     except FileNotFoundError:
@@ -155,12 +157,14 @@ def read_plan(path: Path, key: str) -> dict[str, Any]:
 
 
 def _seal(key: str, body: dict[str, Any]) -> bytes:
-    # Through JSON once first: int keys and tuples must be what a reader will find, or the digest would not match.
+    """``body`` as JSON, together with its schema, its key and the digest of all of these."""
+    # The round trip through JSON turns int keys and tuples into what a reader will see; otherwise digests would differ.
     body = json.loads(json.dumps({"schema": SCHEMA, "key": key, **body}, allow_nan=False))
     return (json.dumps({**body, "digest": digest(body)}, indent=1) + "\n").encode()
 
 
 def _unseal(sealed: bytes, key: str, kind: str) -> dict[str, Any]:
+    """The body that ``_seal`` encoded; Damaged if its digest, schema, kind or key is another."""
     try:
         body = json.loads(sealed)
     except (ValueError, RecursionError) as error:
@@ -180,6 +184,7 @@ def _unseal(sealed: bytes, key: str, kind: str) -> dict[str, Any]:
 
 
 def _read_verified(directory: Path, name: str, record: StoredFile) -> bytes:
+    """The bytes of a file of an artifact; Damaged if they are not those of ``record``."""
     if not is_file_name(name):
         raise Damaged(f"{name!r} is no name of a file in an entry")
     try:
@@ -197,6 +202,6 @@ def _read_verified(directory: Path, name: str, record: StoredFile) -> bytes:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether ``name`` can be a file of an entry: no path, not hidden, not ``meta.json`` itself."""
+    """Whether ``name`` may be the name of a file in an entry: not a path, not hidden and not ``meta.json``."""
     plain = bool(name) and not name.startswith(".") and name != META
     return plain and not any(mark in name for mark in ("/", "\\", "\0"))

@@ -1,6 +1,6 @@
-"""Where a store lies and what lies where in it: paths, permissions, fan-out. Reads no entry and writes none.
+"""The location of a store, the paths of entries in it, and the permissions it must have. No entry is read or written.
 
-Neighbours: ``entries`` reads what these paths name, ``atomic`` writes there, ``maintenance`` walks them.
+Neighbours: ``entries`` reads the files at these paths, ``atomic`` writes them, and ``maintenance`` walks them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry as the walk finds it, unread: its content may be damaged.
+    """An entry as a directory walk finds it. It has not been read, so that it may be damaged.
 
     Attributes:
         kind: ``"artifact"`` or ``"plan"``.
         key: 64 hex digits.
         path: the artifact's directory, or the plan's file.
-        size: bytes of its files.
-        used: when it was last written or hit, in seconds since the epoch, to about an hour.
-        layer: whether it lies in a read-only layer.
+        size: the total size of its files, in bytes.
+        used: when it was last written or hit, in seconds since the epoch, to within about an hour.
+        layer: whether it is in a read-only layer rather than in the store itself.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def locks_path(root: Path) -> Path:
 
 
 def walk(root: Path, *, prefix: str = "", layer: bool = False) -> Iterator[Entry]:
-    """Every entry whose key starts with ``prefix``; entries that vanish on the way are skipped."""
+    """Every entry whose key starts with ``prefix``. Entries that another process removes meanwhile are skipped."""
     for kind in KINDS:
         top = root / VERSION / kind
         for fan_out in sorted(_names(top)):
@@ -85,14 +85,17 @@ def walk(root: Path, *, prefix: str = "", layer: bool = False) -> Iterator[Entry
 
 
 def tree_size(path: Path) -> int:
-    """Bytes of a file, or of the files in a directory."""
+    """The size in bytes of a file, or of all files in a directory."""
     if not path.is_dir():
         return path.lstat().st_size
     return sum((Path(top) / name).lstat().st_size for top, _, names in os.walk(path) for name in names)
 
 
 def default_directory() -> Path:
-    """``JITGEN_CACHE_DIR``; else the source checkout's ``cache/store``; else the user's cache directory."""
+    """``JITGEN_CACHE_DIR`` if set, else ``cache/store`` of the source checkout, else the user's cache directory.
+
+    A checkout's directory is used only if the user owns it and can write it.
+    """
     chosen = settings.get("JITGEN_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -112,7 +115,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def check_store(root: Path) -> None:
-    """Refuse a store that someone else could put a binary into: what it holds is loaded into this process."""
+    """Refuse a store into which another user could put a binary, because its contents are loaded into this process."""
     status = _status(root)
     if status is None:
         return
@@ -127,7 +130,7 @@ def check_store(root: Path) -> None:
 
 
 def check_layer(root: Path) -> None:
-    """Refuse a layer that anyone at all may write. Its owner and group are trusted: the user named it."""
+    """Refuse a layer that everyone may write. Its owner and group are trusted, since the user named the layer."""
     status = _status(root)
     if status is not None and os.name == "posix" and status.st_mode & stat.S_IWOTH:
         raise CacheError(
@@ -136,18 +139,19 @@ def check_layer(root: Path) -> None:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether ``path``, or where it would be made, can be written by this user."""
+    """Whether this user can write ``path`` or, if it does not exist, the directory in which it would be made."""
     return os.access(nearest_ancestor(path), os.W_OK | os.X_OK)
 
 
 def nearest_ancestor(path: Path) -> Path:
-    """``path`` itself if it exists, else the closest directory above it that does."""
+    """``path`` if it exists, else the closest directory above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def _status(root: Path) -> os.stat_result | None:
+    """The status of the directory ``root``; None if there is none, CacheError if it is unusable."""
     try:
         status = root.stat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Single flight: of all the processes that miss one key, one compiles while the others wait and then look again.
+"""Single flight: of all processes that miss a key, one compiles; the others wait and then repeat their look-up.
 
-The lock only saves work. Without it (a read-only store, a file system without locks, a holder that hangs) two
-processes compile the same kernel, and the store keeps the first.
+The lock only saves work. Where it is not available (a read-only store, a file system without locks, a process that
+hangs while it has the lock), two processes compile the same kernel, and the store keeps the first result.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from jitgen.store.atomic import make_root
 from jitgen.store.layout import locks_path
 
 PATIENCE_SECONDS = 600.0
-"""How long to wait for another process's compile before doing it again; the slowest route takes a minute."""
+"""How long a process waits for another one's compilation before it compiles as well, in seconds.
+The slowest compiler, ``load_inline``, takes about a minute."""
 
 
 @contextmanager
 def single_flight(root: Path, key: str, patience: float = PATIENCE_SECONDS) -> Iterator[bool]:
-    """Hold the lock of ``key``; yields whether it is held. Not reentrant."""
+    """A context in which this process has the lock of ``key``; yields whether it got it. Not reentrant."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(locks_path(root) / f"{key}.lock", timeout=patience, poll_interval=0.02)

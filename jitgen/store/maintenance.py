@@ -1,6 +1,6 @@
-"""Looking after a store: verify, prune, clear, and why a key is or is not there.
+"""Maintenance of a store: verify, prune, clear, and why a key is a hit or a miss.
 
-Everything here walks the directories; nothing of it is on the path of a call.
+These functions walk directories; a call of a jitgen function uses none of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from jitgen.store.layout import Entry
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be said of one entry: ``state`` is ``present``, ``damaged``, ``incomplete`` or ``absent``.
+    """The state of one entry: ``present``, ``damaged``, ``incomplete`` or ``absent``, with a sentence of ``detail``.
 
-    ``incomplete`` is a whole plan some of whose artifacts are gone: a miss for the caller, and no damage.
+    An ``incomplete`` entry is an intact plan some of whose artifacts are missing. It is a miss for the caller, but not
+    damage.
     """
 
     kind: str
@@ -33,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``verify`` found; ``clean`` allows leftovers and incomplete plans, which cost nothing but space."""
+    """What ``verify`` found. A ``clean`` store may have leftovers and incomplete plans, which only cost space."""
 
     checked: int
     damaged: tuple[Finding, ...]
@@ -47,26 +48,26 @@ class Verification:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What ``prune`` removed, and the bytes before and after it."""
+    """The entries that ``prune`` removed, and the size of the store in bytes before and after it."""
 
     removed: tuple[Entry, ...]
     size_before: int
     size_after: int
 
 
-Holds = Callable[[str], bool]
-"""Whether an artifact key can be had from anywhere: the store or a layer."""
+IsAvailable = Callable[[str], bool]
+"""Whether the store or one of its layers has the artifact of a key."""
 
 
-def examine(root: Path, kind: str, key: str, holds: Holds, *, layer: bool = False) -> Finding:
-    """Read one entry as a look-up would and say what is the matter with it."""
+def examine(root: Path, kind: str, key: str, is_available: IsAvailable, *, layer: bool = False) -> Finding:
+    """Read an entry as a look-up would, and report its state."""
     path = layout.entry_path(root, kind, key)
     try:
         if kind == "artifact":
             artifact = read_artifact(path, key)
             detail = f"{len(artifact.files)} files, {artifact.binary} is loaded"
             return Finding(kind, key, path, "present", detail, layer)
-        missing = [needed for needed in plan_artifacts(read_plan(path, key)) if not holds(needed)]
+        missing = [needed for needed in plan_artifacts(read_plan(path, key)) if not is_available(needed)]
     except FileNotFoundError:
         return Finding(kind, key, path, "absent", "there is no such entry", layer)
     except Damaged as damage:
@@ -77,9 +78,9 @@ def examine(root: Path, kind: str, key: str, holds: Holds, *, layer: bool = Fals
     return Finding(kind, key, path, "present", "whole, and so is every artifact it names", layer)
 
 
-def verify(root: Path, holds: Holds) -> Verification:
+def verify(root: Path, is_available: IsAvailable) -> Verification:
     """Read every entry of the store."""
-    findings = [examine(root, entry.kind, entry.key, holds) for entry in layout.walk(root)]
+    findings = [examine(root, entry.kind, entry.key, is_available) for entry in layout.walk(root)]
     return Verification(
         checked=len(findings),
         damaged=tuple(finding for finding in findings if finding.state == "damaged"),
@@ -88,8 +89,8 @@ def verify(root: Path, holds: Holds) -> Verification:
     )
 
 
-def prune(root: Path, limit: int, holds: Holds) -> Pruned:
-    """Remove the least recently used entries until the rest fits ``limit`` bytes, then plans left incomplete."""
+def prune(root: Path, limit: int, is_available: IsAvailable) -> Pruned:
+    """Remove the least recently used entries until the rest fits ``limit`` bytes, then incomplete plans."""
     atomic.sweep(root)
     entries = sorted(layout.walk(root), key=lambda entry: entry.used)
     before = size = sum(entry.size for entry in entries)
@@ -100,11 +101,11 @@ def prune(root: Path, limit: int, holds: Holds) -> Pruned:
         atomic.remove(root, entry.path)
         removed.append(entry)
         size -= entry.size
-    gone = {entry.path for entry in removed}
+    removed_paths = {entry.path for entry in removed}
     for entry in entries:
-        if entry.kind != "plan" or entry.path in gone:
+        if entry.kind != "plan" or entry.path in removed_paths:
             continue
-        if examine(root, "plan", entry.key, holds).state != "present":
+        if examine(root, "plan", entry.key, is_available).state != "present":
             atomic.remove(root, entry.path)
             removed.append(entry)
             size -= entry.size
@@ -112,9 +113,9 @@ def prune(root: Path, limit: int, holds: Holds) -> Pruned:
 
 
 def clear(root: Path) -> int:
-    """Remove every entry, and what other versions of the layout left; returns how many entries went.
+    """Remove every entry, and the directories of other schema versions; returns how many entries were removed.
 
-    Writers at work keep their place in ``tmp``: it is only swept.
+    ``tmp`` is only swept of old leftovers, so that writers at work are not disturbed.
     """
     count = 0
     for entry in layout.walk(root):
@@ -129,5 +130,5 @@ def clear(root: Path) -> int:
 
 
 def plan_artifacts(plan: dict[str, Any]) -> list[str]:
-    """The artifact keys a plan names."""
+    """The keys of the artifacts that ``plan`` names."""
     return [key for key in plan.get("artifacts", ()) if isinstance(key, str)]

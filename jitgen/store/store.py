@@ -78,7 +78,7 @@ class Store:
         return None
 
     def peek(self, entry: Entry) -> StoredArtifact | dict[str, Any] | None:
-        """An artifact or a plan the walk found, read without marking it used; None if it is not whole."""
+        """An artifact or a plan the walk found, read without marking it used; None if it is damaged."""
         with suppress(FileNotFoundError, Damaged):
             return (read_artifact if entry.kind == "artifact" else read_plan)(entry.path, entry.key)
         return None
@@ -86,7 +86,7 @@ class Store:
     # ------------------------------------------------------------------------------------------------------ writing
 
     def put_artifact(self, artifact: Artifact) -> StoredArtifact:
-        """Store it and give it back as a reader finds it; a whole entry that is already there stays.
+        """Store it and return it as a reader finds it; an undamaged entry that is already there stays.
 
         Raises:
             CacheError: the store cannot be written. See the package for what the caller does then.
@@ -128,7 +128,7 @@ class Store:
         """Hold the key's lock between processes; look the key up again once inside.
 
         Yields whether the lock is held: after ``patience`` seconds (600), and where locks cannot be had, the caller
-        goes on without one and at worst compiles what another process compiles too. Not reentrant.
+        continues without one and at worst compiles what another process compiles too. Not reentrant.
         """
         from jitgen.store import lock
 
@@ -154,14 +154,14 @@ class Store:
         return maintenance.verify(self.root, self._holds)
 
     def why(self, key: str) -> list[Finding]:
-        """What the store and each layer hold under ``key``, plan and artifact alike; empty when nobody has it."""
+        """What the store and each layer have under ``key``, plan and artifact alike; empty when none has it."""
         from jitgen.store import maintenance
 
         _check_key(key)
-        places = [(self.root, False), *((layer, True) for layer in self.layers)]
+        roots = [(self.root, False), *((layer, True) for layer in self.layers)]
         findings = [
             maintenance.examine(root, kind, key, self._holds, layer=layer)
-            for root, layer in places
+            for root, layer in roots
             for kind in layout.KINDS
         ]
         return [finding for finding in findings if finding.state != "absent"]
@@ -196,14 +196,14 @@ class Store:
         return archive.export(self, Path(path), None if keys is None else list(keys))
 
     def import_(self, path: str | os.PathLike[str]) -> Imported:
-        """Take in the whole entries of an archive that ``export`` wrote; what is here and whole stays."""
+        """Add the undamaged entries of an archive that ``export`` wrote; undamaged entries of the store stay."""
         from jitgen.store import archive
 
         return archive.import_(self, Path(path))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the store if need be, and turn what the disk says inside into a CacheError that tells what to do."""
+        """Make the store if need be, and raise an OSError inside as a CacheError that says what to do."""
         from jitgen.store.atomic import make_root, sweep_sometimes
 
         try:

@@ -1,7 +1,8 @@
 """Rows of torch's activation functions, composed of pointwise operations.
 
-Formulas are torch's (``aten/src/ATen/native/Activation.h``) where their values at the edges matter, and otherwise the
-form that loses least: GELU through erfc, which keeps the digits of its negative tail that 1 + erf cancels.
+The formulas are torch's (``aten/src/ATen/native/Activation.h``) where values at infinities, NaN and thresholds matter,
+and otherwise the most accurate form. GELU, for example, is computed with erfc, since 1 + erf cancels the digits of its
+negative tail.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def softsign(trace: Trace, input: Node) -> Node:
 @row("logsigmoid", "log_sigmoid")
 @floats_only
 def logsigmoid(trace: Trace, input: Node) -> Node:
-    """min(x, 0) - log1p(exp(-|x|)): neither exponential overflows."""
+    """min(x, 0) - log1p(exp(-|x|)), whose exponential does not overflow."""
     tail = pointwise(trace, "exp", pointwise(trace, "neg", pointwise(trace, "abs", input)))
     return pointwise(trace, "sub", pointwise(trace, "minimum", input, 0), pointwise(trace, "log1p", tail))
 
@@ -106,7 +107,7 @@ def logsigmoid(trace: Trace, input: Node) -> Node:
 @row("silu")
 @floats_only
 def silu(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    """x * sigmoid(x), which a dialect may have something better for than a division."""
+    """x * sigmoid(x): a dialect may have a better sigmoid than a division (``Dialect.coarse``)."""
     return pointwise(trace, "mul", input, pointwise(trace, "sigmoid", input))
 
 
@@ -126,8 +127,8 @@ def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
     if approximate == "tanh":
         cube = pointwise(trace, "mul", pointwise(trace, "mul", input, input), input)
         inner = pointwise(trace, "add", input, pointwise(trace, "mul", cube, 0.044715))
-        bent = pointwise(trace, "tanh", pointwise(trace, "mul", inner, math.sqrt(2 / math.pi)))
-        return pointwise(trace, "mul", half, pointwise(trace, "add", bent, 1))
+        tanh = pointwise(trace, "tanh", pointwise(trace, "mul", inner, math.sqrt(2 / math.pi)))
+        return pointwise(trace, "mul", half, pointwise(trace, "add", tanh, 1))
     raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
 
 

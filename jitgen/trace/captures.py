@@ -1,15 +1,17 @@
-"""What a function closes over: tensors to read at every call, values to guard at every call.
+"""The values that a function closes over: tensors are read at every call, all other values are guarded.
 
-A traced function may use names that are not its arguments: closure cells, globals, defaults, attributes of ``self`` or
-of a module it calls. ``Captures`` walks exactly the names its code mentions (and the code of the functions and modules
-those names lead to) and finds
+A traced function may use names that are not its arguments: closure cells, globals, defaults, and attributes of ``self``
+or of a module that it calls. ``Captures`` follows the names that the function's code mentions, and those that the
+functions and modules it reaches mention. It collects
 
-* tensors: each becomes a kernel input, read again through the same names at every call, so rebinding a global or
-  updating a parameter is seen;
-* numbers, strings, dtypes, functions and the like: their values are part of what was traced, so they are *guarded*:
-  checked at every call (an identity test each), and traced anew when changed.
+* tensors: each becomes a kernel input. Every call reads it through the same names, so it sees a rebound global and an
+  updated parameter;
+* numbers, strings, dtypes, functions and the like: the trace depends on their values, so they are *guarded*. Every call
+  compares them, mostly by identity, and a changed value makes it trace again.
 
-Python modules themselves (``torch``, ``F``) are taken to be stable.
+Library modules (``torch``, ``F``, the standard library) are assumed not to change.
+
+Neighbours: ``trace/tracer.py`` asks here for the name of a tensor that it meets; ``call/`` evaluates the guards.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from typing import Any
 
 import torch
 
-from jitgen import weights
+from jitgen.quant import weights
+from jitgen.trace.weak_method import WeakMethod
 
 MAX_DEPTH = 8
+"""Attribute, item and call steps from the traced function to the values that are looked at."""
 _GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 _GUARDED += (types.BuiltinFunctionType,)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
@@ -35,12 +39,12 @@ _MISSING = object()
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """One value reached from the function: how to read it again, and what it was.
+    """One value that the function reaches by name.
 
     Attributes:
-        path: as a user would write it, such as ``scale`` or ``self.weight``.
-        read: gives the value now; ``_MISSING`` when it is gone.
-        value: what it was at the trace.
+        path: the names that lead to it, as a user would write them: ``scale``, ``self.weight``.
+        read: returns the current value; ``_MISSING`` where the names lead nowhere any more.
+        value: the value during the trace.
     """
 
     path: str
@@ -48,13 +52,13 @@ class Captured:
     value: Any
 
     def holds(self) -> bool:
-        """Whether the value is still the same: the same object, or an equal one of the same type."""
+        """Whether the current value is the traced one: the same object, or an equal one of the same type."""
         now = self.read()
         return now is self.value or same_value(now, self.value)
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Equality that tells 1 from 1.0 and 0.0 from -0.0, and knows that NaN is NaN."""
+    """Equality that tells 1 from 1.0 and 0.0 from -0.0, and under which NaN equals NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float):
@@ -67,7 +71,7 @@ def same_value(left: Any, right: Any) -> bool:
 
 
 class Captures:
-    """Everything the code of ``function`` reaches by name."""
+    """The tensors and the guarded values that the code of ``function`` reaches by name."""
 
     def __init__(self, function: Callable[..., Any]):
         self.tensors: list[Captured] = []
@@ -76,12 +80,12 @@ class Captures:
         root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
-        # The function itself is what was traced; only what it reaches can change.
+        # The traced function itself cannot change, only what it reaches.
         own = [getattr(function, name, self) for name in ("__code__", "__func__")]
-        self.guards = [guard for guard in self.guards if not any(guard.value is part for part in own)]
+        self.guards = [guard for guard in self.guards if not any(guard.value is value for value in own)]
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
-        """The capture that leads to exactly this tensor object."""
+        """The capture of exactly this tensor object, or None."""
         return next((captured for captured in self.tensors if captured.value is tensor), None)
 
     def _visit(self, captured: Captured, names: frozenset[str], depth: int) -> None:
@@ -100,7 +104,7 @@ class Captures:
                 self._visit(child, child_names, depth + 1)
 
     def _first_visit(self, value: Any, names: frozenset[str]) -> bool:
-        """Whether ``value`` has not been looked at for all of ``names`` before; containers are always looked at."""
+        """Whether ``value`` has not yet been visited with all of ``names``. True for containers at every visit."""
         if isinstance(value, (tuple, list, dict)):
             return True
         _, known = self._seen.get(id(value), (None, frozenset()))
@@ -113,18 +117,20 @@ class Captures:
         inner = getattr(value, "__jitgen_function__", None)
         if inner is not None:
             yield _derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
-        elif isinstance(value, types.MethodType):
+        elif isinstance(value, (types.MethodType, WeakMethod)):
             self.guards.append(_derived(path, captured, lambda method: method.__func__))
             mentioned = _mentioned(value.__func__)
-            yield _derived(f"{path}.__self__", captured, lambda method: method.__self__), mentioned
+            is_weak = isinstance(value, WeakMethod)
+            instance = (lambda method: method.instance()) if is_weak else (lambda method: method.__self__)
+            yield _derived(f"{path}.__self__", captured, instance), mentioned
             yield _derived(path, captured, lambda method: method.__func__), mentioned
         elif isinstance(value, types.FunctionType):
             self.guards.append(_derived(path, captured, lambda function: function.__code__))
             if not _is_library(value.__module__):
                 yield from self._function_children(captured, value)
         elif isinstance(value, functools.partial):
-            for part in ("func", "args", "keywords"):
-                yield _attribute(captured, part), names
+            for name in ("func", "args", "keywords"):
+                yield _attribute(captured, name), names
         elif isinstance(value, types.ModuleType):
             if not _is_library(value.__name__):
                 for name in sorted(names):
@@ -144,14 +150,14 @@ class Captures:
             yield from self._object_children(captured, names)
 
     def _object_children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
-        """The attributes of an object, class or module that ``names`` mentions, or the methods among them mention."""
+        """The attributes of an object, class or module that are in ``names``, or that methods in ``names`` mention."""
         value = captured.value
         owner = value if isinstance(value, type) else type(value)
         called = {"forward"} if isinstance(value, torch.nn.Module) else {"__call__"}
         names = _with_methods(owner, names | called)
         wanted = set(names)
         if isinstance(value, torch.nn.Module) and _is_library(owner.__module__):
-            # A container's forward walks its children without naming them.
+            # The forward of a container such as Sequential reaches its children without their names.
             wanted.update(value._parameters, value._buffers, value._modules)
         for name in sorted(wanted):
             found = inspect.getattr_static(value, name, _MISSING)
@@ -187,12 +193,12 @@ class Captures:
 
 
 def default_dtype_guard(dtype: torch.dtype) -> Captured:
-    """That torch's default dtype, which decides what a number or an integer tensor becomes, is ``dtype``."""
+    """The guard that torch's default dtype, to which numbers and integer tensors are promoted, is ``dtype``."""
     return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
 
 
 def captured_part(weight: Captured, layout: str, index: int) -> Captured:
-    """Part ``index`` of a captured quantised weight, in ``layout``."""
+    """Tensor ``index`` (codes, scales or zero-points) of a captured quantised weight, in ``layout``."""
 
     def part(value: Any) -> Any:
         if not weights.is_quantized(value):
@@ -203,18 +209,18 @@ def captured_part(weight: Captured, layout: str, index: int) -> Captured:
 
 
 def captured_token(weight: Captured) -> Captured:
-    """What a captured quantised weight is, without its numbers."""
+    """The token of a captured quantised weight: its format, shape and layout (``quant/token.py``)."""
     return _derived(f"{weight.path}.token", weight, lambda value: value.token)
 
 
 def matmul_precision_guard(setting: str) -> Captured:
-    """That torch's float32 matmul precision is ``setting``."""
+    """The guard that torch's float32 matmul precision is ``setting``."""
     return Captured("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, setting)
 
 
 @functools.lru_cache(maxsize=4096)
 def code_names(code: types.CodeType) -> frozenset[str]:
-    """Every global and attribute name the code mentions, nested functions and comprehensions included."""
+    """The global and attribute names in the code, including those in nested functions and comprehensions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -228,7 +234,7 @@ def _mentioned(function: Any) -> frozenset[str]:
 
 
 def _plain_function(attribute: Any) -> types.FunctionType | None:
-    """The Python function behind a class attribute: a method, a property's getter, a static or class method."""
+    """The Python function of a class attribute that is a method, a property, or a static or class method."""
     if isinstance(attribute, property):
         attribute = attribute.fget
     elif isinstance(attribute, (staticmethod, classmethod)):
@@ -241,17 +247,17 @@ def _static_function(value: Any, name: str) -> types.FunctionType | None:
 
 
 def _with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
-    """``names``, and the names that the methods of ``owner`` among them mention, and so on."""
-    known, fresh = names, names
-    while fresh:
-        methods = [_plain_function(inspect.getattr_static(owner, name, None)) for name in fresh]
-        fresh = frozenset().union(*(_mentioned(method) for method in methods if method is not None)) - known
-        known |= fresh
+    """``names``, and, transitively, the names that methods of ``owner`` mention if they are in the set."""
+    known, added = names, names
+    while added:
+        methods = [_plain_function(inspect.getattr_static(owner, name, None)) for name in added]
+        added = frozenset().union(*(_mentioned(method) for method in methods if method is not None)) - known
+        known |= added
     return known
 
 
 def _is_library(module: str | None) -> bool:
-    """Modules whose contents are taken as stable: torch, the standard library, builtins, jitgen itself."""
+    """Whether a module's contents are assumed not to change: those of torch, the standard library and jitgen."""
     root = (module or "").partition(".")[0]
     if root == "__main__":
         return False

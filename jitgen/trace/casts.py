@@ -1,4 +1,4 @@
-"""Rows of torch's conversions of dtype: ``x.float()``, ``x.to(...)``, ``x.type_as(y)``."""
+"""Rows of torch's dtype conversions: ``x.float()``, ``x.to(...)``, ``x.type_as(y)``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _register_casts()
 
 @row("to", "type", view=True)
 def to(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
-    """Conversion of dtype; a device other than the inputs' is an error."""
+    """Converts the dtype. A device other than that of the inputs is an error."""
     for value in (*arguments, *keywords.values()):
         if isinstance(value, Node):
             input = trace.cast(input, value.dtype)

@@ -1,8 +1,9 @@
-"""Rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``mv``, ``addmm``, ``addmv``, ``dot``, ``outer``.
+"""Rows of torch's products: ``F.linear``, ``@``, ``matmul``, ``mm``, ``bmm``, ``addmm``, ``einsum`` and the like.
 
-The matrix products are one node, ``matmul``, of an activation ``(..., K)`` and a weight seen as ``(N, K)``; bias,
-scaling and residuals are pointwise nodes after it, which ``ir/contractions.py`` puts into the same kernel. The product
-is accumulated in float32 (float64 for float64) and not rounded before what follows.
+Every product of matrices becomes one ``contract`` node, of an activation ``(..., K)`` and a weight that views bring to
+``(N, K)``, or of two batches of these; its equation names the axes (``ir/equations.py``). Bias, scaling and residuals
+are pointwise nodes after it, which the gemm family computes in the same kernel. Sums are accumulated in float32
+(float64 for float64), and the pointwise nodes read them before they are rounded to the result's dtype.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, is_weight
 from jitgen.spec import DTYPES
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import view
-from jitgen.trace.reductions import reduce
+from jitgen.trace.reductions import reduce, squeeze_reduced
 from jitgen.trace.table import row
-from jitgen.trace.typing import pointwise
+from jitgen.trace.typing import broadcast_shapes, expand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -25,14 +28,19 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
 
 
-def contract(trace: Trace, x: Node, weight: Node) -> Node:
-    """``x`` (..., K) times the transpose of ``weight`` (N, K): (..., N), in ``x``'s dtype.
+def contract(trace: Trace, x: Node, weight: Node, batch: int = 0) -> Node:
+    """``x`` (batch..., ..., K) times the transpose of ``weight`` (batch..., N, K), in the dtype of ``x``.
 
-    Where ``x`` is the quantised one of the two, this is the transpose of ``weight`` times the transpose of ``x``.
+    Where ``x`` is a quantised weight and ``weight`` is not, the result is computed as the transpose of ``weight`` times
+    the transpose of ``x``.
+
+    Args:
+        batch: the number of leading batch dimensions; their sizes are equal in both operands.
 
     Raises:
-        TypeError: the dtypes differ or are not floating. ValueError: the two K differ.
-        UnsupportedError: both are quantised, or the activation is of another dtype than ``ACTIVATIONS``.
+        TypeError: the dtypes differ or are not floating.
+        ValueError: the two K differ.
+        UnsupportedError: both operands are quantised, or the dtype of the activation is not one of ``ACTIVATIONS``.
     """
     if is_weight(x):
         if is_weight(weight):
@@ -48,8 +56,9 @@ def contract(trace: Trace, x: Node, weight: Node) -> Node:
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
-    precision = matmul_precision() if x.dtype == "float32" else "ieee"  # CPUs have no tf32, and are exact for either
-    return trace.make("matmul", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[0]), (precision,))
+    precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
+    attrs = (equation(batch, len(x.shape) - 1 - batch), compute_dtype(x.dtype), precision)
+    return trace.make("contract", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
 
 
 def transposed(trace: Trace, node: Node) -> Node:
@@ -67,13 +76,7 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
     if len(input.shape) == 1 and len(other.shape) == 1:
         return dot(trace, input, other)
     if len(other.shape) > 2:
-        if len(input.shape) <= 2 and all(size == 1 for size in other.shape[:-2]):
-            raise UnsupportedError("a batched right operand is not supported; index its batch dimensions away")
-        raise UnsupportedError(
-            f"a product of {len(input.shape)} by {len(other.shape)} dimensions (a batch of matrices on the right) is "
-            "not supported; jitgen multiplies activations of any rank by a 2-D weight: leave a batched product to "
-            "eager torch"
-        )
+        return _batched(trace, input, other)
     if len(input.shape) == 1:
         product = contract(trace, _row_vector(trace, input), transposed(trace, other))
         return view(trace, product, ("squeeze", 0), product.shape[1:])
@@ -81,6 +84,49 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
         product = contract(trace, input, _row_vector(trace, other))
         return view(trace, product, ("squeeze", len(product.shape) - 1), product.shape[:-1])
     return contract(trace, input, transposed(trace, other))
+
+
+def _batched(trace: Trace, input: Node, other: Node) -> Node:
+    """``input`` (..., M, K) or (K,) times ``other`` (..., K, N); their batch dimensions broadcast."""
+    if is_weight(input) or is_weight(other):
+        raise UnsupportedError(
+            "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; dequantise "
+            "it, or let the activation stand on the left"
+        )
+    if len(input.shape) == 1:
+        product = _batched(trace, _row_vector(trace, input), other)
+        return view(trace, product, ("squeeze", len(product.shape) - 2), (*product.shape[:-2], product.shape[-1]))
+    batch = broadcast_shapes(trace, input.shape[:-2], other.shape[:-2])
+    left = expand(trace, input, (*batch, *input.shape[-2:]))
+    right = expand(trace, other, (*batch, *other.shape[-2:]))
+    return contract(trace, left, mT(trace, right), len(batch))
+
+
+def mT(trace: Trace, node: Node) -> Node:
+    """``node`` with its last two dimensions exchanged."""
+    rank = len(node.shape)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    return view(trace, node, ("permute", order), tuple(node.shape[dim] for dim in order))
+
+
+@row("bmm", weights=True)
+def bmm(trace: Trace, input: Node, mat2: Node) -> Node:
+    if len(input.shape) != 3 or len(mat2.shape) != 3:
+        raise ValueError(f"bmm takes two batches of matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
+    left, right = input.shape[0], mat2.shape[0]
+    if left != right and not trace.guards.decide(symbols.compare("eq", left, right)):
+        raise ValueError("bmm: the batches differ in size")
+    return _batched(trace, input, mat2)
+
+
+@row("baddbmm")
+def baddbmm(trace: Trace, input: Node, batch1: Node, batch2: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _added(trace, input, bmm(trace, batch1, batch2), beta, alpha)
+
+
+@row("addbmm")
+def addbmm(trace: Trace, input: Node, batch1: Node, batch2: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _added(trace, input, einsum(trace, "bmk,bkn->mn", batch1, batch2), beta, alpha)
 
 
 @row("mm", weights=True)
@@ -138,11 +184,146 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
 
 @row("addmm", "addmv", weights=True)
 def addmm(trace: Trace, input: Node, mat1: Node, mat2: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
-    product = matmul(trace, mat1, mat2)
+    return _added(trace, input, matmul(trace, mat1, mat2), beta, alpha)
+
+
+def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> Node:
+    """``beta * input + alpha * product``."""
     if input.dtype != product.dtype:
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
     if alpha != 1:
         product = pointwise(trace, "mul", product, alpha)
-    if beta == 0:  # as in torch: NaN in input is ignored
+    if beta == 0:  # then torch ignores input, NaN in it included
         return product
     return pointwise(trace, "add", pointwise(trace, "mul", input, beta) if beta != 1 else input, product)
+
+
+# ------------------------------------------------------------------------------------------------------------ einsum
+
+
+@row("einsum")
+def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
+    """An einsum of one or two operands. A dimension of one operand alone that the result lacks is summed first."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    inputs, result = _parsed(equation, [len(operand.shape) for operand in operands])
+    if len(operands) > 2:
+        raise UnsupportedError(
+            f"einsum of {len(operands)} operands is not supported; write it as einsums of two, in the order you want"
+        )
+    nodes = []
+    for position, (names, node) in enumerate(zip(inputs, operands, strict=True)):
+        others = set(result).union(*(other for number, other in enumerate(inputs) if number != position))
+        _refuse_diagonal(names)
+        nodes.append(_sum_unshared(trace, names, node, others))
+    if len(nodes) == 1:
+        return _ordered(trace, *nodes[0], result)
+    (left, x), (right, weight) = nodes
+    sizes = _sizes_of(trace, [(left, x), (right, weight)])
+    batch = [name for name in result if name in left and name in right]
+    summed = [name for name in left if name in right and name not in result]
+    rows = [name for name in left if name not in right]
+    columns = [name for name in right if name not in left]
+    if not summed:  # an outer product, which is pointwise
+        order = [*batch, *rows, *columns]
+        x, weight = _broadcast(trace, left, x, order, sizes), _broadcast(trace, right, weight, order, sizes)
+        return _ordered(trace, order, pointwise(trace, "mul", x, weight), result)
+    left_order, right_order = [*batch, *rows, *summed], [*batch, *columns, *summed]
+    x, weight = _aligned(trace, left, x, left_order, sizes), _aligned(trace, right, weight, right_order, sizes)
+    shared = tuple(sizes[name] for name in batch)
+    length = symbols.product(sizes[name] for name in summed)
+    x = _reshaped(trace, x, (*shared, *(sizes[name] for name in rows), length))
+    weight = _reshaped(trace, weight, (*shared, symbols.product(sizes[name] for name in columns), length))
+    if not rows:
+        x = view(trace, x, ("unsqueeze", len(batch)), (*shared, 1, length))
+    product = contract(trace, x, weight, len(batch))
+    final = (*shared, *(sizes[name] for name in (*rows, *columns)))
+    return _ordered(trace, [*batch, *rows, *columns], _reshaped(trace, product, final), result)
+
+
+def _parsed(equation: Any, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
+    """The names of each operand's dimensions, and those of the result.
+
+    The dimensions that an ellipsis stands for are named ``...n``, ``...(n - 1)``, ..., ``...1``, from the outermost on.
+    """
+    if not isinstance(equation, str):
+        raise UnsupportedError("einsum takes an equation string; the form with lists of numbers is not supported")
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(ranks):
+        raise ValueError(f"einsum: {equation!r} names {len(terms)} operands, got {len(ranks)}")
+    inputs = []
+    for term, rank in zip(terms, ranks, strict=True):
+        names = list(term.replace("...", ""))
+        if not all(name.isalpha() for name in names):
+            raise ValueError(f"einsum: {equation!r} is not made of letters")
+        free = rank - len(names)
+        if free < 0 or (free and "..." not in term):
+            raise ValueError(f"einsum: {term!r} names {len(names)} dimensions of an operand that has {rank}")
+        before = term.index("...") if "..." in term else 0
+        inputs.append([*names[:before], *(f"...{free - number}" for number in range(free)), *names[before:]])
+    dots = sorted({name for names in inputs for name in names if name.startswith("...")}, key=lambda n: -int(n[3:]))
+    if not arrow:
+        every = [name for names in inputs for name in names if not name.startswith("...")]
+        return inputs, [*dots, *sorted(name for name in set(every) if every.count(name) == 1)]
+    before = right.index("...") if "..." in right else 0
+    names = list(right.replace("...", ""))
+    result = [*names[:before], *(dots if "..." in right else []), *names[before:]]
+    known = {name for names in inputs for name in names}
+    if len(set(result)) != len(result) or not set(result) <= known:
+        raise ValueError(f"einsum: the result of {equation!r} names a dimension twice, or one that no operand has")
+    return inputs, result
+
+
+def _refuse_diagonal(names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        raise UnsupportedError(f"einsum of a diagonal ({''.join(names)}) is not supported; take it before")
+
+
+def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) -> tuple[list[str], Node]:
+    """``node`` summed over its dimensions that are not in ``others``: the names that remain, and the sum."""
+    dims = [dim for dim, name in enumerate(names) if name not in others]
+    if not dims:
+        return names, node
+    total = squeeze_reduced(trace, reduce(trace, "sum", node, dims), dims)
+    return [name for name in names if name in others], total
+
+
+def _sizes_of(trace: Trace, operands: list[tuple[list[str], Node]]) -> dict[str, Any]:
+    """The size of each name. A size of 1 broadcasts to the size of the other operand."""
+    sizes: dict[str, Any] = {}
+    for names, node in operands:
+        for name, size in zip(names, node.shape, strict=True):
+            before = sizes.get(name, 1)
+            if before == 1:
+                sizes[name] = size
+            elif size not in (1, before) and not trace.guards.decide(symbols.compare("eq", before, size)):
+                raise ValueError(f"einsum: dimension {name} has sizes that differ")
+    return sizes
+
+
+def _broadcast(trace: Trace, names: list[str], node: Node, order: list[str], sizes: dict[str, Any]) -> Node:
+    """``node`` broadcast to one dimension for each name of ``order``, of the size in ``sizes``."""
+    node = _ordered(trace, names, node, [name for name in order if name in names])
+    for dim, name in enumerate(order):
+        if name not in names:
+            node = view(trace, node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
+    return expand(trace, node, tuple(sizes[name] for name in order))
+
+
+def _aligned(trace: Trace, names: list[str], node: Node, order: list[str], sizes: dict[str, Any]) -> Node:
+    """``node`` with its dimensions in ``order``; sizes of 1 are broadcast."""
+    return expand(trace, _ordered(trace, names, node, order), tuple(sizes[name] for name in order))
+
+
+def _ordered(trace: Trace, names: list[str], node: Node, order: list[str]) -> Node:
+    """``node`` with its dimensions in ``order``."""
+    permutation = tuple(names.index(name) for name in order)
+    if permutation == tuple(range(len(order))):
+        return node
+    return view(trace, node, ("permute", permutation), tuple(node.shape[dim] for dim in permutation))
+
+
+def _reshaped(trace: Trace, node: Node, shape: tuple[Any, ...]) -> Node:
+    return node if node.shape == shape else view(trace, node, ("reshape",), shape)

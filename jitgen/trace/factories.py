@@ -1,4 +1,4 @@
-"""Rows of functions that make tensors, and the tensor properties."""
+"""Rows of functions that make tensors or ask about them, and the tensor properties."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
 
 
 def number(trace: Trace, value: Any, dtype: str) -> Node:
-    """A number as a 0-d tensor of ``dtype``: rounded to it, as a tensor in memory would be."""
+    """A number as a 0-d tensor of ``dtype``, rounded to it as a tensor in memory would be."""
     if symbols.kind_of(unwrap(value)) != "float":
         return trace.cast(operand(trace, value, "int64"), dtype) if dtype != "bool" else operand(trace, value, dtype)
     return trace.cast(operand(trace, value, "float64"), dtype)
@@ -103,7 +103,7 @@ def tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None, **key
 
 @row("arange")
 def arange(trace: Trace, *bounds: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
-    """start + step * index; the length is exact for integers and symbolic."""
+    """start + step * index. With integers and a step of 1 the length may be symbolic; otherwise it is guarded."""
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     start, end, step = keywords.get("start", start), keywords.get("end", end), keywords.get("step", step)
     floating = any(symbols.kind_of(unwrap(bound)) == "float" for bound in (start, end, step))

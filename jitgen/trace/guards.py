@@ -1,4 +1,8 @@
-"""What a trace assumed: hints to decide with, and the decisions as guards."""
+"""The conditions that a trace relies on: questions are decided by the values of one call, and the answers are guards.
+
+Neighbours: ``ir/graph.py`` defines a ``Guard``; ``trace/numbers.py`` decides here for user code, ``lowering.py`` for
+partitioning.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +18,23 @@ from jitgen.ir.symbols import Expr, Scalar
 
 
 class Guards:
-    """Decides symbolic questions from the values of one call, and remembers the answers.
+    """Decides symbolic questions by the values of one call, and records each answer as a guard.
 
     Attributes:
-        hints: a value for every symbol, from the call being traced.
-        default_dtype: torch's default dtype, where the trace asked for it; None where it plays no part.
-        matmul_precision: torch's float32 matmul precision, likewise.
+        hints: the value of every symbol in the call that is traced.
+        default_dtype: torch's default dtype where the trace depends on it, else None.
+        matmul_precision: torch's float32 matmul precision where the trace depends on it, else None.
     """
 
     def __init__(self, hints: Mapping[str, Any], known: Iterable[Guard] = ()):
-        """``known``: guards that hold of ``hints``, to go on from."""
+        """``known`` are guards to begin with; ``hints`` satisfy them."""
         self.hints = dict(hints)
         self.default_dtype: torch.dtype | None = None
         self.matmul_precision: str | None = None
         self._guards: dict[Guard, None] = dict.fromkeys(known)
 
     def value(self, expr: Any) -> Any:
-        """The number ``expr`` is in this call; from now on the graph holds only where it is that number."""
+        """The value of ``expr`` in this call; the graph is then valid only for calls where it has this value."""
         if not isinstance(expr, Expr):
             return expr
         number = symbols.evaluate(expr, self.hints)
@@ -38,11 +42,11 @@ class Guards:
         return number
 
     def decide(self, condition: Scalar) -> bool:
-        """Whether ``condition`` holds in this call, remembered."""
+        """Whether ``condition`` holds in this call; the answer becomes a guard."""
         return bool(self.value(condition))
 
     def hint(self, expr: Any) -> Any:
-        """The number ``expr`` is in this call, without assuming anything."""
+        """The value of ``expr`` in this call, without a guard."""
         return symbols.evaluate(expr, self.hints)
 
     def __iter__(self):
@@ -54,7 +58,7 @@ tracing: ContextVar[Guards | None] = ContextVar("tracing", default=None)
 
 
 def default_dtype() -> torch.dtype:
-    """torch's default dtype; the trace in progress holds only while it is that."""
+    """torch's default dtype; it becomes a guard of the trace in progress."""
     dtype, guards = torch.get_default_dtype(), tracing.get()
     if guards is not None:
         guards.default_dtype = dtype
@@ -62,7 +66,7 @@ def default_dtype() -> torch.dtype:
 
 
 def matmul_precision() -> str:
-    """``"ieee"`` or ``"tf32"``, by torch's setting; the trace in progress holds only while that is what it is."""
+    """``"ieee"`` or ``"tf32"``, by torch's setting, which becomes a guard of the trace in progress."""
     setting, guards = torch.get_float32_matmul_precision(), tracing.get()
     if guards is not None:
         guards.matmul_precision = setting

@@ -2,7 +2,7 @@
 
 At each call such a tensor is read and becomes a *host scalar*: the number it holds, of a type that tells the tensor's
 dtype. In the trace that is a 0-d tensor, which promotes as one; in a launch it is a number like any other.
-``function.py`` exchanges the arguments, ``tracer.py`` meets them as ``SymbolicScalar``.
+``call/dispatch.py`` exchanges the arguments, ``tracer.py`` meets them as ``SymbolicScalar``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Rows of the functions that take tensors apart and put them together: indexing, splitting, joining, padding.
+"""Rows of the functions that divide and join tensors: indexing, ``chunk``, ``split``, ``cat``, ``stack``, ``pad``.
 
-A bound that may lie outside, or a split into as many pieces as fit, is decided by the size at hand, as a guard.
+Whether an index or bound is in range, and into how many pieces a tensor is divided, is decided by the sizes of the call
+that is traced, and becomes a guard.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
-    """A slice bound as Python has it: negative from the end, clamped to [0, size]."""
+    """A slice bound by Python's rules: a negative one counts from the end, and it is clamped to [0, size]."""
     if value is None:
         return default
     bound = unwrap(value)
@@ -33,7 +34,7 @@ def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
 
 
 def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
-    """Elements [start, stop) of ``dim``, bounds already within it."""
+    """Elements [start, stop) along ``dim``; both bounds are within [0, size]."""
     length = symbols.sub(stop, start)
     if not trace.guards.decide(symbols.compare("ge", length, 0)):
         length = 0
@@ -46,46 +47,47 @@ def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int
 
 
 def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
-    size, place = input.shape[dim], unwrap(index)
-    if not trace.guards.decide(symbols.compare("ge", place, 0)):
-        place = symbols.add(size, place)
-    inside = trace.guards.decide(symbols.compare("ge", place, 0))
-    if not (inside and trace.guards.decide(symbols.compare("lt", place, size))):
+    """The element ``index`` along ``dim``, without that dimension; a negative index counts from the end."""
+    size, start = input.shape[dim], unwrap(index)
+    if not trace.guards.decide(symbols.compare("ge", start, 0)):
+        start = symbols.add(size, start)
+    inside = trace.guards.decide(symbols.compare("ge", start, 0))
+    if not (inside and trace.guards.decide(symbols.compare("lt", start, size))):
         raise IndexError(f"index {index} is out of range for dimension {dim} of size {trace.guards.hint(size)}")
     shape = (*input.shape[:dim], 1, *input.shape[dim + 1 :])
-    one = view(trace, input, ("slice", dim, place, 1), shape)
+    one = view(trace, input, ("slice", dim, start, 1), shape)
     return view(trace, one, ("squeeze", dim), (*input.shape[:dim], *input.shape[dim + 1 :]))
 
 
 @row("getitem", "__getitem__", view=True)
 def getitem(trace: Trace, input: Node, key: Any) -> Node:
     keys = list(key) if isinstance(key, tuple) else [key]
-    for part in keys:
-        if isinstance(part, (Node, list, bool)):
-            kind = "a tensor" if isinstance(part, Node) else type(part).__name__
+    for item in keys:
+        if isinstance(item, (Node, list, bool)):
+            kind = "a tensor" if isinstance(item, Node) else type(item).__name__
             raise UnsupportedError(f"indexing by {kind} is not supported; slices, ints, None and ... are")
-    consumed = sum(part is not None and part is not Ellipsis for part in keys)
+    consumed = sum(item is not None and item is not Ellipsis for item in keys)
     if consumed > len(input.shape):
         raise IndexError(f"too many indices for a tensor of {len(input.shape)} dimensions")
-    if Ellipsis not in [part for part in keys if part is None or part is Ellipsis]:
+    if Ellipsis not in [item for item in keys if item is None or item is Ellipsis]:
         keys.append(Ellipsis)
     dim = 0
-    for part in keys:
-        if part is Ellipsis:
-            dim += len(input.shape) - dim - sum(p is not None for p in keys[keys.index(Ellipsis) + 1 :])
-        elif part is None:
+    for item in keys:
+        if item is Ellipsis:
+            dim += len(input.shape) - dim - sum(later is not None for later in keys[keys.index(Ellipsis) + 1 :])
+        elif item is None:
             input = unsqueeze(trace, input, dim)
             dim += 1
-        elif isinstance(part, slice):
-            step = 1 if part.step is None else int(part.step)
+        elif isinstance(item, slice):
+            step = 1 if item.step is None else int(item.step)
             if step < 1:
                 raise ValueError("a slice's step must be positive, as in torch; use flip")
             size = input.shape[dim]
-            start, stop = _bound(trace, part.start, size, 0), _bound(trace, part.stop, size, size)
+            start, stop = _bound(trace, item.start, size, 0), _bound(trace, item.stop, size, size)
             input = sliced(trace, input, dim, start, stop, step)
             dim += 1
         else:
-            input = selected(trace, input, dim, part)
+            input = selected(trace, input, dim, item)
     return input
 
 
@@ -119,7 +121,7 @@ def unbind(trace: Trace, input: Node, dim: int = 0) -> tuple[Node, ...]:
 
 @row("chunk", view=True)
 def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, ...]:
-    """As torch: pieces of ceil(size / chunks), so possibly fewer than asked for."""
+    """Pieces of ceil(size / chunks) elements, so possibly fewer than ``chunks``, as in torch."""
     dim, wanted = dimension(input, dim), int(chunks)
     size = input.shape[dim]
     if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
@@ -135,8 +137,8 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
     if isinstance(sections, (tuple, list)):
         sizes = list(sizes_of(trace, sections))
         total: Any = 0
-        for part in sizes:
-            total = symbols.add(total, part)
+        for piece in sizes:
+            total = symbols.add(total, piece)
         if not trace.guards.decide(symbols.compare("eq", total, size)):
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
@@ -165,36 +167,36 @@ def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
     nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
     if not nodes:
         raise ValueError("cat expects at least one tensor")
-    place = dimension(nodes[0], dim)
+    joined = dimension(nodes[0], dim)
     dtype = result_dtype(*nodes)
     total: Any = 0
     for node in nodes:
         if len(node.shape) != len(nodes[0].shape) or not node.shape:
             raise ValueError("cat: tensors must have the same number of dimensions, at least one")
         for other in range(len(node.shape)):
-            if other != place and not trace.guards.decide(
+            if other != joined and not trace.guards.decide(
                 symbols.compare("eq", node.shape[other], nodes[0].shape[other])
             ):
                 raise ValueError(f"cat: sizes differ in dimension {other}")
-        total = symbols.add(total, node.shape[place])
-    shape = (*nodes[0].shape[:place], total, *nodes[0].shape[place + 1 :])
-    # Sizes a guard holds equal may differ in form; every part takes the form of the result.
-    parts = [
-        expand(trace, trace.cast(node, dtype), (*shape[:place], node.shape[place], *shape[place + 1 :]))
+        total = symbols.add(total, node.shape[joined])
+    shape = (*nodes[0].shape[:joined], total, *nodes[0].shape[joined + 1 :])
+    # Sizes that a guard makes equal may be different expressions; every operand gets those of the result.
+    operands = [
+        expand(trace, trace.cast(node, dtype), (*shape[:joined], node.shape[joined], *shape[joined + 1 :]))
         for node in nodes
     ]
-    return parts[0] if len(parts) == 1 else trace.make("cat", parts, dtype, shape, (place,))
+    return operands[0] if len(operands) == 1 else trace.make("cat", operands, dtype, shape, (joined,))
 
 
 def _is_legacy_empty(trace: Trace, node: Node) -> bool:
-    """torch skips tensors of shape (0,) in cat, whatever the others' shapes."""
+    """Whether ``node`` has shape (0,): ``torch.cat`` skips such tensors, whatever the shapes of the others."""
     return len(node.shape) == 1 and trace.guards.hint(node.shape[0]) == 0 and trace.guards.value(node.shape[0]) == 0
 
 
 @row("stack")
 def stack(trace: Trace, tensors: Any, dim: int = 0) -> Node:
-    place = dimension(tensors[0], dim, extra=1)
-    return cat(trace, [unsqueeze(trace, node, place) for node in tensors], place)
+    added = dimension(tensors[0], dim, extra=1)
+    return cat(trace, [unsqueeze(trace, node, added) for node in tensors], added)
 
 
 @row("hstack")
@@ -211,20 +213,20 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 
 @row("pad")
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
-    """Constant padding, as concatenations."""
+    """Constant padding: ``input`` concatenated with constant tensors."""
     if mode != "constant":
         raise UnsupportedError(f"pad with mode {mode!r} is not supported; 'constant' is")
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(input.shape) - 1 - number
         if int(before) < 0 or int(after) < 0:
             raise UnsupportedError("negative padding is not supported; slice instead")
-        parts = [input]
-        for amount, at in ((int(before), 0), (int(after), len(parts))):
+        pieces = [input]
+        for amount, is_front in ((int(before), True), (int(after), False)):
             if amount:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
                 fill = view(trace, operand(trace, 0 if value is None else value, input.dtype), ("expand",), shape)
-                parts.insert(at if at == 0 else len(parts), fill)
-        input = cat(trace, parts, dim) if len(parts) > 1 else input
+                pieces.insert(0 if is_front else len(pieces), fill)
+        input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input
 
 
@@ -238,11 +240,11 @@ def roll(trace: Trace, input: Node, shifts: Any, dims: Any = None) -> Node:
         strict=True,
     )
     for shift, dim in pairs:
-        place = dimension(input, dim)
-        size = input.shape[place]
-        cut = symbols.sub(size, symbols.mod(unwrap(shift), size)) if trace.guards.hint(size) else 0
-        if trace.guards.decide(symbols.compare("ne", cut, size)):
-            head = sliced(trace, input, place, 0, cut)
-            tail = sliced(trace, input, place, cut, size)
-            input = cat(trace, [tail, head], place)
+        rolled = dimension(input, dim)
+        size = input.shape[rolled]
+        boundary = symbols.sub(size, symbols.mod(unwrap(shift), size)) if trace.guards.hint(size) else 0
+        if trace.guards.decide(symbols.compare("ne", boundary, size)):
+            head = sliced(trace, input, rolled, 0, boundary)
+            tail = sliced(trace, input, rolled, boundary, size)
+            input = cat(trace, [tail, head], rolled)
     return input

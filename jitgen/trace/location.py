@@ -1,4 +1,4 @@
-"""Where in the user's code something happened."""
+"""The user's line that a torch function was called from, for error messages and for ``Node.location``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def user_location() -> str | None:
 
 
 def quote(location: str | None) -> str:
-    """``location`` for a message, with the line itself where it can be read."""
+    """``location`` for an error message, with the text of the line if its file can be read."""
     if location is None:
         return ""
     name, _, line = location.rpartition(":")

@@ -1,6 +1,6 @@
 """Rows of the functions that move elements without computing: reshaping, permuting, expanding, repeating.
 
-Sizes stay symbolic. Where torch's rules depend on a size, the size at hand decides and the decision becomes a guard.
+Sizes stay symbolic. Where torch's rules depend on a size, the traced call's size decides, and the decision is a guard.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def view(trace: Trace, node: Node, attrs: tuple[Any, ...], shape: Any) -> Node:
 
 
 def dimension(node: Node, dim: Any, extra: int = 0) -> int:
-    """``dim`` as a non-negative int; ``extra`` for operations that add a dimension."""
+    """``dim`` as a non-negative int. ``extra`` is the number of dimensions that the operation adds."""
     rank, number = len(node.shape) + extra, int(dim)
     if not -max(rank, 1) <= number < max(rank, 1):
         raise IndexError(f"dimension {number} is out of range for a tensor of {rank} dimensions")
@@ -33,7 +33,7 @@ def dimension(node: Node, dim: Any, extra: int = 0) -> int:
 
 
 def sizes_of(trace: Trace, sizes: Any) -> tuple[Any, ...]:
-    """User's sizes as ints and ``Expr``."""
+    """Sizes that the user passed, as ints and ``Expr``."""
     return tuple(unwrap(size) if isinstance(size, SymbolicNumber) else _plain(size) for size in sizes)
 
 
@@ -103,11 +103,11 @@ def ravel(trace: Trace, input: Node) -> Node:
 @row("unflatten", view=True)
 def unflatten(trace: Trace, input: Node, dim: int, sizes: Any) -> Node:
     dim = dimension(input, dim)
-    parts = list(sizes_of(trace, sizes))
-    if -1 in parts:
-        known = symbols.product(size for size in parts if size != -1)
-        parts[parts.index(-1)] = symbols.floordiv(input.shape[dim], known)
-    return to_shape(trace, input, (*input.shape[:dim], *parts, *input.shape[dim + 1 :]))
+    factors = list(sizes_of(trace, sizes))
+    if -1 in factors:
+        known = symbols.product(size for size in factors if size != -1)
+        factors[factors.index(-1)] = symbols.floordiv(input.shape[dim], known)
+    return to_shape(trace, input, (*input.shape[:dim], *factors, *input.shape[dim + 1 :]))
 
 
 @row("unsqueeze", view=True)
@@ -120,10 +120,10 @@ def unsqueeze(trace: Trace, input: Node, dim: int) -> Node:
 def squeeze(trace: Trace, input: Node, dim: Any = None) -> Node:
     dims = range(len(input.shape)) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
     chosen = {dimension(input, d) for d in dims} if input.shape else set()
-    for place in sorted(chosen, reverse=True):
-        size = input.shape[place]
+    for removed in sorted(chosen, reverse=True):
+        size = input.shape[removed]
         if trace.guards.decide(symbols.compare("eq", size, 1)):
-            input = view(trace, input, ("squeeze", place), (*input.shape[:place], *input.shape[place + 1 :]))
+            input = view(trace, input, ("squeeze", removed), (*input.shape[:removed], *input.shape[removed + 1 :]))
     return input
 
 
@@ -158,8 +158,8 @@ def movedim(trace: Trace, input: Node, source: Any, destination: Any) -> Node:
     sources = [dimension(input, d) for d in (source if isinstance(source, (tuple, list)) else (source,))]
     targets = [dimension(input, d) for d in (destination if isinstance(destination, (tuple, list)) else (destination,))]
     rest = iter(dim for dim in range(len(input.shape)) if dim not in sources)
-    placed = dict(zip(targets, sources, strict=True))
-    return permuted(trace, input, [placed[d] if d in placed else next(rest) for d in range(len(input.shape))])
+    moved = dict(zip(targets, sources, strict=True))
+    return permuted(trace, input, [moved[d] if d in moved else next(rest) for d in range(len(input.shape))])
 
 
 @row("t", view=True)
@@ -184,9 +184,9 @@ def m_t(trace: Trace, input: Node) -> Node:
 @row("flip")
 def flip(trace: Trace, input: Node, *dims: Any) -> Node:
     for dim in _listed(dims):
-        place = dimension(input, dim)
-        last = symbols.sub(input.shape[place], 1)
-        input = view(trace, input, ("slice", place, last, -1), input.shape)
+        flipped = dimension(input, dim)
+        last = symbols.sub(input.shape[flipped], 1)
+        input = view(trace, input, ("slice", flipped, last, -1), input.shape)
     return input
 
 
@@ -199,9 +199,9 @@ def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -
     lead = len(wanted) - len(input.shape)
     if lead < 0:
         raise ValueError(f"expand: {len(wanted)} sizes for a tensor of {len(input.shape)} dimensions")
-    for place, size in enumerate(input.shape, lead):
-        if wanted[place] == -1:
-            wanted[place] = size
+    for position, size in enumerate(input.shape, lead):
+        if wanted[position] == -1:
+            wanted[position] = size
     shape = broadcast_shapes(trace, input.shape, tuple(wanted))
     if tuple(map(trace.guards.hint, shape)) != tuple(map(trace.guards.hint, wanted)):
         raise ValueError(f"expand: {tuple(wanted)} does not broadcast from {input.shape}")
@@ -230,7 +230,7 @@ def tile(trace: Trace, input: Node, *dims: Any) -> Node:
 
 @row("repeat")
 def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
-    """Each repeated dimension as (copies, size): an expanded dimension in front, then merged."""
+    """Every repeated dimension gets a dimension of copies in front of it; the two are then merged by a reshape."""
     counts = list(sizes_of(trace, _listed(sizes)))
     if len(counts) < len(input.shape):
         raise ValueError(f"repeat: {len(counts)} numbers for a tensor of {len(input.shape)} dimensions")
@@ -239,10 +239,10 @@ def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
     for dim, count in enumerate(counts):
         if count != 1:
             size = input.shape[dim]
-            apart = view(trace, input, ("unsqueeze", dim), (*input.shape[:dim], 1, *input.shape[dim:]))
-            apart = view(trace, apart, ("expand",), (*input.shape[:dim], count, *input.shape[dim:]))
+            copies = view(trace, input, ("unsqueeze", dim), (*input.shape[:dim], 1, *input.shape[dim:]))
+            copies = view(trace, copies, ("expand",), (*input.shape[:dim], count, *input.shape[dim:]))
             merged = (*input.shape[:dim], symbols.mul(count, size), *input.shape[dim + 1 :])
-            input = view(trace, apart, ("reshape",), merged)
+            input = view(trace, copies, ("reshape",), merged)
     return input
 
 
@@ -252,8 +252,8 @@ def repeat_interleave(trace: Trace, input: Node, repeats: Any, dim: Any = None, 
         raise UnsupportedError("repeat_interleave by a tensor has a result whose size depends on data")
     if dim is None:
         input, dim = flatten(trace, input), 0
-    place, count = dimension(input, dim), unwrap(repeats)
-    size = input.shape[place]
-    apart = unsqueeze(trace, input, place + 1)
-    apart = view(trace, apart, ("expand",), (*input.shape[: place + 1], count, *input.shape[place + 1 :]))
-    return view(trace, apart, ("reshape",), (*input.shape[:place], symbols.mul(size, count), *input.shape[place + 1 :]))
+    dim, count = dimension(input, dim), unwrap(repeats)
+    size = input.shape[dim]
+    copies = unsqueeze(trace, input, dim + 1)
+    copies = view(trace, copies, ("expand",), (*input.shape[: dim + 1], count, *input.shape[dim + 1 :]))
+    return view(trace, copies, ("reshape",), (*input.shape[:dim], symbols.mul(size, count), *input.shape[dim + 1 :]))

@@ -1,6 +1,7 @@
-"""Rows of softmax and of the normalisations: reductions whose results are spread over what they reduced.
+"""Rows of softmax and of the normalisations: reductions whose results are broadcast to what they reduced.
 
-Formulas are the careful ones: exponentials after subtracting the maximum, variance from deviations.
+The formulas are the numerically stable ones: the maximum is subtracted before an exponential, and a variance is
+computed from deviations from the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
 from jitgen.trace.movement import to_shape
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.reductions import Dims, as_float, average, dims_of, kept, like, p_norm, reduce
+from jitgen.trace.reductions import (
+    Dims,
+    as_float,
+    average,
+    broadcast_like,
+    dims_of,
+    p_norm,
+    reduce,
+    squeeze_reduced,
+)
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, float_dtype, pointwise, result_dtype
@@ -29,8 +39,8 @@ if TYPE_CHECKING:
 
 
 def shifted(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
-    """``input`` less its maximum over ``dims``."""
-    return pointwise(trace, "sub", input, like(trace, reduce(trace, "max", input, dims), input))
+    """``input`` minus its maximum over ``dims``."""
+    return pointwise(trace, "sub", input, broadcast_like(trace, reduce(trace, "max", input, dims), input))
 
 
 @row("softmax")
@@ -41,7 +51,7 @@ def softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3, dt
         return pointwise(trace, "exp", pointwise(trace, "sub", input, input))
     powers = pointwise(trace, "exp", shifted(trace, input, dims))
     total = pointwise(trace, "reciprocal", reduce(trace, "sum", powers, dims))
-    return pointwise(trace, "mul", powers, like(trace, total, input))
+    return pointwise(trace, "mul", powers, broadcast_like(trace, total, input))
 
 
 @row("log_softmax")
@@ -50,9 +60,9 @@ def log_softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3
     dims = dims_of(input, _softmax_dim(input, dim))
     if not dims:
         return pointwise(trace, "sub", input, input)
-    apart = shifted(trace, input, dims)
-    total = pointwise(trace, "log", reduce(trace, "sum", pointwise(trace, "exp", apart), dims))
-    return pointwise(trace, "sub", apart, like(trace, total, input))
+    differences = shifted(trace, input, dims)
+    total = pointwise(trace, "log", reduce(trace, "sum", pointwise(trace, "exp", differences), dims))
+    return pointwise(trace, "sub", differences, broadcast_like(trace, total, input))
 
 
 def _softmax_dim(input: Node, dim: Any) -> int:
@@ -63,15 +73,15 @@ def _softmax_dim(input: Node, dim: Any) -> int:
 
 @row("logsumexp")
 def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> Node:
-    """max + log(sum(exp(x - max))); a maximum that is infinite is the result."""
+    """max + log(sum(exp(x - max))). An infinite maximum is not subtracted, since inf - inf is NaN."""
     input = trace.cast(input, float_dtype(input.dtype))
     dims = dims_of(input, dim)
     top = reduce(trace, "max", input, dims)
     finite = pointwise(trace, "lt", pointwise(trace, "abs", top), math.inf, result="bool")
     base = where(trace, finite, top, 0.0)
-    powers = pointwise(trace, "exp", pointwise(trace, "sub", input, like(trace, base, input)))
+    powers = pointwise(trace, "exp", pointwise(trace, "sub", input, broadcast_like(trace, base, input)))
     total = pointwise(trace, "log", reduce(trace, "sum", powers, dims))
-    return kept(trace, pointwise(trace, "add", total, base), dims, keepdim)
+    return squeeze_reduced(trace, pointwise(trace, "add", total, base), dims, keepdim)
 
 
 # --------------------------------------------------------------------------------------------------- normalisations
@@ -103,7 +113,7 @@ def rms_norm(
     small = torch.finfo(DTYPES[input.dtype]).eps if eps is None else eps
     square = average(trace, pointwise(trace, "mul", input, input), dims)
     scale = pointwise(trace, "rsqrt", pointwise(trace, "add", square, small))
-    normal = pointwise(trace, "mul", input, like(trace, scale, input))
+    normal = pointwise(trace, "mul", input, broadcast_like(trace, scale, input))
     return normal if weight is None else pointwise(trace, "mul", normal, weight)
 
 
@@ -124,10 +134,10 @@ def layer_norm(
 
 def standardized(trace: Trace, input: Node, dims: Sequence[int], eps: float) -> Node:
     """``input`` with mean 0 and variance 1 over ``dims``."""
-    apart = pointwise(trace, "sub", input, like(trace, average(trace, input, dims), input))
-    variance = average(trace, pointwise(trace, "mul", apart, apart), dims)
+    deviation = pointwise(trace, "sub", input, broadcast_like(trace, average(trace, input, dims), input))
+    variance = average(trace, pointwise(trace, "mul", deviation, deviation), dims)
     scale = pointwise(trace, "rsqrt", pointwise(trace, "add", variance, eps))
-    return pointwise(trace, "mul", apart, like(trace, scale, input))
+    return pointwise(trace, "mul", deviation, broadcast_like(trace, scale, input))
 
 
 def _affine(trace: Trace, normal: Node, weight: Node | None, bias: Node | None) -> Node:
@@ -146,17 +156,17 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Node:
-    """Over (N, C, ...), normalised in groups of neighbouring channels; weight and bias are (C,)."""
+    """``input`` (N, C, ...) is normalised within groups of adjacent channels; weight and bias have shape (C,)."""
     groups = unwrap(num_groups)
     if len(input.shape) < 2:
         raise ValueError(f"group_norm takes (N, C, ...), got {len(input.shape)} dimensions")
-    rows, channels, *places = input.shape
+    rows, channels, *spatial = input.shape
     if not trace.guards.decide(symbols.compare("eq", symbols.mod(channels, groups), 0)):
         raise ValueError(f"{trace.guards.hint(channels)} channels cannot be divided into {num_groups} groups")
-    length = symbols.mul(symbols.floordiv(channels, groups), symbols.product(places))
+    length = symbols.mul(symbols.floordiv(channels, groups), symbols.product(spatial))
     normal = standardized(trace, to_shape(trace, input, (rows, groups, length)), (2,), eps)
-    column = (channels, *(1 for _ in places))
-    scale, shift = (None if part is None else to_shape(trace, part, column) for part in (weight, bias))
+    column = (channels, *(1 for _ in spatial))
+    scale, shift = (None if each is None else to_shape(trace, each, column) for each in (weight, bias))
     return _affine(trace, to_shape(trace, normal, input.shape), scale, shift)
 
 
@@ -164,16 +174,19 @@ def group_norm(
 def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Node:
     dims = dims_of(input, dim)
     size = pointwise(trace, "maximum", p_norm(trace, input, p, dims), eps)
-    return pointwise(trace, "div", input, like(trace, size, input))
+    return pointwise(trace, "div", input, broadcast_like(trace, size, input))
 
 
 @row("cosine_similarity")
 def cosine_similarity(trace: Trace, x1: Node, x2: Node, dim: Any = 1, eps: float = 1e-8) -> Node:
-    """``sum(a * b)`` of the two normalised vectors; a norm counts as at least ``eps``."""
+    """``sum(a * b)`` of the two vectors, each divided by its norm, or by ``eps`` where the norm is smaller."""
     shape = broadcast_shapes(trace, x1.shape, x2.shape)
     dtype = float_dtype(result_dtype(x1, x2))
     sides = [expand(trace, trace.cast(side, dtype), shape) for side in (x1, x2)]
     dims = dims_of(sides[0], dim)
     norms = [pointwise(trace, "maximum", p_norm(trace, side, 2.0, dims), eps) for side in sides]
-    scaled = [pointwise(trace, "div", side, like(trace, size, side)) for side, size in zip(sides, norms, strict=True)]
-    return kept(trace, reduce(trace, "sum", pointwise(trace, "mul", *scaled), dims), dims, False)
+    scaled = [
+        pointwise(trace, "div", side, broadcast_like(trace, size, side))
+        for side, size in zip(sides, norms, strict=True)
+    ]
+    return squeeze_reduced(trace, reduce(trace, "sum", pointwise(trace, "mul", *scaled), dims), dims)

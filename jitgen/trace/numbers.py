@@ -1,12 +1,12 @@
-"""Sizes and numeric arguments as a traced function sees them: numbers that stay symbolic while they can.
+"""Sizes and numeric arguments as a traced function sees them: numbers that are symbolic as long as possible.
 
-Arithmetic on a ``SymbolicNumber`` gives another one. Where Python needs to know the number itself (``if n > 4``,
-``range(n)``, ``math.sqrt(n)``, a list index), it is told the number of this call and the trace records a guard, so
-nothing is ever baked in silently: a call with another number is traced anew, and ``specializations`` shows the guard.
+Arithmetic on a ``SymbolicNumber`` gives another one. Where Python needs the number itself (``if n > 4``, ``range(n)``,
+``math.sqrt(n)``, a list index), it gets the number of the traced call, and the trace records a guard. So no number
+becomes a constant silently: a call with another number is traced again, and ``specializations`` shows the guard.
 
-torch's own argument parser must let these numbers pass to where the trace sees them (``torch.zeros(n)``), and it lets
-pass its symbolic numbers; so each kind is one by name, ``torch.SymInt`` and so on, without their machinery. To
-``isinstance`` each is the Python number it stands for, so that the user's code takes the branch it takes for that.
+torch's argument parser rejects unknown number types before a trace sees the call (``torch.zeros(n)``), but accepts its
+own symbolic numbers. So each class here derives from ``torch.SymInt``, ``SymFloat`` or ``SymBool``, without using their
+machinery. For ``isinstance`` each is the Python number it represents, so that user code takes the branch for that type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jitgen.trace.guards import Guards
 
 
 class SymbolicNumber:
-    """An int, float or bool known at the call; see the module."""
+    """An int, float or bool that is known when the function is called; see the module."""
 
     __slots__ = ("expr", "guards")
 
@@ -107,12 +107,12 @@ _KINDS: dict[str, type[SymbolicNumber]] = {"int": SymbolicInt, "float": Symbolic
 
 
 def wrap(value: Scalar, guards: Guards) -> Any:
-    """``value`` as the user sees it: a plain number where it is one."""
+    """``value`` as user code sees it: a ``SymbolicNumber`` for an ``Expr``; a plain number unchanged."""
     return _KINDS[value.kind](value, guards) if isinstance(value, Expr) else value
 
 
 def unwrap(value: Any) -> Any:
-    """The ``Expr`` of a symbolic number; any other value as it is."""
+    """The ``Expr`` of a symbolic number; any other value unchanged."""
     return value.expr if isinstance(value, SymbolicNumber) else value
 
 
@@ -131,7 +131,7 @@ def _binary(function: Callable[[Scalar, Scalar], Scalar]) -> Any:
 
 
 def _concrete(name: str, reflected: bool = False) -> Any:
-    """An operation without a symbolic form: on the numbers of this call."""
+    """An operation that has no symbolic form: it is done on the numbers of the traced call, which become guards."""
     function = divmod if name == "divmod" else getattr(operator, f"__{name}__")
 
     def operate(self: SymbolicNumber, other: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Rows of torch's pointwise functions: arithmetic, comparison, logic, selection, casts.
+"""Rows of torch's pointwise functions: arithmetic, comparisons, bitwise operations, copies.
 
-A function that is one operation of ``ir/ops.py`` is one line of a table here; adding one is adding it there, a row per
-dialect, and its name below.
+A torch function that is a single operation of ``ir/ops.py`` is one line of a table here. A new one needs the operation
+there, a row in each dialect, and a line below. Neighbours: ``trace/selection.py`` (tests, logic, ``where``, ``clamp``),
+``trace/activations.py`` and ``trace/casts.py``.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ FLOAT_UNARY = {
     "erfc": ("erfc",),
     "sigmoid": ("sigmoid", "expit"),
 }
-"""Operation -> torch's names; integers are converted to the default dtype first."""
+"""Operation -> torch's names for it. Integers are converted to torch's default dtype first."""
 
 ROUNDING = {"floor": ("floor",), "ceil": ("ceil",), "trunc": ("trunc", "fix")}
-"""The identity on integers."""
+"""Operation -> torch's names for it. On integers it is the identity."""
 
 SAME_UNARY = {"neg": ("neg", "negative"), "abs": ("abs", "absolute"), "sign": ("sign", "sgn")}
 
@@ -159,7 +160,7 @@ _register()
 
 
 def _scaled(trace: Trace, other: Value, alpha: Value, dtype: str) -> Value:
-    """``alpha * other`` in ``dtype``, which ``alpha`` has no say in."""
+    """``alpha * other`` in ``dtype``, which does not depend on ``alpha``."""
     if type(alpha) in (int, bool) and alpha == 1:
         return other
     if symbols.kind_of(unwrap(alpha)) == "float" and not DTYPES[dtype].is_floating_point:
@@ -217,7 +218,7 @@ def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
 
 @row("contiguous", view=True)
 def contiguous(trace: Trace, input: Node, memory_format: Any = torch.contiguous_format) -> Node:
-    """A copy, laid out row-major where it is returned. torch returns the tensor itself where it is so already."""
+    """A copy that is row-major if it is returned. torch returns a tensor that is row-major already itself."""
     if memory_format is not torch.contiguous_format:
         raise UnsupportedError(f"memory format {memory_format} is not supported")
     return trace.make("cast", (input,), input.dtype, input.shape, CONTIGUOUS)
@@ -225,7 +226,7 @@ def contiguous(trace: Trace, input: Node, memory_format: Any = torch.contiguous_
 
 @row("fill", "zero")
 def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
-    """In place only (``fill_``, ``zero_``) but for ``torch.fill``."""
+    """``fill_``, ``zero_`` and ``torch.fill``."""
     if isinstance(value, Node) and value.shape:
         raise TypeError("fill takes a number or a 0-d tensor")
     return expand_node(trace, operand(trace, value, input.dtype), input.shape)
@@ -233,7 +234,7 @@ def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
 
 @row("copy")
 def copy(trace: Trace, input: Node, src: Node, non_blocking: bool = False) -> Node:
-    """In place only: ``copy_``."""
+    """``copy_``."""
     return expand(trace, trace.cast(src, input.dtype), broadcast_shapes(trace, input.shape, src.shape))
 
 
@@ -249,7 +250,7 @@ def float_power(trace: Trace, input: Value, exponent: Value) -> Node:
 
 @row("pow")
 def power(trace: Trace, input: Value, exponent: Value) -> Node:
-    """Small constant exponents become products and roots, as in torch."""
+    """A power; for some constant exponents (2, 3, 0.5, -1, ...) products and roots, as in torch."""
     dtype = result_dtype(input, exponent)
     if is_constant(exponent) and isinstance(input, Node) and dtype != "bool":
         if exponent == 2:
@@ -307,7 +308,7 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
 @row("lerp")
 @floats_only
 def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
-    """From the nearer end, so that weight 1 gives ``end`` exactly; torch's formula."""
+    """torch's formula: it starts from the nearer end, so that a weight of 1 gives exactly ``end``."""
     span = pointwise(trace, "sub", end, input)
     low = pointwise(trace, "add", input, pointwise(trace, "mul", weight, span))
     rest = 1.0 - weight if is_number(weight) else pointwise(trace, "sub", 1.0, weight)
@@ -336,7 +337,7 @@ def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
 
 @row("hypot")
 def hypot(trace: Trace, input: Node, other: Node) -> Node:
-    """sqrt(a^2 + b^2), scaled by the larger so that neither square overflows."""
+    """sqrt(a^2 + b^2). Both are divided by the larger one first, so that no square overflows."""
     first, second = (pointwise(trace, "abs", value) for value in (input, other))
     large, small = pointwise(trace, "maximum", first, second), pointwise(trace, "minimum", first, second)
     ratio = pointwise(trace, "div", small, large)
@@ -349,7 +350,7 @@ def hypot(trace: Trace, input: Node, other: Node) -> Node:
 
 @row("logaddexp")
 def logaddexp(trace: Trace, input: Node, other: Node) -> Node:
-    """max + log1p(exp(-|a - b|)); equal infinities stay what they are."""
+    """max + log1p(exp(-|a - b|)). Of two equal infinities the result is that infinity."""
     large = pointwise(trace, "maximum", input, other)
     gap = pointwise(trace, "neg", pointwise(trace, "abs", pointwise(trace, "sub", input, other)))
     total = pointwise(trace, "add", large, pointwise(trace, "log1p", pointwise(trace, "exp", gap)))

@@ -1,4 +1,7 @@
-"""``TensorProxy``: what user code holds in place of a tensor while its function is traced."""
+"""``TensorProxy``: the object that user code has in place of a tensor while its function is traced.
+
+Neighbour: every operation on a proxy is a call of ``Trace.call`` or ``Trace.attribute`` (``trace/tracer.py``).
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,27 @@ from jitgen.trace.numbers import wrap
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-Family = list["weakref.ref[TensorProxy]"]
+Aliases = list["weakref.ref[TensorProxy]"]
 
 
 class TensorProxy(fx.Proxy):
-    """A tensor during the trace. ``value`` is its node now; in-place operations replace it."""
+    """A tensor of the trace.
 
-    def __init__(self, node: Node, trace: Trace, family: Family | None = None, input: int | None = None):
+    Attributes:
+        value: the node of its current value; an update in place replaces it.
+        owner: the trace.
+        input: the index of the graph input that it is; None for any other tensor.
+        aliases: every proxy whose tensor would share memory with this one. As long as two of them are alive, neither
+            can be updated in place.
+    """
+
+    def __init__(self, node: Node, trace: Trace, aliases: Aliases | None = None, input: int | None = None):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
         self.value = node
         self.owner = trace
         self.input = input
-        self.family: Family = [] if family is None else family
-        """Every proxy that would share memory with this one: updating one in place would have to update all."""
-        self.family.append(weakref.ref(self))
+        self.aliases: Aliases = [] if aliases is None else aliases
+        self.aliases.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -78,7 +88,7 @@ class TensorProxy(fx.Proxy):
 
 
 def _install_inplace_operators() -> None:
-    # fx.Proxy has none: x += y would rebind the name and leave the caller's tensor as it was.
+    # fx.Proxy has no in-place operators: x += y would rebind the name x and not update the caller's tensor.
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
 
         def operate(self: TensorProxy, other: Any, operation: str = f"__i{name}__") -> Any:
@@ -102,10 +112,10 @@ def _isinstance_of_proxies(value: Any, kinds: Any) -> bool:
 
 @contextmanager
 def proxies_are_tensors() -> Iterator[None]:
-    """Within this ``isinstance`` says that a proxy is a ``torch.Tensor``: user code must take the branch of a tensor.
+    """Within this context a proxy is a ``torch.Tensor`` for ``isinstance``, so that user code takes a tensor's branch.
 
-    torch.fx too replaces builtins while it traces. A ``__class__`` property would answer as well, but torch's C++ code
-    asks it too, and then reads a proxy's memory as a tensor's.
+    ``builtins.isinstance`` is replaced for all threads; torch.fx replaces builtins too while it traces. A ``__class__``
+    property would do for Python, but torch's C++ code reads it as well, and would take a proxy's memory for a tensor's.
     """
     global _tracing
     with _tracing_lock:

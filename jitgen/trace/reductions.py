@@ -1,8 +1,9 @@
 """Rows of torch's reductions: sums, products, extrema, and what is composed of them.
 
-Everything is written with ``reduce`` nodes, which keep their dimensions as sizes of 1, and pointwise ones; which share
-a kernel is decided later (``ir/rows.py``). Formulas are the careful ones: variance from deviations, exponentials
-after subtracting the maximum.
+Every row is composed of ``reduce`` nodes, whose reduced dimensions remain with size 1, and of pointwise nodes. Which of
+them share a kernel is decided later, by the reduction family (``families/reduction/claim.py``). The formulas are the
+numerically stable ones: a variance is computed from deviations from the mean, an exponential after subtracting the
+maximum.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Dims = Any  # None, an int, or a sequence of ints
 
 
 def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
-    """The dimensions torch means by ``dim``: all of them for None or ()."""
+    """The dimensions that torch's argument ``dim`` names: all of them for None or ()."""
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return tuple(range(len(input.shape)))
     chosen = [dimension(input, d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
@@ -39,7 +40,7 @@ def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
 
 
 def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str | None = None) -> Node:
-    """``kind`` over ``dims``, which stay as sizes of 1."""
+    """The reduction ``kind`` (of ``ir.graph.REDUCTIONS``) over ``dims``, which remain with size 1."""
     dtype = dtype or input.dtype
     if not dims:
         if kind in ("argmax", "argmin"):
@@ -49,20 +50,20 @@ def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str
     return trace.make("reduce", (input,), dtype, shape, (kind, tuple(dims)))
 
 
-def kept(trace: Trace, node: Node, dims: Sequence[int], keepdim: bool) -> Node:
-    """``node``, a reduction over ``dims``, with or without these dimensions."""
+def squeeze_reduced(trace: Trace, node: Node, dims: Sequence[int], keepdim: bool = False) -> Node:
+    """``node``, a reduction over ``dims``, without these dimensions, unless ``keepdim``."""
     for dim in () if keepdim else reversed(dims):
         node = view(trace, node, ("squeeze", dim), (*node.shape[:dim], *node.shape[dim + 1 :]))
     return node
 
 
-def like(trace: Trace, node: Node, input: Node) -> Node:
-    """A reduction spread over ``input``'s shape again."""
+def broadcast_like(trace: Trace, node: Node, input: Node) -> Node:
+    """``node``, a reduction of ``input``, broadcast to the shape of ``input``."""
     return expand(trace, node, input.shape)
 
 
 def count(input: Node, dims: Sequence[int]) -> Any:
-    """How many elements a reduction over ``dims`` combines."""
+    """The number of elements that a reduction over ``dims`` combines."""
     return symbols.product(input.shape[dim] for dim in dims)
 
 
@@ -85,13 +86,13 @@ def _nonempty(trace: Trace, input: Node, dims: Sequence[int], name: str) -> None
 def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
     dims = dims_of(input, kw.get("axis", dim))
     name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
-    return kept(trace, reduce(trace, "sum", trace.cast(input, name), dims), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, "sum", trace.cast(input, name), dims), dims, keepdim)
 
 
 @row("mean")
 def mean(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
     input, dims = as_float(trace, input, dtype), dims_of(input, kw.get("axis", dim))
-    return kept(trace, average(trace, input, dims), dims, keepdim)
+    return squeeze_reduced(trace, average(trace, input, dims), dims, keepdim)
 
 
 def average(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
@@ -106,21 +107,21 @@ def _number(value: Any) -> Any:
 def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
     dims = dims_of(input, dim)
     name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
-    return kept(trace, reduce(trace, "prod", trace.cast(input, name), dims), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, "prod", trace.cast(input, name), dims), dims, keepdim)
 
 
 @row("amax")
 def amax(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
     _nonempty(trace, input, dims, "amax")
-    return kept(trace, reduce(trace, "max", input, dims), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, "max", input, dims), dims, keepdim)
 
 
 @row("amin")
 def amin(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
     _nonempty(trace, input, dims, "amin")
-    return kept(trace, reduce(trace, "min", input, dims), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, "min", input, dims), dims, keepdim)
 
 
 @row("aminmax")
@@ -151,13 +152,13 @@ def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, **kw
 def _arg(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Node:
     if dim is None:
         flat = flatten(trace, input)
-        index = kept(trace, reduce(trace, kind, flat, (0,), "int64"), (0,), False)
-        for place in range(len(input.shape) if keepdim else 0):
-            index = unsqueeze(trace, index, place)
+        index = squeeze_reduced(trace, reduce(trace, kind, flat, (0,), "int64"), (0,))
+        for dim in range(len(input.shape) if keepdim else 0):
+            index = unsqueeze(trace, index, dim)
         return index
     dims = dims_of(input, int(dim))
     _nonempty(trace, input, dims, kind)
-    return kept(trace, reduce(trace, kind, input, dims, "int64"), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, kind, input, dims, "int64"), dims, keepdim)
 
 
 @row("argmax")
@@ -173,17 +174,21 @@ def argmin(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) ->
 @row("any")
 def any_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
-    return kept(trace, _as_torch(trace, reduce(trace, "any", truth(trace, input), dims), input), dims, keepdim)
+    return squeeze_reduced(
+        trace, _as_torch(trace, reduce(trace, "any", truth(trace, input), dims), input), dims, keepdim
+    )
 
 
 @row("all")
 def all_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
-    return kept(trace, _as_torch(trace, reduce(trace, "all", truth(trace, input), dims), input), dims, keepdim)
+    return squeeze_reduced(
+        trace, _as_torch(trace, reduce(trace, "all", truth(trace, input), dims), input), dims, keepdim
+    )
 
 
 def _as_torch(trace: Trace, result: Node, input: Node) -> Node:
-    """any and all give bool, but uint8 for uint8."""
+    """The result of any and all, a bool, as the dtype that torch gives it: uint8 for a uint8 input."""
     return trace.cast(result, "uint8") if input.dtype == "uint8" else result
 
 
@@ -196,10 +201,10 @@ def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
 
 
 def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -> tuple[Node, Node]:
-    """(variance, mean), from the deviations; the sizes of ``dims`` stay as 1."""
+    """(variance, mean). The variance is computed from deviations from the mean; ``dims`` remain with size 1."""
     middle = average(trace, input, dims)
-    apart = pointwise(trace, "sub", input, like(trace, middle, input))
-    total = reduce(trace, "sum", pointwise(trace, "mul", apart, apart), dims)
+    deviation = pointwise(trace, "sub", input, broadcast_like(trace, middle, input))
+    total = reduce(trace, "sum", pointwise(trace, "mul", deviation, deviation), dims)
     divisor = symbols.sub(_number(count(input, dims)), float(correction))
     if not isinstance(divisor, symbols.Expr):
         divisor = max(divisor, 0.0)
@@ -213,7 +218,7 @@ def _correction(unbiased: Any, correction: Any) -> Any:
 
 
 def _dim_and_unbiased(dim: Any, unbiased: Any) -> tuple[Any, Any]:
-    """torch.var(x, True) means unbiased; torch.var(x, 1) a dimension."""
+    """``torch.var``'s second argument is ``unbiased`` where it is a bool, and otherwise ``dim``."""
     return (None, dim) if isinstance(dim, bool) else (dim, unbiased)
 
 
@@ -223,7 +228,7 @@ def var(
 ) -> Node:
     dim, unbiased = _dim_and_unbiased(dim, unbiased)
     dims = dims_of(input, dim)
-    return kept(trace, _variance(trace, input, dims, _correction(unbiased, correction))[0], dims, keepdim)
+    return squeeze_reduced(trace, _variance(trace, input, dims, _correction(unbiased, correction))[0], dims, keepdim)
 
 
 @row("std")
@@ -240,7 +245,7 @@ def var_mean(
     dim, unbiased = _dim_and_unbiased(dim, unbiased)
     dims = dims_of(input, dim)
     found = _variance(trace, input, dims, _correction(unbiased, correction))
-    return tuple(kept(trace, node, dims, keepdim) for node in found)  # type: ignore[return-value]
+    return tuple(squeeze_reduced(trace, node, dims, keepdim) for node in found)  # type: ignore[return-value]
 
 
 @row("std_mean")
@@ -250,7 +255,7 @@ def std_mean(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> tup
 
 
 def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
-    """The vector norm, dimensions kept; the 2-norm of halves is summed in float32."""
+    """The vector norm over ``dims``, which remain with size 1."""
     p = 2.0 if p in (None, "fro") else float(p)
     size = pointwise(trace, "abs", input)
     if p == math.inf:
@@ -278,7 +283,7 @@ def norm(
     dtype: Any = None,
 ) -> Node:
     input, dims = as_float(trace, input, dtype), dims_of(input, dim)
-    return kept(trace, p_norm(trace, input, p, dims), dims, keepdim)
+    return squeeze_reduced(trace, p_norm(trace, input, p, dims), dims, keepdim)
 
 
 @row("linalg_norm")

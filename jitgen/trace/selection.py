@@ -1,6 +1,6 @@
 """Rows of torch's tests, logic and selection: ``isnan``, ``logical_and``, ``where``, ``clamp``, ``tril``.
 
-Comparisons proper are single operations, in ``pointwise``'s tables.
+Comparisons such as ``eq`` are single operations; they are in the tables of ``trace/pointwise.py``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def fmax(trace: Trace, input: Node, other: Node) -> Node:
 
 
 def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
-    """A tensor of ``like``'s shape that is ``value`` everywhere."""
+    """A tensor of ``like``'s shape, every element of which is ``value``."""
     return expand_node(trace, operand(trace, value, dtype), like.shape)
 
 
@@ -152,7 +152,7 @@ def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
     node = trace.cast(value, input.dtype) if isinstance(value, Node) else value
     shape = broadcast_shapes(trace, input.shape, mask.shape)
     filled = operand(trace, node, input.dtype)
-    operands = [expand(trace, part, shape) for part in (truth(trace, mask), filled, input)]
+    operands = [expand(trace, node, shape) for node in (truth(trace, mask), filled, input)]
     return trace.make("where", operands, input.dtype, shape)
 
 
@@ -189,7 +189,8 @@ def heaviside(trace: Trace, input: Node, values: Node) -> Node:
 
 
 def _triangle(trace: Trace, input: Node, diagonal: Any, comparison: str) -> Node:
-    """``input`` where column - row compares so with ``diagonal``, 0 elsewhere; over the last two dimensions."""
+    """``input`` where ``comparison`` of column - row with ``diagonal`` holds, and 0 elsewhere; of the last two
+    dimensions."""
     if len(input.shape) < 2:
         raise ValueError(f"a triangle is of a matrix, got {len(input.shape)} dimensions")
     rows, columns = input.shape[-2:]

@@ -1,10 +1,10 @@
 """The table from torch functions to rows.
 
 A row is a Python function that takes the trace and torch's arguments (tensors as nodes) and returns nodes. It is
-registered under torch's name for the operation; ``find`` knows every spelling of it: ``torch.exp``, ``x.exp()``,
+registered under torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp``, ``x.exp()``,
 ``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
 
-Rows live beside this module, in the modules of ``ROW_MODULES``.
+Rows are in the modules of ``ROW_MODULES``, which are imported at the first look-up.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Row:
 
     Attributes:
         function: ``(trace, *arguments, **keywords) -> node, or a list or tuple of nodes, or a plain value``.
-        is_view: whether torch's result may share memory with its first argument.
+        is_view: whether torch's result may share memory with the first argument.
         inplace: whether the first argument is updated with the result.
-        weights: whether it takes quantised weights as they are.
+        weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
     """
 
     function: Callable[..., Any]
@@ -58,7 +58,7 @@ def row(*names: str, view: bool = False, weights: bool = False) -> Callable[[Cal
 
 
 def prop(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of (trace, node) as the tensor properties ``names``."""
+    """Register a function of (trace, node) as the value of the tensor properties ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         PROPERTIES.update(dict.fromkeys(names, function))
@@ -123,7 +123,7 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
 
 
 def _method(name: str) -> Row | None:
-    """The row of a tensor method: that of the function of its name, but where the arguments' order differs."""
+    """The row of a tensor method: that of the function of the same name, unless the method has a row of its own."""
     return by_name(f"Tensor.{name}") or by_name(name)
 
 
@@ -162,7 +162,7 @@ ROW_MODULES: tuple[str, ...] = (
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "reductions", "selection")
+ROW_MODULES += ("pointwise", "reductions", "scans", "selection")
 """The modules of this package that register rows."""
 
 

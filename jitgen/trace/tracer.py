@@ -1,10 +1,11 @@
-"""Running a function on proxies, once, and writing down what it computes.
+"""Tracing: the function runs on proxies, and the torch functions that it calls become the nodes of a graph.
 
-torch.fx supplies the proxy (operators, methods, ``__torch_function__``); a torch function mode catches what happens
-between real tensors, so that ``weight.exp()`` on a captured weight becomes part of the kernel instead of a constant.
-Every call lands in ``Trace.call``, which finds the row of the function (``trace/table.py``) and lets it make nodes at
-once. Hence a proxy knows its dtype and its symbolic shape while the user's code runs. A graph from Dynamo takes the
-same way: its nodes are calls too.
+``torch.fx`` supplies the proxy (operators, methods, ``__torch_function__``). A torch function mode intercepts functions
+of real tensors, so that ``weight.exp()`` on a captured weight is computed in the kernel, at every call. Each torch
+function that is called arrives at ``Trace.call``, which finds its row (``trace/table.py``); the row makes nodes at
+once, so a proxy has a dtype and a symbolic shape while the user's code runs.
+
+Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` takes the graph.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from jitgen import weights
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
+from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.captures import (
@@ -41,7 +42,7 @@ from jitgen.trace.typing import expand, rounded
 
 
 class _Tracer(fx.Tracer):
-    """fx's tracer as the receiver of its proxies' calls; the work is ``Trace.call``'s."""
+    """The tracer that ``torch.fx`` requires of a proxy; it hands every call on to ``Trace.call``."""
 
     def __init__(self, trace: Trace):
         super().__init__()
@@ -51,8 +52,8 @@ class _Tracer(fx.Tracer):
         return self.owner.call(target, args, kwargs)
 
 
-class _CatchAll(TorchFunctionMode):
-    """Sends every torch function to the trace, those between real tensors and those that make tensors included."""
+class _InterceptFunctions(TorchFunctionMode):
+    """Sends every torch function to the trace, also those of real tensors and those that make tensors."""
 
     def __init__(self, trace: Trace):
         super().__init__()
@@ -64,7 +65,12 @@ class _CatchAll(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Output:
-    """One leaf of what the function returns: a tensor (``index`` among the graph's outputs), or a plain value."""
+    """One leaf of the function's return value.
+
+    Attributes:
+        index: the graph output that it is; None where it is no tensor.
+        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic.
+    """
 
     index: int | None
     value: Any = None
@@ -72,14 +78,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a trace gives.
+    """The result of a trace.
 
     Attributes:
-        graph: the function.
-        leaves, tree: how to rebuild its return value from the graph's outputs.
-        captured: the captured tensors, in the order of the graph's inputs after the arguments.
-        guards: captured values, and torch's default dtype where it mattered, that must stay what they were.
-        locations: nothing here: a node knows its own.
+        graph: the function as a graph.
+        leaves, tree: the return value, flattened, and the structure to rebuild it with.
+        captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
+        guards: captured values, and torch settings that the trace depends on, which must not change.
     """
 
     graph: Graph
@@ -90,17 +95,18 @@ class Traced:
 
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
-"""Functions that take values out of tensors."""
+"""Functions that read elements of a tensor as Python values."""
 
 
 class Trace:
-    """One run of a function on proxies: the state rows work with.
+    """One run of a function on proxies: the state that rows work with.
 
     Attributes:
-        name: the function's, for messages.
-        builder, guards: where nodes and decisions go.
-        device: of the inputs.
-        layout: in which a quantised weight the function closes over is read.
+        name: the function's name, for messages.
+        builder: makes the nodes.
+        guards: decides symbolic comparisons and records the decisions.
+        device: the device of the inputs.
+        layout: the layout in which kernels read quantised weights that the function closes over.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, guards: Guards, device: torch.device, layout: str):
@@ -127,18 +133,18 @@ class Trace:
         return TensorProxy(self._input_node(tensor), self, input=index)
 
     def quantized(self, weight: Any) -> TensorProxy:
-        """A proxy for a quantised weight whose parts are proxies already."""
-        return TensorProxy(self._dequantized([part.value for part in weight.parts], weight.token), self)
+        """A proxy for an unpacked quantised weight; its tensors (codes, scales, ...) are proxies already."""
+        return TensorProxy(self._dequantized([tensor.value for tensor in weight.parts], weight.token), self)
 
-    def _dequantized(self, parts: Sequence[Node], token: Any) -> Node:
+    def _dequantized(self, tensors: Sequence[Node], token: Any) -> Node:
         attrs = (token.format, token.group_size, token.layout)
-        node = self.builder.make("dequantize", parts, dtype_name(token.dtype), token.weight_shape, attrs)
+        node = self.builder.make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
         if token.transposed:
             node = self.builder.make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
         return node
 
     def _captured_quantized(self, weight: Any) -> Node:
-        """The node of a quantised weight the function closes over: each part is an input."""
+        """The node of a quantised weight that the function closes over; each of its tensors is a graph input."""
         node = self._captured_nodes.get(id(weight))
         if node is None:
             found = self._find_captured(weight)
@@ -146,12 +152,12 @@ class Trace:
                 raise UnsupportedError(
                     f"{self.name}: {found.path} is on {weight.device}, the arguments on {self.device}; move it there"
                 )
-            apart = weights.lay_out(weight, self.layout)
-            captured = [captured_part(found, self.layout, index) for index in range(len(apart.parts))]
+            unpacked = weights.unpack_weight(weight, self.layout)
+            captured = [captured_part(found, self.layout, index) for index in range(len(unpacked.parts))]
             self.captured += captured
             self.captures.guards.append(captured_token(found))
             parts = [self._input_node(part.value) for part in captured]
-            node = self._captured_nodes[id(weight)] = self._dequantized(parts, apart.token)
+            node = self._captured_nodes[id(weight)] = self._dequantized(parts, unpacked.token)
         return node
 
     def _find_captured(self, tensor: torch.Tensor) -> Captured:
@@ -164,7 +170,7 @@ class Trace:
         return found
 
     def host_scalar(self, scalar: SymbolicScalar) -> TensorProxy:
-        """A proxy for a 0-d CPU tensor among CUDA arguments."""
+        """A proxy for a 0-d CPU tensor among CUDA arguments (``trace/host_scalars.py``)."""
         self.host_scalars.append(TensorProxy(self.builder.scalar(scalar.expr, scalar.dtype), self))
         return self.host_scalars[-1]
 
@@ -176,7 +182,7 @@ class Trace:
         return self.builder.make("input", (), dtype, shape, (index,))
 
     def _captured_tensor(self, tensor: torch.Tensor) -> Node:
-        """The input node of a real tensor the function closes over."""
+        """The input node of a tensor that the function closes over."""
         node = self._captured_nodes.get(id(tensor))
         if node is None:
             found = self._find_captured(tensor)
@@ -196,7 +202,7 @@ class Trace:
     # -------------------------------------------------------------------------------------------------- calls
 
     def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What ``target`` (a torch function, an operator, or a method's name) gives for these arguments."""
+        """The result of ``target``, a torch function, an operator, or a method's name, for these arguments."""
         with torch._C.DisableTorchFunction():
             row, name = table.find(target)
             if row is None and name.rpartition(".")[2] in _READS:
@@ -215,12 +221,12 @@ class Trace:
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
-            entered, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
-            nodes = [value for value in (*entered, *named.values()) if isinstance(value, Node)]
+            positional, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
+            nodes = [value for value in (*positional, *named.values()) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
             try:
-                result = row.function(self, *entered, **named)
+                result = row.function(self, *positional, **named)
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -229,7 +235,7 @@ class Trace:
                 return self._update(args[0], result, name)
             if row.is_view:
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
-            return self._leave(self._fresh(result), None)
+            return self._leave(self._unaliased(result), None)
 
     def _refused_weight(self, what: str) -> str:
         return (
@@ -253,7 +259,7 @@ class Trace:
         return lambda *args, **kwargs: self.call(name, (proxy, *args), kwargs)
 
     def _enter(self, value: Any) -> Any:
-        """An argument as a row sees it: nodes for tensors, anything else as it is."""
+        """An argument as a row sees it: tensors become nodes, anything else is unchanged."""
         if isinstance(value, TensorProxy):
             return value.value
         if weights.is_quantized(value):
@@ -266,30 +272,30 @@ class Trace:
             return slice(self._enter(value.start), self._enter(value.stop), self._enter(value.step))
         return value
 
-    def _fresh(self, value: Any) -> Any:
-        """``value`` in memory of its own: what is still an argument, or a view of one, becomes a copy.
+    def _unaliased(self, value: Any) -> Any:
+        """``value`` in memory of its own: an argument, or a view of one, becomes a copy.
 
-        Only a result that is returned costs anything; within a kernel a copy is nothing.
+        A copy costs nothing within a kernel; only one that is returned is written to memory.
         """
         if isinstance(value, (list, tuple)):
-            return type(value)([self._fresh(part) for part in value])
+            return type(value)([self._unaliased(item) for item in value])
         if isinstance(value, Node) and _memory(value).op == "input":
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
 
     def _leave(self, value: Any, source: TensorProxy | None) -> Any:
-        """A row's result as the user gets it; ``source`` is the proxy it may be a view of."""
+        """A row's result as user code sees it; ``source`` is the proxy that it may be a view of."""
         if isinstance(value, Node):
             shared = source is not None and _memory(value) is _memory(source.value)
-            return TensorProxy(value, self, source.family if shared and source is not None else None)
+            return TensorProxy(value, self, source.aliases if shared and source is not None else None)
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._leave(part, source) for part in value])
+            return type(value)([self._leave(item, source) for item in value])
         return value
 
     def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:
-        """In-place: ``proxy`` becomes ``value``."""
+        """An update in place: the value of ``proxy`` becomes ``value``."""
         if not isinstance(proxy, TensorProxy):
             raise UnsupportedError(
                 f"{self.name}: {name} updates a captured tensor{quote(user_location())}\n  pass it as an argument"
@@ -299,7 +305,7 @@ class Trace:
                 f"{self.name}: {name} updates a 0-d CPU tensor in a kernel on {self.device}{quote(user_location())}\n"
                 "  move it there first, with .to(device)"
             )
-        if sum(member() is not None for member in proxy.family) > 1:
+        if sum(alias() is not None for alias in proxy.aliases) > 1:
             raise UnsupportedError(
                 f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
                 "  use the operation that returns a new tensor"
@@ -323,7 +329,8 @@ class Trace:
         return proxy
 
     def returned(self, proxy: TensorProxy) -> Node:
-        """The node of an output: a tensor of its own, even where another output has the same value."""
+        """The node of an output. Where another output has the same value, it is a copy, as outputs are distinct tensors
+        unless the function returns one tensor twice."""
         if self.host_scalars and not any(node.op == "input" for node in topological([proxy.value])):
             raise UnsupportedError(
                 f"{self.name} returns what is computed from 0-d CPU tensors alone, which torch leaves on the CPU; "
@@ -337,12 +344,12 @@ class Trace:
         node = proxy.value
         if is_weight(node):
             raise UnsupportedError(self._refused_weight("the return"))
-        if any(node is taken for taken in (*self.mutated.values(), *(other for _, other in self._returned))):
+        if any(node is other for other in (*self.mutated.values(), *(earlier for _, earlier in self._returned))):
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
         self._returned.append((proxy, node))
         return node
 
-    # ------------------------------------------------------------------------------------- for rows to build with
+    # ---------------------------------------------------------------------------------------------- nodes, for rows
 
     def make(
         self, op: str, inputs: Sequence[Node], dtype: str, shape: Shape | list[Any], attrs: tuple[Any, ...] = ()
@@ -363,7 +370,7 @@ class Trace:
 
 
 def _memory(node: Node) -> Node:
-    """The node whose memory ``node`` is, or may be a view of."""
+    """The node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
     while node.op == "view" or node.attrs == CONTIGUOUS:
         node = node.inputs[0]
     return node
@@ -381,15 +388,16 @@ def trace(
     """Trace ``function``.
 
     Args:
-        leaves: of its flattened ``(args, kwargs)``: tensors and ``SymbolicScalar`` become proxies, ``SymbolicNumber``
-            and everything else are passed as they are.
-        tree: their structure.
-        guards: hints for every symbol; collects what the trace decides.
-        device: where the tensors are.
-        layout: of the quantised weights the function closes over, as its kernels read them.
+        leaves: the flattened ``(args, kwargs)``. Tensors and ``SymbolicScalar`` become proxies; ``SymbolicNumber`` and
+            everything else are passed unchanged.
+        tree: the structure of ``(args, kwargs)``.
+        guards: has a hint for every symbol; collects the decisions of the trace.
+        device: the device of the tensors.
+        layout: the layout in which kernels read quantised weights that the function closes over.
 
     Raises:
-        TraceError, UnsupportedError: naming the operation and the user's line.
+        TraceError: the function cannot be expressed as a graph. The message names the user's line.
+        UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
     state = Trace(function, name, guards, device, layout)
     arguments, keywords = pytree.tree_unflatten(
@@ -404,31 +412,31 @@ def trace(
         tree,
     )
     arguments, keywords = pytree.tree_map(
-        lambda leaf: state.quantized(leaf) if weights.is_apart(leaf) else leaf,
+        lambda leaf: state.quantized(leaf) if weights.is_unpacked(leaf) else leaf,
         (arguments, keywords),
-        is_leaf=weights.is_apart,
+        is_leaf=weights.is_unpacked,
     )
     token = tracing.set(guards)
     try:
-        with proxies_are_tensors(), _CatchAll(state):
+        with proxies_are_tensors(), _InterceptFunctions(state):
             result = function(*arguments, **keywords)
     finally:
         tracing.reset(token)
     flat, result_tree = pytree.tree_flatten(result)
     outputs: list[Node] = []
-    described: list[Output] = []
+    returned: list[Output] = []
     for leaf in flat:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, TensorProxy):
             leaf = TensorProxy(state._captured_tensor(leaf), state)
         if isinstance(leaf, TensorProxy):
-            described.append(Output(len(outputs)))
+            returned.append(Output(len(outputs)))
             outputs.append(state.returned(leaf))
         else:
-            described.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
+            returned.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
     graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
-    kept = list(state.captures.guards)
+    captured_guards = list(state.captures.guards)
     if guards.default_dtype is not None:
-        kept.append(default_dtype_guard(guards.default_dtype))
+        captured_guards.append(default_dtype_guard(guards.default_dtype))
     if guards.matmul_precision is not None:
-        kept.append(matmul_precision_guard(guards.matmul_precision))
-    return Traced(graph, tuple(described), result_tree, tuple(state.captured), tuple(kept))
+        captured_guards.append(matmul_precision_guard(guards.matmul_precision))
+    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards))

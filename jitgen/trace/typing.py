@@ -1,4 +1,7 @@
-"""torch's rules for result dtypes and shapes, on nodes and numbers."""
+"""torch's rules for result dtypes and shapes (promotion, broadcasting), applied to nodes and numbers.
+
+Every row builds on ``pointwise`` or on ``operand`` and ``expand`` here.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ Value = Any
 """A ``Node`` or a number."""
 
 STORAGE_ONLY = ("float8_e4m3fn", "float8_e5m2")
-"""Dtypes torch has no arithmetic for: they are loaded, stored, moved and cast."""
+"""Dtypes that torch has no arithmetic for: they are loaded, stored, moved and cast."""
 
 
 def _wrapped(value: Any) -> torch.dtype:
-    """The dtype a Python number takes part in promotion with."""
+    """The dtype that a Python number has in torch's promotion."""
     kind = symbols.kind_of(unwrap(value))
     if kind == "float":
         return torch.get_default_dtype()
@@ -47,9 +50,10 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 
 
 def result_dtype(*values: Any) -> str:
-    """The dtype of an operation on tensors and numbers: dimensioned tensors first, then 0-d ones, then numbers.
+    """The dtype of an operation on tensors and numbers, as ATen's ``result_type`` computes it.
 
-    This is ATen's ``result_type``: a lower class only counts where it is of a higher kind (bool, integer, floating).
+    Tensors with dimensions have precedence over 0-d tensors, and these over numbers. A class of lower precedence
+    affects the result only where its kind (bool, integer, floating) is higher.
     """
     classes: list[torch.dtype | None] = [None, None, None]
     for value in values:
@@ -73,12 +77,12 @@ def float_dtype(dtype: str) -> str:
 
 
 def broadcast_shapes(trace: Trace, *shapes: Shape) -> Shape:
-    """The broadcast shape; sizes that must be equal become guards where that is not evident."""
+    """The broadcast shape. Where sizes must be equal and their expressions do not prove it, that becomes a guard."""
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Any] = [1] * rank
     for shape in shapes:
-        for place, size in enumerate(shape, rank - len(shape)):
-            result[place] = _broadcast_size(trace, result[place], size, shapes)
+        for dim, size in enumerate(shape, rank - len(shape)):
+            result[dim] = _broadcast_size(trace, result[dim], size, shapes)
     return tuple(result)
 
 
@@ -102,7 +106,7 @@ def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]
 
 
 def expand(trace: Trace, node: Node, shape: Shape) -> Node:
-    """``node`` broadcast to ``shape``; sizes that a guard holds equal take ``shape``'s form."""
+    """``node`` broadcast to ``shape``. Sizes that a guard makes equal become the expressions in ``shape``."""
     if node.op in ("const", "scalar") or node.shape == shape:
         return node
     for _ in range(len(shape) - len(node.shape)):
@@ -111,7 +115,7 @@ def expand(trace: Trace, node: Node, shape: Shape) -> Node:
 
 
 def operand(trace: Trace, value: Any, dtype: str) -> Node:
-    """A tensor or number as an operand of ``dtype``."""
+    """A tensor or number as an operand of an operation in ``dtype``."""
     if isinstance(value, Node):
         if value.dtype in STORAGE_ONLY and dtype in STORAGE_ONLY:
             raise UnsupportedError(f"no arithmetic on {value.dtype}, as in torch; convert it first, with .float() say")
@@ -143,13 +147,13 @@ def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, res
 
 
 def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
-    """The number that ``value`` is once stored as ``dtype``: rounded, or wrapped."""
+    """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped."""
     exact = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=exact).to(DTYPES[dtype]).item()
 
 
 def is_constant(value: Any) -> bool:
-    """Whether ``value`` is a number the trace knows, rather than one of the call's."""
+    """Whether ``value`` is a number that is the same in every call, and not a symbolic one."""
     return isinstance(value, (bool, int, float)) and not isinstance(value, SymbolicNumber)
 
 
@@ -162,19 +166,19 @@ def is_float(node: Node) -> bool:
 
 
 def as_node(trace: Trace, value: Value) -> Node:
-    """A number as the 0-d tensor torch would make of it."""
+    """``value`` as a node; a number as the 0-d tensor that torch converts it to."""
     return value if isinstance(value, Node) else operand(trace, value, result_dtype(value))
 
 
 def stored(trace: Trace, value: Value, dtype: str) -> Value:
-    """A number as it would be stored: torch compares in the tensor's dtype, so bfloat16(0.1) equals 0.1."""
+    """A number rounded to ``dtype``, for comparisons: torch compares in the tensor's dtype, so bfloat16(0.1) == 0.1."""
     if isinstance(value, Node) or not DTYPES[dtype].is_floating_point:
         return value
     return trace.cast(operand(trace, value, "float64"), dtype)
 
 
 def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A row that torch has for floating tensors alone."""
+    """Decorates a row of a function that torch defines for floating-point tensors only."""
 
     @functools.wraps(function)
     def checked(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Any:

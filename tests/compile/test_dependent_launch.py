@@ -110,9 +110,9 @@ def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtyp
     assert prefetched(softmax, 8192)[0] == (Prefetch((0,)) if dtype == torch.bfloat16 else None)
     if dtype == torch.bfloat16:  # a block of 1024 threads for each half of a row
         found, source = prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 64)
-        assert found == Prefetch((0,), every=4)
+        assert found == Prefetch((0,), every_nth=4)
         assert "row % 4 == 0) jitgen::prefetch(" in source
-        assert prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 48)[0] == Prefetch((0,), every=3)
+        assert prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 48)[0] == Prefetch((0,), every_nth=3)
 
 
 def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp_path, monkeypatch) -> None:

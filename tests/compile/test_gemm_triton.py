@@ -43,7 +43,7 @@ def lowered(
     low = jitgen.jit(function, backend="triton").lower(
         spec((rows, 4096), dtype), *weights, target=target, backend="triton"
     )
-    assert len(low._lowered.cut.program.kernels) == 1
+    assert len(low._lowered.partitioned.program.kernels) == 1
     source, _ = low._lowered.render(0)
     return source, low._lowered.schedules[0]
 

@@ -47,7 +47,14 @@ def temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def source(text: str = WAVE) -> KernelSource:
-    return KernelSource("wave", "cpp", "load_inline", host_target(), text, environment.headers("cpp", text))
+    return KernelSource(
+        "wave",
+        "cpp",
+        "load_inline",
+        host_target(),
+        text,
+        environment.headers(environment.family_folder("reduction"), text),
+    )
 
 
 @pytest.fixture(scope="module")

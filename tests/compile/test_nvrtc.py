@@ -24,7 +24,7 @@ C_TYPES = {"float32": "float", "float64": "double", "bool": "bool"}
 
 def source(text: str, arch: str = "sm_90a", **options: object) -> KernelSource:
     text = "#include <jitgen/vector.cuh>\n" + text
-    headers = environment.headers("cuda", text)
+    headers = environment.headers(environment.family_folder("reduction"), text)
     return KernelSource(
         "kernel", "cuda", "nvrtc", Target.parse(arch), text, headers, options=tuple(sorted(options.items()))
     )

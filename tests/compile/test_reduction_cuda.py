@@ -33,7 +33,7 @@ def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: in
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     spec = TensorSpec(("M", length), torch.bfloat16)
     lowered = jitgen.jit(CASES[name]).lower(spec, target=target)
-    assert [kernel.template for kernel in lowered.kernels] == ["cuda/reduction.cu.j2"]
+    assert [kernel.template for kernel in lowered.kernels] == ["reduction/reduction.cu.j2"]
     (report,) = lowered.compile().report
     # Registers are capped so that 1024 threads fit a multiprocessor; a few scalars may pay for that, never the row.
     tolerated = {("residual", 151936, "sm_90a"): 16}
@@ -58,8 +58,8 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     lowered = jitgen.jit(CASES["softmax"]).lower(TensorSpec(("M", 4096), torch.bfloat16), target="sm_90a")
     schedule = lowered._lowered.schedules[0]
-    assert schedule.kept
-    assert schedule.full
+    assert schedule.resident
+    assert schedule.is_unmasked
     assert len(re.findall(r"LDG\.", lowered.compile().asm["sass"])) == schedule.unroll
 
 
@@ -73,7 +73,7 @@ def test_rows_that_lie_partly_in_shared_memory(rows: int, length: int, tmp_path,
         (schedule,) = lowered._lowered.schedules
         there = schedule.shared_vectors
         assert there == schedule.unroll - 8 > 0
-        assert (schedule.block_threads, schedule.blocks) == (256, 4)
+        assert (schedule.block_threads, schedule.blocks_per_multiprocessor) == (256, 4)
         compiled = lowered.compile()
         (report,) = compiled.report
         assert report["spill_bytes"] <= 16
@@ -165,14 +165,14 @@ def test_persistent_rows(name: str, length: int, tmp_path, monkeypatch) -> None:
     assert bool(schedule.persistent) == (length >= least)
     if length < least:
         return
-    assert "row after row" in lowered.explain()
+    assert "persistent clusters" in lowered.explain()
     assert schedule.cluster == (4 if length <= 81_920 else 8)
     compiled = lowered.compile()
     (report,) = compiled.report
     assert report["spill_bytes"] <= 32
     assert report["shared_bytes"] + schedule.shared_bytes <= 228 * 1024
     sass = compiled.asm["sass"]
-    parked = schedule.persistent.parked
+    parked = schedule.persistent.shared_operands
     # A cluster's first row, and in the loop the next; once what all rows read and no register holds.
     assert len(re.findall(r"UBLKCP\.S\.G", sass)) == own * 2 + parked
     assert len(re.findall(r"LDG\.\S*128", sass)) == (common - parked) * schedule.unroll
@@ -202,7 +202,6 @@ def test_rows_that_have_blocks_of_their_own(
     specs = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
     (schedule,) = jitgen.jit(weighted).lower(*specs, target=target)._lowered.schedules
     assert not schedule.persistent
-    assert schedule.resident == 0
     assert bool(schedule.shared_bytes) == bool(schedule.staged)
 
 
@@ -220,7 +219,7 @@ def test_what_all_rows_read_comes_while_the_row_does(
     (schedule,) = lowered._lowered.schedules
     assert (schedule.cluster, schedule.staged.operands) == (2, tuple(range(own, own + common)))
     assert schedule.staged.vectors == min(schedule.unroll, 226 * 1024 // (schedule.threads * 16 * common))
-    assert "copied to shared memory while the row comes" in lowered.explain()
+    assert "copied to shared memory while the row is loaded" in lowered.explain()
     compiled = lowered.compile()
     (report,) = compiled.report
     assert report["spill_bytes"] <= 16
@@ -286,10 +285,10 @@ def test_little_of_what_all_rows_read_is_asked_for_with_the_row(
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     lowered = jitgen.jit(weighted).lower(TensorSpec((8, length), dtype), TensorSpec((length,), dtype), target="sm_90a")
     (schedule,) = lowered._lowered.schedules
-    assert schedule.early == (length <= 1024) == (schedule.unroll <= 4)
+    assert schedule.preload_deferred == (length <= 1024) == (schedule.unroll <= 4)
     asked, _, rest = lowered.compile().asm["sass"].partition("SHFL")
-    assert len(re.findall(r"LDG\.\S*128", asked)) == schedule.unroll * (2 if schedule.early else 1)
-    assert bool(re.search(r"LDG\.\S*128", rest)) == (not schedule.early)
+    assert len(re.findall(r"LDG\.\S*128", asked)) == schedule.unroll * (2 if schedule.preload_deferred else 1)
+    assert bool(re.search(r"LDG\.\S*128", rest)) == (not schedule.preload_deferred)
 
 
 def test_rows_that_shared_memory_cannot_take(tmp_path, monkeypatch) -> None:
@@ -350,7 +349,7 @@ def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.d
     }
     shape = (10_000, 9000) if name == "columns of softmax" else (300, 250_000)
     lowered = jitgen.jit((CASES | more)[name]).lower(TensorSpec(shape, dtype), target=target)
-    assert not lowered._lowered.schedules[0].kept
+    assert not lowered._lowered.schedules[0].resident
     assert any(word in lowered.source for word in ("SumExp<", "Deviations::"))
     (report,) = lowered.compile().report
     assert report["spill_bytes"] == 0
@@ -387,7 +386,7 @@ def test_many_short_rows_of_which_little_is_kept(dtype: torch.dtype, length: int
     for function in (scaled, placed):
         spec = TensorSpec((100_000, length), dtype)
         lowered = jitgen.jit(function).lower(spec, spec, target="sm_90a")
-        assert lowered._lowered.schedules[0].turns > 1
+        assert lowered._lowered.schedules[0].rows_per_iteration > 1
         (report,) = lowered.compile().report
         assert report["spill_bytes"] == 0
 

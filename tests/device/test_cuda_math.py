@@ -51,7 +51,9 @@ def source(entry: str, text: str, target: Target) -> KernelSource:
     """``text`` with the headers, told whether this torch saturates float8_e4m3fn or gives NaN."""
     saturates = not torch.tensor(1e6).to(torch.float8_e4m3fn).float().isnan()
     text = f"#define JITGEN_E4M3FN_SATURATES {int(saturates)}\n#include <jitgen/vector.cuh>\n{text}"
-    return KernelSource(entry, "cuda", "nvrtc", target, text, environment.headers("cuda", text))
+    return KernelSource(
+        entry, "cuda", "nvrtc", target, text, environment.headers(environment.family_folder("reduction"), text)
+    )
 
 
 def run(entry: str, text: str, inputs: tuple[torch.Tensor, ...], output: torch.dtype) -> torch.Tensor:

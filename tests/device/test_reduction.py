@@ -159,7 +159,7 @@ def test_many_rows_that_are_read_once(backend: str, dtype: torch.dtype, count: i
 @pytest.mark.parametrize(("backend", "length"), ROWS_READ_AGAIN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torch.dtype) -> None:
-    """What would wait for the maximum or the mean is computed beside it. So many rows are not taken in parts."""
+    """What would wait for the maximum or the mean is computed beside it. So many rows are not reduced in chunks."""
     x = torch.randn(80, length, device="cuda").to(dtype)
     w = weight(x, 0.5)
     for name in AGAIN:

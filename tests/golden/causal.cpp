@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: causal, template cpp/elementwise.cpp.j2
-// target x86-64-v4, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0)
+// jitgen 0.1.0: causal, template elementwise/elementwise.cpp.j2
+// target x86-64-v4: runs of 1024 elements, groups of 64 elements
+// stages: map
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>

@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: column_softmax, template cuda/reduction.cu.j2
-// target sm_90a, RowSchedule(threads=64, rows=64, cluster=1, vector=1, unroll=8, kept=True, whole=8, wide=False, blocks=2, online=False, beside=8, turns=1, shared_vectors=0, early=False, staged=None, persistent=None, prefetch=None, once=False)
+// jitgen 0.1.0: column_softmax, template reduction/reduction.cu.j2
+// target sm_90a: 64 threads a row, 64 rows a block, 8 neighbouring rows a thread, 8 accesses a thread of 1 element, the row stays in registers, 2 blocks a multiprocessor
+// stages: reduce over j0; map; reduce over j0; map
 // (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
@@ -49,14 +49,14 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const Index column = start + u * (cluster * threads) + first;
-      if (true) {
+      {
         x0[u] = jitgen::load_vector<beside>(from0 + column * r0);
       }
     }
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const Index column = start + u * (cluster * threads) + first;
-      if (true) {
+      {
 #pragma unroll
         for (int j = 0; j < beside; ++j) {
           const float v0 = jitgen::load(x0[u][j]);
@@ -78,7 +78,7 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const Index column = start + u * (cluster * threads) + first;
-      if (true) {
+      {
 #pragma unroll
         for (int j = 0; j < beside; ++j) {
           const float v1 = row_v1[j];
@@ -107,7 +107,7 @@ jitgen_column_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, Index le
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const Index column = start + u * (cluster * threads) + first;
-      if (true) {
+      {
         jitgen::Vector<jitgen::bfloat16, beside> y1;
 #pragma unroll
         for (int j = 0; j < beside; ++j) {

@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: gated_down, template cuda/gemm.cu.j2
-// target sm_90a, GemmSchedule(path='rows', block_m=4, block_n=32, block_k=512, warps=16, stages=2, split=1, parts=1, multicast=1, steps=1, resident=0, raster=1, stagger=0, shared_bytes=65536, wide=False)
+// jitgen 0.1.0: gated_down, template gemm/gemm.cu.j2
+// target sm_90a: rows mainloop, tiles of 4 x 32, 512 of K a step, 16 warps a block, 2 stages, 65536 bytes of shared memory
+// stages: map; contract over k; map
 // (rows, columns) over K: load bfloat16 full, x bfloat16 full, x bfloat16 full, weight bfloat16 k, store bfloat16 full
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

@@ -1,5 +1,6 @@
-# jitgen 0.1.0: mlp_down, template triton/gemm.py.j2
-# target sm_90a, GemmSchedule(path='weights_packed', block_m=64, block_n=64, block_k=128, warps=4, stages=4, split=1, parts=4, multicast=1, steps=1, resident=0, raster=8, stagger=0, shared_bytes=0, wide=False)
+# jitgen 0.1.0: mlp_down, template gemm/gemm.py.j2
+# target sm_90a: weights_packed mainloop, tiles of 64 x 64, 128 of K a step, 4 warps a block, 4 stages, split-K by 4, raster of 8 tiles
+# stages: contract over k
 # (rows, columns) over K: x bfloat16 k, codes int32 whole, scales bfloat16 whole, store float32 full
 import triton
 import triton.language as tl
@@ -135,8 +136,9 @@ def jitgen_mlp_down(p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0):
     tile = tile % tiles
     region0(tile, tiles_i, tiles0, part, p0_0, p0_1, p0_2, p0_3, m, k, n0, s0_0_0, s0_3_0)
 
-# jitgen 0.1.0: mlp_down_sum, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=4)
+# jitgen 0.1.0: mlp_down_sum, template elementwise/elementwise.py.j2
+# target sm_90a: 128 threads a block, 1 step a thread of 8 elements, 4 blocks a multiprocessor
+# stages: map
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice

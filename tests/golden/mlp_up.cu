@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: mlp_up, template cuda/gemm.cu.j2
-// target sm_90a, GemmSchedule(path='mma', block_m=1, block_n=16, block_k=512, warps=8, stages=2, split=1, parts=1, multicast=1, steps=1, resident=0, raster=1, stagger=0, shared_bytes=16384, wide=False)
+// jitgen 0.1.0: mlp_up, template gemm/gemm.cu.j2
+// target sm_90a: mma mainloop, tiles of 1 x 16, 512 of K a step, 8 warps a block, 2 stages, 16384 bytes of shared memory
+// stages: 2 x contract over k; map
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: quantize_row, template cuda/elementwise.cu.j2
-// target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
+// jitgen 0.1.0: quantize_row, template elementwise/elementwise.cu.j2
+// target sm_90a: 128 threads a block, 1 step a thread of 8 elements
+// stages: map
 #define JITGEN_E4M3FN_SATURATES 1
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>

@@ -1,5 +1,6 @@
-# jitgen 0.1.0: quantize_row, template triton/elementwise.py.j2
-# target sm_90a, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=0)
+# jitgen 0.1.0: quantize_row, template elementwise/elementwise.py.j2
+# target sm_90a: 128 threads a block, 1 step a thread of 8 elements
+# stages: map
 import triton
 import triton.language as tl
 from triton.language.extra import cuda, libdevice

@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: rope, template cuda/elementwise.cu.j2
-// target sm_80, Schedule(threads=128, vectors=(8,), unrolls=(1,), wide=False, blocks=8)
+// jitgen 0.1.0: rope, template elementwise/elementwise.cu.j2
+// target sm_80: 128 threads a block, 1 step a thread of 8 elements, 8 blocks a multiprocessor
+// stages: map
 #include <jitgen/storage.cuh>
 #include <jitgen/math.cuh>
 #include <jitgen/vector.cuh>

@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: scaled_residual, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0)
+// jitgen 0.1.0: scaled_residual, template elementwise/elementwise.cpp.j2
+// target x86-64-v3: runs of 1024 elements, groups of 64 elements
+// stages: map
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
@@ -66,9 +66,9 @@ void jitgen_scaled_residual(const float* p0_0, const float* p0_1, float* p0_2, f
 
 JITGEN_PACKED_ENTRY(jitgen_scaled_residual)
 
-
-// jitgen 0.1.0: scaled_residual_1, template cpp/elementwise.cpp.j2
-// target x86-64-v3, Schedule(threads=1, vectors=(1024,), unrolls=(64,), wide=True, blocks=0)
+// jitgen 0.1.0: scaled_residual_1, template elementwise/elementwise.cpp.j2
+// target x86-64-v3: runs of 1024 elements, groups of 64 elements
+// stages: map
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>

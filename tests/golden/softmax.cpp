@@ -1,6 +1,6 @@
-
-// jitgen 0.1.0: softmax, template cpp/reduction.cpp.j2
-// target x86-64-v4, RowSchedule(threads=1, rows=1, cluster=1, vector=64, unroll=1, kept=True, whole=0, wide=True, blocks=1, online=False, beside=1, turns=1, shared_vectors=0, early=False, staged=None, persistent=None, prefetch=None, once=False)
+// jitgen 0.1.0: softmax, template reduction/reduction.cpp.j2
+// target x86-64-v4: one row at a time, groups of 64 elements, costly values stay in scratch memory
+// stages: reduce over j0; map; reduce over j0; map
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
 #define JITGEN_LANES 64
 #include <jitgen/storage.hpp>

@@ -298,7 +298,7 @@ def test_what_a_call_allocates_is_kept_until_it_runs_again() -> None:
         made.append(weakref.ref(result))
         return result
 
-    for call in streaming.keeping([allocate] * 3) * 2:
+    for call in streaming.retaining([allocate] * 3) * 2:
         call()
         assert [each() is not None for each in made] == [False] * (len(made) - 3) + [True] * min(3, len(made))
 

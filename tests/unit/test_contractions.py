@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen import families
 from jitgen.compile import host
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.program import Alias, Program
@@ -195,7 +193,6 @@ def test_a_quantised_weight_keeps_its_parts() -> None:
     ("function", "shapes", "error", "words"),
     [
         (lambda x, w: x @ w, [(M, K), (N, K)], TraceError, "cannot be multiplied"),
-        (lambda x, w: x @ w, [(M, K), (2, K, N)], UnsupportedError, "batch"),
         (lambda x, w: torch.mm(x, w), [(2, M, K), (K, N)], TraceError, "two matrices"),
         (lambda x, w: x @ w.to(torch.bfloat16), [(M, K), (K, N)], TraceError, "same dtype"),
         (lambda x, w: x.int() @ w.int(), [(M, K), (K, N)], UnsupportedError, "int32"),
@@ -284,6 +281,11 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "torch.addmm, without": (lambda *t: torch.addmm(*t, beta=0), [(M, N), (M, K), (K, N)]),
     "Tensor.addmm_": (lambda a, b, c: a.clone().addmm_(b, c), [(M, N), (M, K), (K, N)]),
     "torch.addmv": (torch.addmv, [(M,), (M, K), (K,)]),
+    "torch.bmm": (torch.bmm, [(2, M, K), (2, K, N)]),
+    "torch.baddbmm": (torch.baddbmm, [(2, M, N), (2, M, K), (2, K, N)]),
+    "torch.addbmm": (torch.addbmm, [(M, N), (2, M, K), (2, K, N)]),
+    "torch.einsum": (lambda a, b: torch.einsum("mk,kn->mn", a, b), [(M, K), (K, N)]),
+    "@, a batch on the right": (lambda a, b: a @ b, [(M, K), (2, K, N)]),
     "nothing to sum": (F.linear, [(M, 0), (N, 0), (N,)]),
     "no rows": (F.linear, [(0, K), (N, K)]),
     "no columns": (F.linear, [(M, K), (0, K)]),
@@ -326,9 +328,8 @@ def test_a_program_serves_other_sizes_where_the_same_is_decided_of_its_prologues
         function.lower(torch.randn(rows, K), torch.randn(N, K), target="sm_90a")._lowered for rows in (3, 4, 400)
     )
     alike = {
-        other.memories[0].view.sizes[0]: few.program.decides_alike(
-            partial(families.prologue, target=few.route.target, backend="cuda"),
-            {"s0_0": other.memories[0].view.sizes[0], "s0_1": K, "s1_0": N, "s1_1": K},
+        other.memories[0].view.sizes[0]: few.partitioned.applies_to(
+            {"s0_0": other.memories[0].view.sizes[0], "s0_1": K, "s1_0": N, "s1_1": K}, False, few.route.device
         )
         for other in (more, many)
     }

@@ -103,7 +103,7 @@ TYPES = {torch.float32: "float", torch.float64: "double"}
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    header = environment.header("cuda", "jitgen/states.cuh")
+    header = environment.header("jitgen/states.cuh", environment.family_folder("reduction"))
     operations = header.split("namespace jitgen {")[1].split("}  // namespace jitgen")[0]
     operations = re.sub(r"asm\(.*?\);", "result = 1.0f / count;", operations)
     kinds = [("exp", "Exponentials", "SumExp<false>", LOWEST[kind], "sum", kind) for kind in TYPES.values()]

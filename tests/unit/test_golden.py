@@ -62,6 +62,15 @@ def gated_down(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, residua
     return residual + F.linear(F.silu(gate) * up, down)
 
 
+def running_total(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.cumsum(x * weight, -1) * 2 + x
+
+
+def running_extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, places = torch.cummax(x, 0)
+    return values, places
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -100,6 +109,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
         "cuda",
         "sm_90a",
     ),
+    "running_total.cpp": (running_total, 2 * (Spec(("M", 1024), single),), "cpp", "x86-64-v4"),
+    "running_total.cu": (running_total, 2 * (Spec((4096, 4096), half),), "cuda", "sm_90a"),
+    "running_total.py": (running_total, 2 * (Spec((4096, 4096), half),), "triton", "sm_90a"),
+    "running_extremes.cpp": (running_extremes, (Spec((1024, "N"), single),), "cpp", "x86-64-v4"),
+    "running_extremes.cu": (running_extremes, (Spec((1024, 8192), half),), "cuda", "sm_90a"),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 

@@ -14,17 +14,20 @@ import torch
 from jitgen_cases import lowered, lowered_graph
 
 import jitgen
-from jitgen import pipeline
-from jitgen.families.layout import Memory, output_strides, resolve
+from jitgen import lowering
+from jitgen.device import Device
+from jitgen.families.elementwise.layout import layout as layout_of
+from jitgen.families.family import Call
+from jitgen.families.operands import output_strides
+from jitgen.families.partition import program_of
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
-from jitgen.ir.cut import program_of
 from jitgen.ir.graph import Builder, Graph, InputSpec, topological
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
-from jitgen.ir.views import NotViewable, Strided, apply, contiguous_strides
+from jitgen.ir.views import Memory, NotViewable, Strided, apply, contiguous_strides
 from jitgen.runtime.overlap import share
-from jitgen.spec import host_target
+from jitgen.spec import Target, host_target
 
 ROOT = Path(jitgen.__file__).parents[1]
 
@@ -182,7 +185,8 @@ def test_dimensions_collapse_and_accesses_are_as_wide_as_legal() -> None:
 
     def layout(*strides: tuple[int, int], alignment: int = 16) -> tuple[int, int, tuple[str, ...]]:
         memory = [Memory(Strided((4, 8), stride), alignment) for stride in strides]
-        (found,), _ = resolve(program.kernels[0], sizes, [*memory, Memory(Strided((4, 8), (8, 1)))])
+        buffers = [*memory, Memory(Strided((4, 8), (8, 1)))]
+        (found,), _ = layout_of(program.kernels[0], Call(sizes, buffers, is_gpu=True))
         return found.rank, found.unit, found.operands
 
     assert layout((8, 1), (8, 1)) == (1, 16, ("contiguous",) * 3)
@@ -208,6 +212,9 @@ def test_shared_elements_are_found(seed: int) -> None:
     assert share(left, right) == bool((right != 0).any())
 
 
+CPU = Device(Target.parse("x86-64-v3"), "cpp")
+
+
 def test_program_of_a_graph_made_by_hand() -> None:
     builder = Builder()
     x = builder.make("input", (), "float32", (n,), (0,))
@@ -215,7 +222,7 @@ def test_program_of_a_graph_made_by_hand() -> None:
         "sin", (builder.make("add", (x, builder.const(1.0, "float32")), "float32", (n,)),), "float32", (n,)
     )
     graph = Graph("plain", (InputSpec("float32", (n,)),), (y,))
-    program = program_of(graph, lambda condition: bool(condition), {"s0_0": 5}, [Strided((5,), (1,))])
+    program = program_of(graph, lambda condition: bool(condition), {"s0_0": 5}, [Strided((5,), (1,))], CPU)
     operations = [instruction.op for instruction in program.kernels[0].bodies[0].instructions]
     assert operations == ["load", "const", "add", "sin", "store"]
 
@@ -290,7 +297,7 @@ def test_request_keys_tell_apart_what_matters() -> None:
 def test_code_is_part_of_the_request_key(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3)
     before = lowered(lambda x: x + 1, x).key
-    monkeypatch.setattr(pipeline, "code_digest", lambda: "of other code")
+    monkeypatch.setattr(lowering, "code_digest", lambda: "of other code")
     assert lowered(lambda x: x + 1, x).key != before
 
 
@@ -299,13 +306,14 @@ def test_code_is_part_of_the_request_key(monkeypatch: pytest.MonkeyPatch) -> Non
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": set(),
-    "quant": {"errors"},
     "spec": {"errors", "settings", "quant"},
+    "device": {"spec"},
+    "fingerprint": {"spec", "_data"},
     "ir": {"errors", "spec"},
-    "weights": {"errors", "spec", "quant"},
-    "trace": {"errors", "spec", "ir", "weights"},
+    "quant": {"errors", "spec", "ir"},
+    "trace": {"errors", "spec", "ir", "quant"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
-    "families": {"errors", "spec", "ir", "codegen", "quant", "_version"},
+    "families": {"errors", "spec", "device", "fingerprint", "ir", "codegen", "quant", "_version"},
     "compile": {"errors", "settings", "spec", "_version", "debug"},
     "store": {"errors", "settings", "spec", "_version", "_data", "debug"},
     "runtime": {"errors", "settings", "spec"},

@@ -1,4 +1,4 @@
-"""Rows too few to keep a GPU busy, or too long for a CPU's caches, are reduced in parts: which, in how many kernels,
+"""Rows too few to keep a GPU busy, or too long for a CPU's caches, are reduced in chunks: which, in how many kernels,
 and what lies in memory between."""
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
-from jitgen.ir.parts import (
-    CACHED_ROW,
-    COLUMN_PARTS,
-    FEW_ROWS,
-    LONG_COLUMN,
-    LONG_ROW,
-    PARTS,
-    SOME_COLUMNS,
-    SPLIT_ROW,
-    SPLIT_ROWS,
+from jitgen.families.reduction.row_chunks import (
+    CHUNKED_COLUMN,
+    CHUNKED_COLUMNS,
+    CHUNKED_ROW,
+    CHUNKED_ROWS,
+    CHUNKS,
+    COLUMN_CHUNKS,
+    CPU_CHUNKED_ROW,
+    SINGLE_BLOCK_ROW,
+    SINGLE_BLOCK_ROWS,
 )
 from tests.numeric import close, results
 
@@ -45,32 +45,37 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "backend", "most"),
-    [(total, "cuda", FEW_ROWS), (softmax, "cuda", 0), (total, "triton", SPLIT_ROWS), (softmax, "triton", SPLIT_ROWS)],
+    [
+        (total, "cuda", CHUNKED_ROWS),
+        (softmax, "cuda", 0),
+        (total, "triton", SINGLE_BLOCK_ROWS),
+        (softmax, "triton", SINGLE_BLOCK_ROWS),
+    ],
 )
 def test_few_long_rows(function: Callable[..., Any], backend: str, most: int) -> None:
-    """Where blocks can share a row, elements that are needed again are left to them up to ``LONG_ROW``."""
+    """Where blocks can share a row, elements that are needed again are left to them up to ``CHUNKED_ROW``."""
 
-    def parts(rows: int, length: int) -> list[tuple[int, ...]]:
+    def chunks(rows: int, length: int) -> list[tuple[int, ...]]:
         return temporaries(lowered(function, (rows, length), backend))
 
-    assert (FEW_ROWS, PARTS) in parts(FEW_ROWS, LONG_ROW)
-    assert parts(FEW_ROWS + 1, LONG_ROW) == []
-    assert parts(most + 1, LONG_ROW - 1) == []
-    assert parts(2, SPLIT_ROW - 1) == []
+    assert (CHUNKED_ROWS, CHUNKS) in chunks(CHUNKED_ROWS, CHUNKED_ROW)
+    assert chunks(CHUNKED_ROWS + 1, CHUNKED_ROW) == []
+    assert chunks(most + 1, CHUNKED_ROW - 1) == []
+    assert chunks(2, SINGLE_BLOCK_ROW - 1) == []
     if most:
-        assert (most, PARTS) in parts(most, SPLIT_ROW)
+        assert (most, CHUNKS) in chunks(most, SINGLE_BLOCK_ROW)
 
 
-@pytest.mark.parametrize("length", [SPLIT_ROW + 1, 40001, 151936, LONG_ROW + 1])
-def test_parts_are_aligned_and_the_last_is_shorter(length: int) -> None:
+@pytest.mark.parametrize("length", [SINGLE_BLOCK_ROW + 1, 40001, 151936, CHUNKED_ROW + 1])
+def test_chunks_are_aligned_and_the_last_is_shorter(length: int) -> None:
     rest = lowered(total, (3, length))
     (rows, count), last = temporaries(rest)
     assert (rows, last) == (3, (3, 1))
     assert len(rest.program.kernels) == 3
-    each, shorter = (geometry.length for (geometry,) in rest.geometries[:2])
+    each, shorter = (geometry.length for (geometry,) in rest.laid_out.geometries[:2])
     assert (each % 8, count * each + shorter) == (0, length)
     assert shorter < each
-    assert count <= PARTS
+    assert count <= CHUNKS
 
 
 @pytest.mark.parametrize(
@@ -82,13 +87,13 @@ def test_parts_are_aligned_and_the_last_is_shorter(length: int) -> None:
     ],
 )
 def test_temporaries_are_as_exact_as_what_becomes_of_them(function: Callable[..., Any], coarse: list[bool]) -> None:
-    low = lowered(function, (2, LONG_ROW))
+    low = lowered(function, (2, CHUNKED_ROW))
     assert [body.coarse for kernel in low.program.kernels for body in kernel.bodies] == coarse
 
 
 def test_what_rows_have_is_computed_once_for_each() -> None:
-    """Softmax of parts: the kernel that writes it reads a maximum and a quotient, and takes one exponential."""
-    low = lowered(softmax, (2, LONG_ROW))
+    """Softmax of chunks: the kernel that writes it reads a maximum and a quotient, and takes one exponential."""
+    low = lowered(softmax, (2, CHUNKED_ROW))
     (last,) = low.program.kernels[-1].bodies
     assert [i.op for i in last.instructions if i.op in ("exp", "reciprocal", "where", "maximum")] == ["exp"]
     assert {buffer.dtype for buffer in low.program.temporaries} == {"float32"}
@@ -98,25 +103,25 @@ def test_what_rows_have_is_computed_once_for_each() -> None:
     ("backend", "target", "blocks"), [("cuda", "sm_90a", 8), ("cuda", "sm_80", 1), ("triton", "sm_90a", 1)]
 )
 def test_long_columns(backend: str, target: str, blocks: int) -> None:
-    """What a cluster of blocks can share is taken in parts later."""
+    """Rows that a cluster of blocks can share are reduced in chunks only from a greater length on."""
 
     def total(x: torch.Tensor) -> torch.Tensor:
         return x.sum(0)
 
-    some = SOME_COLUMNS - 8
-    long = LONG_COLUMN * blocks
-    assert temporaries(lowered(total, (long, some), backend, target)) == [(COLUMN_PARTS, some)]
-    assert temporaries(lowered(total, (long, SOME_COLUMNS), backend, target)) == []
+    some = CHUNKED_COLUMNS - 8
+    long = CHUNKED_COLUMN * blocks
+    assert temporaries(lowered(total, (long, some), backend, target)) == [(COLUMN_CHUNKS, some)]
+    assert temporaries(lowered(total, (long, CHUNKED_COLUMNS), backend, target)) == []
     assert temporaries(lowered(total, (long - 1, some), backend, target)) == []
 
 
-def test_columns_that_are_needed_again_are_taken_in_parts_only_where_they_are_few() -> None:
+def test_columns_that_are_needed_again_are_reduced_in_chunks_only_where_they_are_few() -> None:
     def softmax(x: torch.Tensor) -> torch.Tensor:
         return F.softmax(x, 0)
 
-    assert temporaries(lowered(softmax, (8 * LONG_COLUMN, 4096))) == []
-    assert len(temporaries(lowered(softmax, (8 * LONG_COLUMN, 500)))) >= 2
-    assert len(temporaries(lowered(softmax, (8 * LONG_COLUMN, 4096), "triton"))) >= 2
+    assert temporaries(lowered(softmax, (8 * CHUNKED_COLUMN, 4096))) == []
+    assert len(temporaries(lowered(softmax, (8 * CHUNKED_COLUMN, 500)))) >= 2
+    assert len(temporaries(lowered(softmax, (8 * CHUNKED_COLUMN, 4096), "triton"))) >= 2
 
 
 @pytest.mark.parametrize("shape", [(2**20,), (1, 2**20), (2**20, 64)])
@@ -131,19 +136,19 @@ def test_columns_that_are_needed_again_are_taken_in_parts_only_where_they_are_fe
         lambda x: x.logsumexp(0),
     ],
 )
-def test_parts_are_read_once(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+def test_chunks_are_read_once(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     low = lowered(lambda x: function(x[0] if len(x) == 1 else x), shape)
     assert len(low.program.kernels) == 2
     assert sum(operand.buffer == 0 for k in low.program.kernels for b in k.bodies for operand in b.operands) == 1
 
 
 @pytest.mark.parametrize("shape", [(2**20, 64), (64, 2**20)])
-def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int, int]) -> None:
+def test_what_is_reduced_in_chunks_is_computed_again_not_stored(shape: tuple[int, int]) -> None:
     """Exponentials of a softmax, whose maximum is known by then."""
     low = lowered(lambda x: F.softmax(x, 0 if shape[0] > shape[1] else 1), shape)
     sizes = temporaries(low)
     assert len(sizes) == 4
-    assert all(torch.Size(size).numel() <= 64 * PARTS for size in sizes)
+    assert all(torch.Size(size).numel() <= 64 * CHUNKS for size in sizes)
     assert len(low.program.kernels) <= 4
 
 
@@ -151,29 +156,29 @@ def test_what_is_reduced_in_parts_is_computed_again_not_stored(shape: tuple[int,
     "function",
     [total, softmax, lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: x.max(-1), lambda x: x.sum(0)],
 )
-@pytest.mark.parametrize("shape", [(8 * LONG_COLUMN, 500), (1, 4 * CACHED_ROW)])
+@pytest.mark.parametrize("shape", [(8 * CHUNKED_COLUMN, 500), (1, 4 * CPU_CHUNKED_ROW)])
 def test_a_cpu_shares_its_rows_itself(function: Callable[..., Any], shape: tuple[int, int]) -> None:
     assert temporaries(lowered(function, shape, "cpp", "x86-64-v3")) == []
 
 
 def test_columns_on_a_cpu_stay_whole() -> None:
-    assert temporaries(lowered(lambda x: x.var(0), (CACHED_ROW, 16), "cpp", "x86-64-v3")) == []
+    assert temporaries(lowered(lambda x: x.var(0), (CPU_CHUNKED_ROW, 16), "cpp", "x86-64-v3")) == []
 
 
 @pytest.mark.parametrize("function", [lambda x: x.var(-1), lambda x: x.logsumexp(-1)])
-def test_a_cpu_takes_long_rows_in_parts_where_one_reduction_waits_for_another(function: Callable[..., Any]) -> None:
+def test_a_cpu_takes_long_rows_in_chunks_where_one_reduction_waits_for_another(function: Callable[..., Any]) -> None:
     """Each part is then read from memory once, and from the cache the second time."""
 
-    def parts(rows: int, length: int) -> list[tuple[int, ...]]:
+    def chunks(rows: int, length: int) -> list[tuple[int, ...]]:
         return temporaries(lowered(function, (rows, length), "cpp", "x86-64-v3"))
 
-    assert set(parts(1, CACHED_ROW)) == {(1, PARTS)}
-    assert (FEW_ROWS, PARTS) in parts(FEW_ROWS, CACHED_ROW)
-    assert parts(FEW_ROWS + 1, CACHED_ROW) == []
-    assert parts(1, CACHED_ROW - 1) == []
+    assert set(chunks(1, CPU_CHUNKED_ROW)) == {(1, CHUNKS)}
+    assert (CHUNKED_ROWS, CHUNKS) in chunks(CHUNKED_ROWS, CPU_CHUNKED_ROW)
+    assert chunks(CHUNKED_ROWS + 1, CPU_CHUNKED_ROW) == []
+    assert chunks(1, CPU_CHUNKED_ROW - 1) == []
 
 
-@pytest.mark.parametrize("shape", [(1, CACHED_ROW), (3, CACHED_ROW + 77)])
+@pytest.mark.parametrize("shape", [(1, CPU_CHUNKED_ROW), (3, CPU_CHUNKED_ROW + 77)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_long_rows_on_a_cpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
     functions: dict[str, Callable[..., Any]] = {
@@ -192,7 +197,7 @@ def test_long_rows_on_a_cpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_special_long_rows_on_a_cpu() -> None:
-    x = torch.randn(5, CACHED_ROW + 5)
+    x = torch.randn(5, CPU_CHUNKED_ROW + 5)
     x[0] = -torch.inf
     x[1, 12345], x[2, -1], x[3, -3] = torch.nan, torch.inf, -torch.inf
     x[4] = 1e4 + x[4]

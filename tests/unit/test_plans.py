@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.plan import LaunchPlan
+from jitgen.call.plan import LaunchPlan
 
 x3 = torch.tensor([1.0, 2.0, 3.0])
 

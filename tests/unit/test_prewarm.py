@@ -227,7 +227,7 @@ def test_what_does_not_compile_is_listed_and_the_rest_is_built(manifest: Path, m
 def test_an_unreadable_manifest(tmp_path: Path, content: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
-    assert "manifest" in prewarm(path, "cpu", code=1).stderr
+    assert "manifest" in prewarm(path, "cpu", code=2).stderr
 
 
 def test_wrong_use(manifest: Path) -> None:

@@ -191,7 +191,7 @@ def test_codes_stay_within_the_formats_range() -> None:
 def test_a_weight_is_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(37, 100)
     whole = {format: jitgen.quantize(weight, format, 32) for format in FORMATS}
-    monkeypatch.setitem(jitgen.quant.decode.CHUNK, "cpu", 700)
+    monkeypatch.setitem(jitgen.quant.decode.CHUNK_ELEMENTS, "cpu", 700)
     for format, expected in whole.items():
         found = jitgen.quantize(weight, format, 32)
         assert all(torch.equal(*pair) for pair in zip(found.parts, expected.parts, strict=True))

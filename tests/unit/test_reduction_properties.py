@@ -143,7 +143,7 @@ def test_compositions_that_share_operands_compile_for_gpus(plan, shape, dtype: t
 @pytest.mark.parametrize("count", [1, 63, 64, 65])
 @pytest.mark.parametrize("length", [2**18 - 1, 2**18, 2**18 + 1])
 def test_few_long_rows(count: int, length: int) -> None:
-    """Around the sizes from which a GPU reduces rows in parts."""
+    """Around the sizes from which a GPU reduces rows in chunks."""
     x = torch.randn(count, length, generator=torch.Generator().manual_seed(length))
     function = jitgen.jit(lambda x: (x.sum(-1), x.amax(-1), (x > 5.2).any(-1)))
     total, top, above = function(x)

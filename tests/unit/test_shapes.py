@@ -26,8 +26,9 @@ from shapes import (
 
 import jitgen
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
-from jitgen.families.layout import Memory, resolve
-from jitgen.ir.views import Strided
+from jitgen.families import registry
+from jitgen.families.family import Call
+from jitgen.ir.views import Memory, Strided
 
 
 def check(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -394,7 +395,9 @@ def test_a_far_reaching_stride_counts_as_large() -> None:
     sizes = {"s0_0": 3, "s0_1": 5}
     out = Memory(Strided((3, 5), (5, 1)))
     for stride, wide in ((5, False), (2**29, False), (2**30, True), (2**40, True), (-(2**40), True)):
-        layouts, geometries = resolve(program.kernels[0], sizes, [Memory(Strided((3, 5), (stride, 1))), out])
+        kernel = program.kernels[0]
+        call = Call(sizes, [Memory(Strided((3, 5), (stride, 1))), out], False)
+        layouts, geometries = registry.of(kernel).layout(kernel, call)
         assert layouts[0].wide is wide
         assert geometries[0].elements == 15
 

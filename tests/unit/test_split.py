@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen import manifest, pipeline, row_buckets
+from jitgen import lowering
+from jitgen.deploy import manifest, row_variants
 from jitgen.families.gemm.schedule import ROW_BUCKETS, GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
 from jitgen.spec import Target
@@ -24,7 +25,7 @@ def split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product of up to 64 rows is split."""
 
     def choose(problem: Any) -> GemmSchedule:
-        return GemmSchedule("weights", 64, 64, 32, 4, 3, parts=PARTS if problem.rows <= 64 else 1)
+        return GemmSchedule("weights", 64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)
 
     monkeypatch.setattr(rule, "choose", choose)
 
@@ -33,7 +34,7 @@ def spec(*shape: Any, format: str | None = None) -> jitgen.TensorSpec:
     return jitgen.TensorSpec(shape, torch.bfloat16, format=format, group_size=32 if format else None)
 
 
-def lowered(function: Any, *specs: jitgen.TensorSpec) -> tuple[pipeline.Lowered, str]:
+def lowered(function: Any, *specs: jitgen.TensorSpec) -> tuple[lowering.Lowered, str]:
     low = jitgen.jit(function).lower(*specs, target="sm_90a", backend="triton")
     return low._lowered, low.explain()
 
@@ -67,7 +68,7 @@ def test_a_product_and_its_sums(format: str | None) -> None:
     assert temporary.dtype == "float32"
     assert low.memories[len(program.inputs)].view.sizes == (PARTS * 5, 36)
     (product,), (sums,) = (kernel.bodies for kernel in program.kernels)
-    assert [i.op for i in product.instructions] == ["matmul", "store"]
+    assert [i.op for i in product.instructions] == ["contract", "store"]
     assert [operand.kind for operand in sums.operands] == ["load"] * (PARTS + 1) + ["store"]
     assert sums.operands[-1].buffer == len(program.inputs) + 1
     assert f"K is split over {PARTS} blocks" in text
@@ -77,9 +78,9 @@ def test_a_product_and_its_sums(format: str | None) -> None:
 
 def test_the_program_of_any_size_is_kept() -> None:
     low, _ = lowered(residual, spec(5, 96), spec(33, 96), spec(5, 33))
-    assert kinds(low.cut.program) == [("residual", "gemm")]
+    assert kinds(low.partitioned.program) == [("residual", "gemm")]
     many, text = lowered(residual, spec(100, 96), spec(33, 96), spec(100, 33))
-    assert many.program is many.cut.program
+    assert many.program is many.partitioned.program
     assert "split over" not in text
 
 
@@ -113,7 +114,7 @@ def test_the_activation_is_free_once_the_product_is_summed() -> None:
     """So a square product may write over it."""
     low, _ = lowered(lambda x, w: F.linear(x, w), spec(5, 64), spec(64, 64))
     assert 0 not in low.program.read_beside(0)
-    assert 0 in low.cut.program.read_beside(0)
+    assert 0 in low.partitioned.program.read_beside(0)
 
 
 @pytest.mark.parametrize("columns", [4096, 4099])
@@ -131,8 +132,8 @@ def test_every_bucket_of_a_recorded_product_is_prepared(tmp_path: Path) -> None:
     with jitgen.record(path):
         jitgen.jit(residual)(torch.randn(5, 96), torch.randn(33, 96), torch.randn(5, 33))
     (entry,) = json.loads(path.read_text())["entries"]
-    route = pipeline.Route("triton", "triton", Target.parse("sm_90a"))
-    found = [manifest.relower(variant, route) for variant in row_buckets.variants(entry)]
-    rows = {low.geometries[0][0].rows: len(low.program.kernels) for low in found}
+    route = lowering.Route("triton", "triton", Target.parse("sm_90a"))
+    found = [manifest.relower(variant, route) for variant in row_variants.variants(entry)]
+    rows = {low.laid_out.geometries[0][0].rows: len(low.program.kernels) for low in found}
     assert len(found) == len(ROW_BUCKETS) + 1
     assert all(kernels == (2 if count <= 64 else 1) for count, kernels in rows.items())

@@ -48,7 +48,7 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
     assert tiles.blocks % contractions == 0
     assert tiles.warpgroups * tiles.blocks * 4 <= 32
     assert tiles.span == 1 or bits == 4
-    assert tiles.split in RESIDENT
+    assert tiles.cluster_k_splits in RESIDENT
     assert tiles.tokens >= min(rows, 64)
 
 

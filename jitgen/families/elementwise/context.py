@@ -1,4 +1,4 @@
-"""What the elementwise templates read: names and expressions, nothing they would have to work out."""
+"""The context of the elementwise templates: names and expressions, so that templates need to work out nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
 from jitgen.families.elementwise.launch import integer_names
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import ACCESS_BYTES, Layout, item_size
+from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.body import Body, Operand, compute_dtype
 from jitgen.ir.program import Kernel
 
@@ -18,10 +19,19 @@ from jitgen.ir.program import Kernel
 class OperandContext:
     """One operand of a region.
 
-    ``kind`` is the layout's; ``role`` is load, iota or store; ``value`` names the element's value, ``type`` its compute
-    type, ``storage`` its storage type, ``dtype`` its storage dtype; ``strides`` are expressions, one per dimension;
-    ``pointer`` is the parameter (None for an iota), ``local`` the pointer moved to where a thread works; ``offset`` is
-    an iota's first value; ``alignment`` is what its address is a multiple of, in bytes.
+    Attributes:
+        index: in the region.
+        role: load, iota or store.
+        kind: of its strides, from the layout.
+        dtype: in memory.
+        storage: the dialect's type of an element in memory.
+        type: the dialect's type that the element is computed in.
+        value: the name of the element's value.
+        strides: expressions, one for each dimension.
+        pointer: the parameter; None for an iota.
+        local: the variable with the address at which a thread reads or writes, or with what it has loaded from there.
+        offset: the parameter with an iota's first value; empty for others.
+        alignment: what the address is a multiple of, in bytes.
     """
 
     index: int
@@ -48,23 +58,36 @@ class OperandContext:
 
     @property
     def constant_in_row(self) -> bool:
-        """Whether the innermost dimension does not move it."""
+        """Whether it has one element for all of the innermost dimension."""
         return self.kind in ("scalar", "broadcast")
 
     def base(self, indices: Sequence[str]) -> str:
-        """The offset, in elements, at outer ``indices`` (all but the innermost); empty where nothing moves it."""
+        """The offset at ``indices`` of all dimensions but the innermost, in elements; empty where it is always 0."""
         terms = [f"{i} * {s}" for i, s in zip(indices, self.strides, strict=False) if s != "0"]
         return " + ".join(terms)
 
     def position(self, outer: Sequence[str], column: str) -> str:
-        """The offset at ``outer`` and ``column``, an iota's first value included; "0" where nothing moves it."""
+        """The offset at the indices ``outer`` and ``column``, in elements; for an iota, its value."""
         inner = {"0": "", "1": column}.get(self.inner, f"{column} * {self.inner}")
         return " + ".join(term for term in (self.offset, self.base(outer), inner) if term) or "0"
 
 
 @dataclass(frozen=True)
 class RegionContext:
-    """One region: ``sizes`` names its dimensions, ``vector`` and ``unroll`` its steps, ``end`` its last block."""
+    """One region.
+
+    Attributes:
+        index: in the kernel.
+        title: its description, for a comment.
+        rank: collapsed dimensions.
+        sizes: the parameters with their sizes.
+        operands: loads and iotas before stores.
+        lines: the statements that compute the results.
+        scalars: (name, type) of run-time scalars that the region reads.
+        vector, unroll: elements of an access, and accesses of a thread (see ``Schedule``).
+        first, end: the first block of the region in the grid, and the first one after it.
+        unit: elements that one access may move, from the layout.
+    """
 
     index: int
     title: str
@@ -97,6 +120,7 @@ class RegionContext:
 
 
 def integer_name(region: int, what: str, operand: int, dim: int) -> str:
+    """The name of an integer parameter; ``what`` is as in ``launch.integer_names``."""
     return {
         "size": f"n{region}_{dim}",
         "stride": f"s{region}_{operand}_{dim}",
@@ -113,6 +137,7 @@ def integers(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> list[str
 def regions(
     kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, dialect: Dialect
 ) -> tuple[RegionContext, ...]:
+    """The contexts of all regions of ``kernel``."""
     return tuple(
         _region(number, body, layout, kernel, schedule, dialect)
         for number, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True))
@@ -184,7 +209,7 @@ def pointer_parameters(regions: Sequence[RegionContext]) -> list[str]:
 
 
 def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]]:
-    """(type, name) of what a region uses of its kernel's parameters; integers are of type ``index``."""
+    """(type, name) of the kernel's parameters that a region uses; integers have the type ``index``."""
     strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
     offsets = [operand.offset for operand in region.operands if operand.offset]
     pointers = [(f"{const_prefix(o)}{o.storage}*", o.pointer) for o in region.operands if o.pointer]

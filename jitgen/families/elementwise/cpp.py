@@ -1,4 +1,4 @@
-"""The context of ``templates/cpp/elementwise.cpp.j2``."""
+"""The context of ``templates/elementwise/elementwise.cpp.j2``."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def build(
 ) -> Built:
     """Template context and source options; see ``elementwise/render.py``."""
     parameters = pointer_parameters(regions)
-    # What may differ between two calls of one shape comes first, so that the rest is packed once.
+    # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
     parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
     parameters += ["int32_t threads", *(f"int64_t {name}" for name in names), "int32_t streaming"]
     contexts = [_region(region) for region in regions]
     alike: dict[str, int] = {}
     for region in contexts:
-        # Regions that differ only in their parameters, as the parts of a concatenation do, are calls of one function.
+        # Regions that differ only in their parameters, as those of a concatenation do, are calls of one function.
         region["function"] = alike.setdefault(_anonymous(region), region["index"])
     context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls), "parameters": parameters}
     return {**context, "regions": contexts}, {"interleaved": True}
 
 
 def _anonymous(region: dict[str, Any]) -> str:
-    """All of a region but its number."""
+    """The text of a region's context without the region's number, to compare regions by."""
     texts = repr([(key, value) for key, value in region.items() if key not in ("index", "title")])
     return re.sub(rf"\b([a-z]+){region['index']}_", r"\1_", texts)
 
@@ -55,13 +55,13 @@ def _region(region: RegionContext) -> dict[str, Any]:
         "outer": list(region.outer_sizes),
         "work": work,
         "parameters": [f"{kind} {name}" for kind, name in parameters],
-        "given": [name for _, name in parameters],
+        "arguments": [name for _, name in parameters],
         "operands": [_operand(operand, region.rank) for operand in region.operands],
         "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
         "fetched": [_fetched(o, region.rank) for o in region.loads if o.memory and o.kind == "contiguous"],
         "loads": [_load(operand, halved) for operand in region.loads if not _is_constant(operand)],
         "lines": region.lines,
-        "keeps": [],
+        "scratch_stores": [],
         "reductions": [],
         "stores": stores,
         "streamed": [store for store in stores if store["group"]],
@@ -69,12 +69,12 @@ def _region(region: RegionContext) -> dict[str, Any]:
 
 
 def _is_constant(operand: OperandContext) -> bool:
-    """Whether one element is loaded for a whole run."""
+    """Whether a run of neighbours needs one element only, which is loaded before the loop."""
     return operand.memory and operand.constant_in_row
 
 
 def _is_halved(region: RegionContext) -> bool:
-    """Whether a group's elements may come in another order than they lie in (``Halves`` in group.hpp)."""
+    """Whether a group's elements may be computed in another order than that in memory (``Halves`` in group.hpp)."""
     moving = [operand for operand in region.operands if not operand.constant_in_row]
     return all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving)
 
@@ -89,7 +89,7 @@ def _fetched(operand: OperandContext, rank: int) -> dict[str, Any]:
 
 
 def _start(operand: OperandContext, walk: str, rank: int) -> str:
-    """Where a run begins, for an operand at a place of its own in the walk."""
+    """The expression of the address, or the iota's value, at which the run at position ``walk`` begins."""
     indices = [f"{walk}.index[{dim}]" for dim in range(rank - 1)]
     terms = [operand.pointer or operand.offset, operand.base(indices)]
     start = "start" if walk == "at" else f"{walk}.index[{rank - 1}] * block"
@@ -99,14 +99,14 @@ def _start(operand: OperandContext, walk: str, rank: int) -> str:
 
 
 def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
-    place = _place(operand)
+    offset = _offset(operand)
     halves = operand.local if halved and operand.memory else ""
     if not operand.memory:
-        expression = f"{operand.local} + {place}"
+        expression = f"{operand.local} + {offset}"
     elif halves:
         expression = f"halves_{operand.value}.at(lane)"
     else:
-        expression = f"jitgen::load({operand.local}[{place}])"
+        expression = f"jitgen::load({operand.local}[{offset}])"
     return {
         "type": operand.type,
         "value": operand.value,
@@ -123,12 +123,12 @@ def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
         "local": operand.local,
         "storage": operand.storage,
         "value": operand.value,
-        "place": _place(operand),
+        "offset": _offset(operand),
         "group": group if operand.kind == "contiguous" else "",
-        "past": f"output{operand.index}.past",
+        "bypasses_cache": f"output{operand.index}.past",
     }
 
 
-def _place(operand: OperandContext) -> str:
-    """Offset of an element from where its run begins."""
+def _offset(operand: OperandContext) -> str:
+    """The offset of element ``i`` from its run's beginning, in elements."""
     return {"0": "0", "1": "i"}.get(operand.inner, f"i * {operand.inner}")

@@ -1,4 +1,4 @@
-"""The context of ``templates/cuda/elementwise.cu.j2``."""
+"""The context of ``templates/elementwise/elementwise.cu.j2``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
     outer = [f"i{dim}" for dim in range(region.rank - 1)]
     lines = ["const Index column = step * width;"]
     if outer:
-        # Unsigned division is the cheaper one, and neither side is negative.
+        # Neither side is negative, and unsigned division is cheaper.
         lines = ["const Index column = Index(Unsigned(step) % Unsigned(steps)) * width;"]
         rest = "Unsigned(step) / Unsigned(steps)"
         for dim in reversed(range(1, region.rank - 1)):
@@ -64,6 +64,6 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
 
 
 def _unused(line: str, used: set[str]) -> bool:
-    """Whether ``line`` defines an index that no operand's position needs."""
+    """Whether ``line`` defines an index that no operand's position reads."""
     name = line.split()[2]
     return name.startswith(("i", "column")) and name not in used

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitgen.device import Device
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import Layout
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
 
-def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, tiled: bool) -> list[str]:
+def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device) -> list[str]:
     """A title, and a line for each region."""
     count = len(kernel.bodies)
     lines = [f"pointwise, {count} region{'s' * (count != 1)} in one pass"]
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         operations = sum(instruction.op in OPS for instruction in body.instructions)
-        width = f"{schedule.vectors[region]} wide" if tiled else "vectorised by the compiler"
+        width = f"{schedule.vectors[region]} wide" if device.is_gpu else "vectorised by the compiler"
         lines.append(
             f"region {region}: {operations} operations over {layout.rank} collapsed dimension"
             f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"

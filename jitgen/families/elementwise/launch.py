@@ -1,20 +1,30 @@
-"""From a call's geometry to kernel arguments: needs no template, no compiler and no device."""
+"""From a call's geometry to a launch: grid, arguments and the amount of work.
+
+Neither a template nor a compiler nor a device is needed for it.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
+from jitgen.device import Device
+from jitgen.families.elementwise.layout import Geometry, Layout
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import Geometry, LaunchArguments, Layout, item_size, pointwise_flops
+from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
+from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.ir.program import Kernel
 
 
 def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Iterator[tuple[int, str, int, int]]:
     """The integer parameters in order, as (region, what, operand, dim).
 
-    ``what`` is ``size`` (of dim), ``stride`` (of operand in dim, only where it is not 0 or 1 by its kind), ``offset``
-    (an iota's first value), or, where a grid is shared by several regions (``tiled``), ``end``: where a region's
-    blocks end and the next one's begin.
+    ``what`` is one of:
+
+    * ``size``: of dimension ``dim``.
+    * ``stride``: of the operand along ``dim``, where the operand's kind does not fix it to 0 or 1.
+    * ``offset``: the first value of an iota.
+    * ``end``: the number of the block after the region's last one, where regions share a grid (``tiled``).
     """
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         for dim in range(layout.rank):
@@ -30,32 +40,54 @@ def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Ite
             yield region, "end", -1, -1
 
 
-def launch_arguments(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, tiled: bool
-) -> LaunchArguments:
-    """The arguments of one launch. ``tiled``: a GPU grid, one block per tile."""
-    pointers, ends, elements, written, moved = [], [], 0, 0, 0
-    blocks = 0
-    for region, (body, geometry) in enumerate(zip(kernel.bodies, geometries, strict=True)):
-        for operand, offset, strides in zip(body.operands, geometry.offsets, geometry.strides, strict=True):
+def arguments(
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
+) -> Arguments:
+    """The arguments of one launch."""
+    pointers = tuple(
+        (operand.buffer, offset * item_size(operand.dtype))
+        for body, geometry in zip(kernel.bodies, geometries, strict=True)
+        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
+        if operand.buffer is not None
+    )
+    ends = list(itertools.accumulate(_blocks(geometries, schedule)))
+    values = {"size": lambda r, o, d: geometries[r].sizes[d], "end": lambda r, o, d: ends[r]}
+    values["stride"] = lambda r, o, d: geometries[r].strides[o][d]
+    values["offset"] = lambda r, o, d: geometries[r].offsets[o]
+    integers = tuple(values[what](r, o, d) for r, what, o, d in integer_names(kernel, layouts, device.is_gpu))
+    return Arguments(pointers, integers, schedule.wide)
+
+
+def _blocks(geometries: Sequence[Geometry], schedule: Schedule) -> Iterator[int]:
+    """The blocks of each region."""
+    for region, geometry in enumerate(geometries):
+        rows = geometry.elements // geometry.sizes[-1] if geometry.elements else 0
+        steps = rows * -(-geometry.sizes[-1] // schedule.vectors[region])
+        yield -(-steps // (schedule.threads * schedule.unrolls[region]))
+
+
+def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> Work:
+    """The amount of work of one launch."""
+    elements = written = moved = flops = 0
+    for body, geometry in zip(kernel.bodies, geometries, strict=True):
+        for operand, strides in zip(body.operands, geometry.strides, strict=True):
             if operand.buffer is not None:
-                size = item_size(operand.dtype)
-                pointers.append((operand.buffer, offset * size))
-                touched = size
+                touched = item_size(operand.dtype)
                 for extent, stride in zip(geometry.sizes, strides, strict=True):
                     touched *= extent if stride else 1
                 moved += touched
                 written += touched if operand.kind == "store" else 0
         elements += geometry.elements
-        vector = schedule.vectors[region]
-        rows = geometry.elements // geometry.sizes[-1] if geometry.elements else 0
-        steps = rows * -(-geometry.sizes[-1] // vector)
-        blocks += -(-steps // (schedule.threads * schedule.unrolls[region]))
-        ends.append(blocks)
-    values = {"size": lambda r, o, d: geometries[r].sizes[d], "end": lambda r, o, d: ends[r]}
-    values["stride"] = lambda r, o, d: geometries[r].strides[o][d]
-    values["offset"] = lambda r, o, d: geometries[r].offsets[o]
-    integers = tuple(values[what](r, o, d) for r, what, o, d in integer_names(kernel, layouts, tiled))
-    pairs = zip(kernel.bodies, geometries, strict=True)
-    flops = sum(pointwise_flops(body.instructions, geometry.elements) for body, geometry in pairs)
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)
+        flops += pointwise_flops(body.instructions, geometry.elements)
+    return Work(elements, written, moved, flops)
+
+
+def launch(
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
+) -> LaunchShape:
+    """Blocks for the tiles of each region, one region after the other."""
+    return LaunchShape(
+        grid=(sum(_blocks(geometries, schedule)), 1, 1),
+        block=(schedule.threads, 1, 1),
+        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+    )

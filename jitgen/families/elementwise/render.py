@@ -6,21 +6,22 @@ import importlib
 from collections.abc import Sequence
 
 from jitgen.codegen.environment import Rendered
+from jitgen.device import Device
 from jitgen.families.elementwise import context
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
-from jitgen.families.layout import Layout
 from jitgen.families.render import DIALECTS, source
 from jitgen.ir.program import Kernel
-from jitgen.spec import KernelSource, Target
+from jitgen.spec import KernelSource
 
 
 def render(
-    kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, language: str, compiler: str, target: Target
+    kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, device: Device, compiler: str
 ) -> tuple[KernelSource, Rendered]:
-    """The source of ``kernel`` in ``language``, and where each of its lines came from; see ``families/render.py``."""
-    dialect = DIALECTS[language]
+    """The source of ``kernel``, and where each of its lines came from; see ``families/render.py``."""
+    dialect = DIALECTS[device.dialect]
     regions = context.regions(kernel, layouts, schedule, dialect)
-    names = context.integers(kernel, layouts, tiled=language != "cpp")
-    build = importlib.import_module(f"jitgen.families.elementwise.{language}").build
+    names = context.integers(kernel, layouts, tiled=device.is_gpu)
+    build = importlib.import_module(f"jitgen.families.elementwise.{device.dialect}").build
     built = build(kernel, schedule, regions, names, dialect)
-    return source("elementwise", kernel, schedule, language, compiler, target, (), built)
+    return source("elementwise", kernel, schedule, device, compiler, (), built, device.overlaps_launches)

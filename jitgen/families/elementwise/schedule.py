@@ -1,53 +1,56 @@
-"""How a pointwise kernel walks its elements: pure functions from layout and target to numbers."""
+"""How a pointwise kernel iterates over its elements: pure functions from layout and target to numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jitgen.families.layout import CPU_LANES, Geometry, Layout, item_size
+from jitgen.device import Device
+from jitgen.families.family import Problem
+from jitgen.families.operands import CPU_LANES, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
-from jitgen.ir.program import Kernel
 from jitgen.spec import Target
 
 CPU_BLOCK = 1024
-"""Elements of a run on the CPU: 4 KiB of float32, so that a few streams of them share a first-level cache."""
+"""Elements of a run on the CPU: 4 KiB of float32, so that a first-level cache holds the runs of a few operands."""
 CPU_VECTORS = 4
-"""Vectors of floats in a group where a body calls functions: more of them take more registers than there are, and code
-that no longer fits where decoded instructions are kept."""
-CPU_FUNCTION = 8
-"""Operations from which on one is such a function."""
+"""Vectors of floats in a group on the CPU where a body calls functions. More of them would need more registers than
+there are, and code that does not fit the cache of decoded instructions."""
+CPU_FUNCTION_FLOPS = 8
+"""Weight of an operation (``flops`` in ``ir/ops.py``) from which on it counts as such a function."""
 GPU_THREADS = 128
+"""Threads of a block."""
 GPU_THREAD_BYTES = 32
-"""Bytes of its widest operand one thread moves per vector step, in 16-byte accesses."""
+"""Bytes of the widest operand that one thread moves in a step, in 16-byte accesses."""
 GPU_IN_FLIGHT = 16
-"""Bytes of loads a thread should have in flight. One access each of as many threads as there can be is best on an H200:
-blocks are then handed out in the order of their addresses, a few megabytes of which are under way at a time. Twice as
-many bytes a thread cost 3 % of a copy's speed, four times as many 5 %; blocks that stay and walk on, 8 %."""
+"""Bytes of loads that a thread should have in flight. On an H200 one access by each of as many threads as possible is
+fastest: blocks start in the order of their addresses, so that all accesses in flight lie within a few megabytes. Twice
+as many bytes per thread make a copy 3 % slower, four times as many 5 %, and persistent blocks 8 %."""
 GPU_REGISTERS = 65536
-"""Registers of a multiprocessor."""
-GPU_ROOMY = ((32, 0), (96, 8), (192, 4))
-"""Blocks of a multiprocessor for loads of so many bytes a thread, so that there are registers for all to start at once;
-0 leaves it to the assembler, as is right for few and for so many that they would be spilled. By itself it makes do with
-fewer, for more threads, and puts loads behind one another: RoPE, of six operands, takes 136 us so on an H200, and 124
-with its loads first."""
-GPU_MOST_IN_FLIGHT = 512
-"""Bytes of one vector step over all operands: half of a thread's registers."""
+"""32-bit registers of a multiprocessor (NVIDIA, all architectures in use)."""
+GPU_BLOCKS_BY_LOADED_BYTES = ((32, 0), (96, 8), (192, 4))
+"""(bytes, blocks): where a thread loads at most ``bytes``, a multiprocessor should hold ``blocks``; 0 leaves it to the
+assembler. Left alone, the assembler prefers more blocks, which leaves too few registers to start all loads at once:
+RoPE, with six operands, takes 136 us so on an H200, and 124 us with these entries. Few bytes need no limit, and with
+more bytes than the last entry has registers would be spilled."""
+GPU_MOST_BYTES_PER_STEP = 512
+"""Bytes that one step of a thread moves at most, over all operands: half of the registers a thread can have."""
 
 
 _FLOATS = {"x86-64-v4": 16, "x86-64-v3": 8}
-"""Floats of a vector, where there are more than four."""
+"""Floats of a vector by architecture; elsewhere there are four."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Attributes:
-    threads: per block (GPU), or 1.
-    vectors: for each region, elements per access step.
-    unrolls: for each region, steps per thread; on the CPU, elements of a group.
-    wide: 64-bit indices.
-    blocks: that must fit a multiprocessor's registers together; 0 leaves that to the compiler.
+    """How a kernel's threads share its elements.
+
+    Attributes:
+        threads: threads of a block (GPU); 1 on the CPU.
+        vectors: for each region, elements of one access step; on the CPU, elements of a run.
+        unrolls: for each region, steps of a thread; on the CPU, elements of a group.
+        wide: whether indices are 64-bit.
+        blocks: blocks that the registers of a multiprocessor must suffice for; 0 leaves that to the compiler.
     """
 
     threads: int
@@ -55,34 +58,42 @@ class Schedule:
     unrolls: tuple[int, ...]
     wide: bool
     blocks: int = 0
-    pdl: ClassVar[bool] = True
-    """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
 
-    @property
-    def block_threads(self) -> int:
-        return self.threads
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        vectors, unrolls = _by_region(self.vectors), _by_region(self.unrolls)
+        if self.threads == 1:
+            return f"runs of {vectors} elements, groups of {unrolls} elements"
+        steps = "1 step" if unrolls == "1" else f"{unrolls} steps"
+        words = [f"{self.threads} threads a block", f"{steps} a thread of {vectors} elements"]
+        if self.blocks:
+            words.append(f"{self.blocks} blocks a multiprocessor")
+        if self.wide:
+            words.append("64-bit indices")
+        return ", ".join(words)
 
     def tile(self, region: int) -> int:
         """Elements one block computes in ``region``."""
         return self.threads * self.vectors[region] * self.unrolls[region]
 
 
-def schedule(
-    kernel: Kernel, layouts: tuple[Layout, ...], geometries: tuple[Geometry, ...], target: Target, backend: str
-) -> Schedule:
-    """The schedule of ``kernel`` on ``target``: 16-byte accesses where legal, enough loads in flight.
+def _by_region(numbers: tuple[int, ...]) -> str:
+    """One number where all regions have the same, else that of each region."""
+    return str(numbers[0]) if len(set(numbers)) == 1 else f"({', '.join(map(str, numbers))})"
 
-    The same for every ``backend`` of a GPU.
-    """
+
+def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
+    """One schedule: 16-byte accesses where they are aligned, and enough loads in flight. Both GPU dialects share it."""
+    kernel, layouts, target = problem.kernel, problem.layouts, device.target
     wide = any(layout.wide for layout in layouts)
-    if target.kind == "cpu":
+    if not device.is_gpu:
         lanes = tuple(_lanes(body, target) for body in kernel.bodies)
-        return Schedule(1, (CPU_BLOCK,) * len(layouts), lanes, True)
+        return (Schedule(1, (CPU_BLOCK,) * len(layouts), lanes, True),)
     vectors, unrolls, most = [], [], 0
     for body, layout in zip(kernel.bodies, layouts, strict=True):
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
         vector = max(1, min(layout.unit, GPU_THREAD_BYTES // max(sizes), 16 // min(sizes)))
-        while vector > 1 and vector * sum(sizes) > GPU_MOST_IN_FLIGHT:
+        while vector > 1 and vector * sum(sizes) > GPU_MOST_BYTES_PER_STEP:
             vector //= 2
         loaded = sum(
             vector * item_size(operand.dtype)
@@ -95,11 +106,13 @@ def schedule(
         vectors.append(vector)
         unrolls.append(unroll)
         most = max(most, loaded * unroll)
-    blocks = next((count for size, count in GPU_ROOMY if most <= size), 0) if target.kind == "cuda" else 0
-    return Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks)
+    blocks = (
+        next((count for size, count in GPU_BLOCKS_BY_LOADED_BYTES if most <= size), 0) if target.kind == "cuda" else 0
+    )
+    return (Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks),)
 
 
 def _lanes(body: Body, target: Target) -> int:
     """Elements of a group on the CPU."""
-    calls = any(OPS[i.op].flops >= CPU_FUNCTION for i in body.instructions if i.op in OPS)
+    calls = any(OPS[i.op].flops >= CPU_FUNCTION_FLOPS for i in body.instructions if i.op in OPS)
     return CPU_VECTORS * _FLOATS.get(target.arch, 4) if calls else CPU_LANES

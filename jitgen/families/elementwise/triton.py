@@ -1,4 +1,4 @@
-"""The context of ``templates/triton/elementwise.py.j2``."""
+"""The context of ``templates/elementwise/elementwise.py.j2``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jitgen.families.elementwise.context import (
     region_parameters,
 )
 from jitgen.families.elementwise.schedule import GPU_REGISTERS, Schedule
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
 WARP = 32
@@ -53,21 +53,22 @@ def build(
 
 
 def _used(regions: Sequence[dict[str, Any]]) -> str:
-    """The static header's functions that the regions call: one file is one kernel, and holds no more than it needs."""
+    """The functions of the static header that the regions call. They are copied into the source, because Triton reads a
+    kernel from one file."""
     lines = [line.text for region in regions for line in region["lines"]]
     lines += [operand["expression"] for region in regions for operand in region["loads"]]
     lines += [operand["stored"] for region in regions for operand in region["stores"]]
-    return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
+    return environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(lines))
 
 
 def _unit(name: str, regions: Sequence[RegionContext]) -> int:
-    """What an integer parameter is a multiple of: a collapsed row's size, or a stride between such rows."""
+    """The known divisor of an integer parameter: of a collapsed row's size, or of a stride between such rows."""
     for region in regions:
         if region.rank > 1 and name == region.inner_size:
             return region.unit
         for operand in region.operands:
             if operand.kind == "contiguous" and name in operand.strides[:-1]:
-                # A unit of more than one access promises no more than that its accesses are aligned.
+                # A unit may be several accesses; then only their alignment is known, not that of the whole unit.
                 return min(region.unit, ACCESS_BYTES // item_size(operand.dtype))
     return 1
 
@@ -76,7 +77,7 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
     outer = [f"i{dim}" for dim in range(region.rank - 1)]
     lines, width = [], region.vector if outer else 1
     if outer:
-        # A step is a vector of neighbours, so that indices are divided once for all of them; without one, an element.
+        # A step is a vector of neighbours, or one element, so that indices are divided once for the whole vector.
         lines = [f"steps = {region.inner_size} // {width}", "column = step % steps"]
         if width > 1:
             lines[-1] += f" * {width} + tl.arange(0, {width})[None, :]"

@@ -1,35 +1,59 @@
 """Matrix products with prologue and epilogue: low-bit and dense weights, fused with what follows them.
 
-A kernel has one region or several. A region is (rows M, columns N) of outputs with one *contraction* or several: the
-product of the activation (M, K), which all regions share, and a weight (N, K) of its own. Its instructions are the
-epilogue, computed from the float32 accumulators (float64 of float64) before anything is rounded.
+A kernel has one or more regions, and a region has one or more *contractions*. A contraction is the product of the
+activation (M, K), which all regions of the kernel share, and a weight (N, K) of its own. The region's instructions are
+the *epilogue*: they compute the (M, N) results from the accumulators, which are float32 (float64 for float64 operands),
+before anything is rounded. Where pointwise instructions compute the activation, they are the *prologue*.
 
-``layout`` says how operands lie, ``schedule`` which mainloop and tiles compute them, ``context`` what the templates
-read; each dialect has a module of its name with its template's context and one in ``schedules`` with its choices.
+The modules, in the order in which a call needs them:
 
-The kernel's parameters, in every dialect: a pointer for each operand in memory (regions in order), the integers
-``integer_names`` lists, and the run-time scalars.
+* ``claim``, ``hidden_products``, ``matrices``: from a graph to regions.
+* ``split_k``: the rewrite of one kernel to two that split K over a temporary.
+* ``layout``: strides of the operands.
+* ``schedule``, ``schedules/<dialect>``, ``wgmma_tiles``: the mainloop and its tiles.
+* ``render``, ``context``, ``<dialect>``: what the templates read.
+* ``launch``, ``wgmma``: grid, arguments and tensor maps.
+
+In every dialect the kernel's parameters are a pointer for each operand in memory (in the order of the regions), the
+integers that ``launch.integer_names`` lists, and the run-time scalars; tensor maps come before all others.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitgen.families.family import Family
+from jitgen.families.gemm.claim import claim, joins
 from jitgen.families.gemm.explain import explain
-from jitgen.families.gemm.launch import launch_arguments
-from jitgen.families.gemm.layout import resolve
-from jitgen.families.gemm.schedule import GemmSchedule, schedule
+from jitgen.families.gemm.launch import arguments, launch, work
+from jitgen.families.gemm.layout import layout
+from jitgen.families.gemm.schedule import buckets, candidates, problem, prologue
+from jitgen.families.gemm.split_k import split_k
 
 if TYPE_CHECKING:
     from jitgen.codegen.environment import Rendered
     from jitgen.spec import KernelSource
 
 
-def source(*arguments: Any) -> tuple[KernelSource, Rendered]:
-    """See ``gemm/render.py``, which is imported only where a source is needed."""
-    from jitgen.families.gemm.render import render as function
+def _render(*of: Any) -> tuple[KernelSource, Rendered]:
+    from jitgen.families.gemm.render import render
 
-    return function(*arguments)
+    return render(*of)
 
 
-__all__ = ["GemmSchedule", "explain", "launch_arguments", "resolve", "schedule", "source"]
+FAMILY = Family(
+    name="gemm",
+    claim=claim,
+    decide=prologue,
+    joins=joins,
+    rewrite_kernel=split_k,
+    layout=layout,
+    problem=problem,
+    candidates=candidates,
+    render=_render,
+    launch=launch,
+    arguments=arguments,
+    work=work,
+    explain=explain,
+    buckets=buckets,
+)

@@ -1,4 +1,8 @@
-"""What the gemm templates read: regions with their contractions, and the epilogue as printed lines."""
+"""The context of the gemm templates: regions with their contractions, and the epilogue as printed lines.
+
+The expressions and lines are in the dialect's language, so that templates need to work out nothing. What a dialect
+needs beyond that is added by its module (``cuda``, ``cpp``, ``triton``).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,20 @@ from jitgen.ir.program import Kernel
 class GemmOperand:
     """One operand of a region.
 
-    ``role`` is its kind in the body (load, store, iota, x, weight, codes, scales, zeros), ``kind`` the layout's;
-    ``strides`` are expressions of its two strides ("0" and "1" where the kind says so; empty for parts read whole);
-    ``pointer`` is the parameter (None for an iota), ``offset`` an iota's first value; ``value`` names the element's
-    value in the epilogue or the prologue, of compute ``type``; ``unit`` is how many elements one access may move.
+    Attributes:
+        index: in the region.
+        role: its kind in the body: load, store, iota, x, weight, codes, scales or zeros.
+        kind: of its strides, from the layout.
+        dtype: in memory.
+        storage: the dialect's type of an element in memory.
+        type: the dialect's type that the element is computed in.
+        value: the name of the element's value in the epilogue or the prologue; empty where neither reads it.
+        strides: expressions of its two strides, "0" and "1" where the kind fixes them; empty for the components of a
+            quantised weight.
+        pointer: the parameter; None for an iota.
+        offset: the parameter with an iota's first value; empty for others.
+        unit: how many elements one access may move.
+        batch_strides: parameters with its strides along the batch's dimensions.
     """
 
     index: int
@@ -34,9 +48,10 @@ class GemmOperand:
     pointer: str | None
     offset: str
     unit: int
+    batch_strides: tuple[str, ...] = ()
 
     def position(self, row: str, column: str) -> str:
-        """Its offset, in elements, at two indices; "0" where nothing moves it."""
+        """The expression of its offset at two indices, in elements."""
         terms = [self.offset]
         for index, stride in zip((row, column), self.strides, strict=True):
             terms.append("" if stride == "0" else index if stride == "1" else f"{index} * {stride}")
@@ -45,17 +60,26 @@ class GemmOperand:
 
 @dataclass(frozen=True)
 class ContractionContext:
-    """One product: its accumulator is ``acc<index>`` of compute ``type``.
+    """One product of a region.
 
-    ``x`` is the activation's operand, or None where a prologue computes it from ``x_loads`` and ``x_scalars`` by
-    ``x_lines``, giving ``x_value`` of ``x_type``; ``weight`` are the operands of the weight (one, or codes, scales and
-    zeros).
+    Attributes:
+        index: in the region.
+        accumulator: its name, ``acc<index>``.
+        type: the accumulator's type.
+        contraction: its description.
+        x: the operand that is the activation; None where a prologue computes it.
+        x_loads: operands that the prologue reads.
+        x_lines: statements of the prologue.
+        x_scalars: (name, type) of run-time scalars that the prologue reads.
+        x_value: expression of the activation's value.
+        x_type: type of that value.
+        weight: operands of the weight: one dense tensor, or codes, scales and perhaps zero-points.
     """
 
     index: int
     accumulator: str
     type: str
-    described: Contraction
+    contraction: Contraction
     x: GemmOperand | None
     x_loads: tuple[GemmOperand, ...]
     x_lines: tuple[Line, ...]
@@ -67,7 +91,17 @@ class ContractionContext:
 
 @dataclass(frozen=True)
 class GemmRegion:
-    """One region: ``columns`` is its N; ``lines`` are the epilogue's, from ``loads`` and the accumulators."""
+    """One region.
+
+    Attributes:
+        index: in the kernel.
+        title: its description, for a comment.
+        columns: the parameter with its N.
+        contractions: its products.
+        operands: all of its operands.
+        lines: statements of the epilogue, which compute from ``loads`` and the accumulators.
+        scalars: (name, type) of run-time scalars that the epilogue reads.
+    """
 
     index: int
     title: str
@@ -79,26 +113,50 @@ class GemmRegion:
 
     @property
     def loads(self) -> tuple[GemmOperand, ...]:
-        """What the epilogue reads."""
+        """Operands that the epilogue reads."""
         return tuple(operand for operand in self.operands if operand.role in ("load", "iota") and operand.value)
 
     @property
     def stores(self) -> tuple[GemmOperand, ...]:
+        """Operands that the epilogue writes."""
         return tuple(operand for operand in self.operands if operand.role == "store")
 
 
 @dataclass(frozen=True)
 class GemmContext:
-    """The whole kernel: ``m`` and ``k`` are its parameters of these names."""
+    """The whole kernel. Its parameters ``m`` and ``k`` are M and K of all regions.
+
+    Attributes:
+        regions: its regions.
+        integers: names of all integer parameters, in order.
+        scalars: (name, type) of all run-time scalars, in order.
+        batch: the parameters with the sizes of its batch.
+    """
 
     regions: tuple[GemmRegion, ...]
     integers: tuple[str, ...]
     scalars: tuple[tuple[str, str], ...]
+    batch: tuple[str, ...]
 
     @property
     def pointers(self) -> tuple[GemmOperand, ...]:
-        """Every operand in memory, in the order of the parameters."""
+        """Operands in memory, in the order of the kernel's parameters."""
         return tuple(operand for region in self.regions for operand in region.operands if operand.pointer)
+
+    def indices(self, matrix: str) -> list[tuple[str, str]]:
+        """(name, expression) of the index of matrix number ``matrix`` in each dimension of the batch."""
+        found: list[tuple[str, str]] = []
+        for dim in reversed(range(len(self.batch))):
+            inner = self.batch[dim + 1 :]
+            index = f"{matrix} / ({' * '.join(inner)})" if inner else matrix
+            found.append((f"z{dim}", f"{index} % {self.batch[dim]}" if dim else index))
+        return found
+
+    @property
+    def batch_steps(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Pointers and first values of iotas that differ between the matrices of a batch, with their batch strides."""
+        operands = (operand for region in self.regions for operand in region.operands)
+        return tuple((str(o.pointer or o.offset), o.batch_strides) for o in operands if o.batch_strides)
 
 
 def context(kernel: Kernel, layouts: Sequence[GemmLayout], dialect: Dialect) -> GemmContext:
@@ -109,21 +167,24 @@ def context(kernel: Kernel, layouts: Sequence[GemmLayout], dialect: Dialect) -> 
         ),
         integers=tuple(name for name, *_ in integer_names(kernel, layouts)),
         scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
+        batch=tuple(f"b{dim}" for dim in range(layouts[0].batch)),
     )
 
 
 class _Region:
+    """Builds the context of region ``number``."""
+
     def __init__(self, number: int, body: Body, layout: GemmLayout, dialect: Dialect):
         self.number, self.body, self.layout, self.dialect = number, body, layout, dialect
 
     def build(self) -> GemmRegion:
         epilogue = printed(self.body.instructions, self.dialect)
-        contractions = [self._contraction(index, part) for index, part in enumerate(self.body.contractions)]
-        described = zip(self.body.operands, self.layout.operands, strict=True)
-        parts = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in described)
+        contractions = [self._contraction(index, found) for index, found in enumerate(self.body.contractions)]
+        kinds = zip(self.body.operands, self.layout.operands, strict=True)
+        operands = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in kinds)
         return GemmRegion(
             index=self.number,
-            title=f"(rows, columns) over K: {parts}",
+            title=f"(rows, columns) over K: {operands}",
             columns=f"n{self.number}",
             contractions=tuple(contractions),
             operands=tuple(self._operand(index, epilogue) for index in range(len(self.body.operands))),
@@ -131,37 +192,37 @@ class _Region:
             scalars=tuple(epilogue.scalars.items()),
         )
 
-    def _contraction(self, index: int, part: Contraction) -> ContractionContext:
-        prologue = printed(part.x, self.dialect, f"x{index}_")  # may read the same operands as the epilogue
-        last = len(part.x) - 1
-        loads = dict.fromkeys(i.attr for i in part.x if i.op in ("load", "iota"))
-        accumulator = next(i.dtype for i in self.body.instructions if i.op == "matmul" and i.attr == index)
+    def _contraction(self, index: int, contraction: Contraction) -> ContractionContext:
+        prologue = printed(contraction.x, self.dialect, f"x{index}_")  # a prefix, as the epilogue may read the same
+        last = len(contraction.x) - 1
+        loads = dict.fromkeys(i.attr for i in contraction.x if i.op in ("load", "iota"))
+        accumulator = next(i.dtype for i in self.body.instructions if i.op == "contract" and i.attr == index)
         return ContractionContext(
             index=index,
             accumulator=f"acc{index}",
             type=self.dialect.types[accumulator],
-            described=part,
-            x=self._operand(part.activation, prologue) if part.activation is not None else None,
+            contraction=contraction,
+            x=self._operand(contraction.activation, prologue) if contraction.activation is not None else None,
             x_loads=tuple(self._operand(operand, prologue) for operand in loads),
             x_lines=tuple(prologue.lines.values()),
             x_scalars=tuple(prologue.scalars.items()),
             x_value=prologue.names[last],
-            x_type=self.dialect.types[part.x[last].dtype],
-            weight=tuple(self._operand(operand, prologue) for operand in part.weight),
+            x_type=self.dialect.types[contraction.x[last].dtype],
+            weight=tuple(self._operand(operand, prologue) for operand in contraction.weight),
         )
 
     def _operand(self, index: int, text: Printed) -> GemmOperand:
-        """Operand ``index``, its value as ``text`` names it."""
+        """Operand ``index``, whose value has the name that ``text`` gives it."""
         operand, kind = self.body.operands[index], self.layout.operands[index]
-        free = tuple(f"s{self.number}_{index}_{dim}" for dim in range(2))
-        fixed = {
-            "full": (free[0], "1"),
+        parameters = tuple(f"s{self.number}_{index}_{dim}" for dim in range(2))
+        strides = {
+            "full": (parameters[0], "1"),
             "column": ("0", "1"),
-            "row": (free[0], "0"),
+            "row": (parameters[0], "0"),
             "scalar": ("0", "0"),
-            "strided": free,
-            "k": (free[0], "1"),
-            "outer": ("1", free[1]),
+            "strided": parameters,
+            "k": (parameters[0], "1"),
+            "outer": ("1", parameters[1]),
             "whole": (),
         }
         return GemmOperand(
@@ -172,8 +233,9 @@ class _Region:
             storage=self.dialect.storage_types[operand.dtype],
             type=self.dialect.types[compute_dtype(operand.dtype)],
             value=text.values.get(index, ""),
-            strides=fixed[kind],
+            strides=strides[kind],
             pointer=f"p{self.number}_{index}" if operand.buffer is not None else None,
             offset=f"o{self.number}_{index}" if operand.kind == "iota" else "",
             unit=self.layout.units[index],
+            batch_strides=tuple(f"b{self.number}_{index}_{dim}" for dim in range(self.layout.batch) if kind != "whole"),
         )

@@ -1,7 +1,7 @@
-"""The context of ``templates/cpp/gemm.cpp.j2``: structs for the activation and for each region.
+"""The context of ``templates/gemm/gemm.cpp.j2``: structs for the activation and for each region.
 
-The mainloop is ``templates/cpp/include/jitgen/gemm.hpp``. The weights of a region are described by types of that
-header, its epilogue and the activation's prologue are loops over neighbours.
+The mainloop is ``templates/gemm/include/jitgen/gemm.hpp``. The weights of a region are described by types of that
+header. Its epilogue and the activation's prologue are loops over neighbouring elements, which the compiler vectorises.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
 FLAGS = ["-O2"]
-"""The mainloops are written in vectors, and loops over neighbours ask for them: what -O3 does beyond -O2 takes a
-quarter more time to compile, and gains nothing."""
-OTHER_ROWS = 12
-"""Of a tile, where the kernel is compiled a second time for processors without the dot product of bfloat16."""
+"""The mainloops are written with vector types, and loops over neighbours are marked ``omp simd``: -O3 takes a quarter
+more time to compile than -O2 and gains nothing."""
+GENERIC_TILE_ROWS = 12
+"""Rows of the tallest tile in the second copy of a mainloop, which is for processors without AVX-512's dot product of
+bfloat16. It is lower than the first copy's, to save compile time."""
 
 _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 
@@ -31,50 +32,62 @@ def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
-    contractions = [part for region in products.regions for part in region.contractions]
-    dtype = contractions[0].described.dtype
-    pairs = dtype == "bfloat16" and all(_in_pairs(part) for part in contractions)
+    contractions = [product for region in products.regions for product in region.contractions]
+    dtype = contractions[0].contraction.dtype
+    pairs = dtype == "bfloat16" and all(_in_pairs(product) for product in contractions)
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     scalars = [f"{kind} {name}" for name, kind in products.scalars]
     integers = [f"int64_t {name}" for name in products.integers]
     return {
-        # What may differ between two calls of one shape comes first, so that the rest is packed once.
+        # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
         "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
+        "names": _names(products),
         "x": _activation(contractions[0], dialect),
         "regions": [_region(region, products) for region in products.regions],
-        "regions_given": "".join(f", region{region.index}" for region in products.regions),
+        "region_arguments": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
         "compute": "Wide" if dtype == "float64" else "Singles",
         "pairs": pairs,
         "tile_rows": schedule.block_m,
-        # Beside a mainloop of pairs, the one for processors without their dot product is compiled in fewer sizes.
-        "other_rows": min(schedule.block_m, OTHER_ROWS) if pairs else schedule.block_m,
-        "fewest": fewest_rows(schedule),
+        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs else schedule.block_m,
+        "fewest_rows": fewest_rows(schedule),
+        "matrices": " * ".join(products.batch),
+        "matrix_lines": [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")],
+        "batch_steps": [
+            (name, " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(strides)))
+            for name, strides in products.batch_steps
+        ],
     }, {"flags": FLAGS}
 
 
-def _in_pairs(part: ContractionContext) -> bool:
-    """Whether its weights are bfloat16, exactly, two at a time."""
-    return part.described.format is not None or part.weight[0].dtype == "bfloat16"
+def _names(products: GemmContext) -> list[str]:
+    """Names of the entry's parameters, in order."""
+    pointers = [str(operand.pointer) for operand in products.pointers]
+    return [*pointers, *(name for name, _ in products.scalars), "threads", *products.integers, "streaming"]
+
+
+def _in_pairs(product: ContractionContext) -> bool:
+    """Whether the weights are exact in bfloat16, so that a dot product can take them in pairs."""
+    return product.contraction.format is not None or product.weight[0].dtype == "bfloat16"
 
 
 # -------------------------------------------------------------------------------------------------------- activation
 
 
-def _activation(part: ContractionContext, dialect: Dialect) -> dict[str, Any]:
-    storage = dialect.storage_types[part.described.dtype]
-    operands = [part.x] if part.x is not None else list(part.x_loads)
-    result = f"jitgen::store<{storage}>({part.x_value})"
-    if part.x is not None:
-        result = f"{_local(part.x)}[{_step(part.x, 'i')}]"
-    fields, arguments = _members(operands, [(kind, name) for name, kind in part.x_scalars])
+def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]:
+    storage = dialect.storage_types[product.contraction.dtype]
+    operands = [product.x] if product.x is not None else list(product.x_loads)
+    result = f"jitgen::store<{storage}>({product.x_value})"
+    if product.x is not None:
+        result = f"{_local(product.x)}[{_step(product.x, 'i')}]"
+    fields, arguments = _members(operands, [(kind, name) for name, kind in product.x_scalars])
     return {
         "storage": storage,
         "fields": fields,
         "arguments": arguments,
         "bases": [_base(operand, "m", "k") for operand in operands],
-        "loads": [] if part.x is not None else [_load(operand, "i") for operand in operands],
-        "lines": [] if part.x is not None else part.x_lines,
+        "loads": [] if product.x is not None else [_load(operand, "i") for operand in operands],
+        "lines": [] if product.x is not None else product.x_lines,
         "result": result,
     }
 
@@ -85,20 +98,20 @@ def _activation(part: ContractionContext, dialect: Dialect) -> dict[str, Any]:
 def _region(region: GemmRegion, products: GemmContext) -> dict[str, Any]:
     operands = [*region.loads, *region.stores]
     fields, arguments = _members(operands, [(kind, name) for name, kind in region.scalars])
-    weights = [_weight(part, region) for part in region.contractions]
+    weights = [_weight(product, region) for product in region.contractions]
     return {
         "index": region.index,
         "title": region.title,
         "weights": weights,
         "fields": fields,
-        "arguments": [*(weight["made"] for weight in weights), *arguments, region.columns],
+        "arguments": [*(weight["initializer"] for weight in weights), *arguments, region.columns],
         "bases": [_base(operand, "m", "first") for operand in operands],
-        "products": [{"name": part.accumulator, "index": part.index} for part in region.contractions],
+        "products": [{"name": product.accumulator, "index": product.index} for product in region.contractions],
         "loads": [_load(operand, "j") for operand in region.loads],
         "lines": region.lines,
         "stores": [
             {
-                "place": f"{_local(operand)}[{_step(operand, 'j')}]",
+                "target": f"{_local(operand)}[{_step(operand, 'j')}]",
                 "storage": operand.storage,
                 "value": operand.value,
             }
@@ -107,23 +120,25 @@ def _region(region: GemmRegion, products: GemmContext) -> dict[str, Any]:
     }
 
 
-def _weight(part: ContractionContext, region: GemmRegion) -> dict[str, Any]:
-    """The type of a weight, of ``gemm.hpp``, and how one is made from the kernel's parameters."""
-    described, pointers = part.described, [operand.pointer for operand in part.weight]
-    if described.format is None:
-        (weight,) = part.weight
+def _weight(product: ContractionContext, region: GemmRegion) -> dict[str, Any]:
+    """The type of a weight (of ``gemm_operands.hpp``), and its initializer from the kernel's parameters."""
+    contraction, pointers = product.contraction, [operand.pointer for operand in product.weight]
+    if contraction.format is None:
+        (weight,) = product.weight
         return {
-            "index": part.index,
+            "index": product.index,
             "type": f"jitgen::gemm::Dense<{weight.storage}, jitgen::gemm::Along::{_ALONG[weight.kind]}>",
-            "made": f"{{{weight.pointer}, {region.columns}, k, {', '.join(weight.strides)}}}",
+            "initializer": f"{{{weight.pointer}, {region.columns}, k, {', '.join(weight.strides)}}}",
         }
-    format = formats.find(described.format)
+    format = formats.find(contraction.format)
     zeros = pointers[2] if format.zero_point else "nullptr"
-    options = f"{format.bits}, {described.group_size or 0}, {str(format.zero_point).lower()}, {part.weight[1].storage}"
+    options = (
+        f"{format.bits}, {contraction.group_size or 0}, {str(format.zero_point).lower()}, {product.weight[1].storage}"
+    )
     return {
-        "index": part.index,
+        "index": product.index,
         "type": f"jitgen::gemm::Quantised<{options}>",
-        "made": f"{{{pointers[0]}, {pointers[1]}, {zeros}, k}}",
+        "initializer": f"{{{pointers[0]}, {pointers[1]}, {zeros}, k}}",
     }
 
 
@@ -131,7 +146,8 @@ def _weight(part: ContractionContext, region: GemmRegion) -> dict[str, Any]:
 
 
 def _members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Fields of a struct for all that ``operands`` and ``scalars`` need, and the parameters that fill them."""
+    """(fields, names): the fields of a struct with these operands and scalars (type, name), and the kernel's parameters
+    that initialise them."""
     fields, names = [], []
     for operand in operands:
         if operand.pointer is not None:
@@ -152,11 +168,12 @@ def _pointer(operand: GemmOperand) -> str:
 
 
 def _local(operand: GemmOperand) -> str:
-    """Where a run of neighbours begins: a pointer, or an iota's value there."""
+    """The local variable for the beginning of a run of neighbours: a pointer, or an iota's value there."""
     return f"from{operand.index}"
 
 
 def _base(operand: GemmOperand, row: str, column: str) -> str:
+    """The definition of that variable."""
     position = operand.position(row, column)
     if operand.pointer is None:
         return f"const int64_t {_local(operand)} = {position}"
@@ -164,7 +181,7 @@ def _base(operand: GemmOperand, row: str, column: str) -> str:
 
 
 def _step(operand: GemmOperand, index: str) -> str:
-    """The offset of neighbour ``index`` of a run."""
+    """The offset of neighbour ``index`` from the run's beginning, in elements."""
     stride = operand.strides[1]
     return {"0": "0", "1": index}.get(stride, f"{index} * {stride}")
 

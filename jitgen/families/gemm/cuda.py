@@ -1,7 +1,7 @@
-"""The context of ``templates/cuda/gemm.cu.j2``: each region's epilogue, weights and mainloop.
+"""The context of ``templates/gemm/gemm.cu.j2``: each region's epilogue, weights and mainloop.
 
-The mainloops are static headers, ``templates/cuda/include/jitgen/gemm_*.cuh``; what is generated is a functor for the
-epilogue of each region, the types that describe its weights, and an entry that deals blocks out to the regions.
+The mainloops are static headers, ``templates/gemm/include/jitgen/gemm_*.cuh``. Generated are a functor for the epilogue
+of each region, the types that describe its weights, and an entry that distributes blocks among the regions.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vec
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.body import Contraction
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
 SUMS_TOKENS = 16
-"""Up to so many tokens the bias of 4-bit codes is removed through the sum of x, which costs one product for each eight
-tokens and not four instructions for each eight codes."""
+"""Tokens of a tile up to which the bias of 4-bit codes is removed through the sum of x. That costs one more product for
+each eight tokens, instead of four instructions for each eight codes."""
 
 
 def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
-    if schedule.maps:
+    if schedule.tensor_maps:
         return _mapped(kernel, layouts, schedule, products)
     first = products.regions[0].contractions[0]
-    shape = shape_of(schedule, len(products.regions[0].contractions), first.described.dtype)
-    resident = _resident(shape, first.described)
+    shape = shape_of(schedule, len(products.regions[0].contractions), first.contraction.dtype)
+    resident = _resident(shape, first.contraction)
     parameters = [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
     parameters += [f"Index {name}" for name in products.integers]
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = [
         _region(region, layout, shape.width)
         | dict(zip(("config", "weight_type"), _config(region, layout, schedule, shape), strict=True))
-        | {"weights": [_weight(part, region, schedule.path) for part in region.contractions]}
+        | {"weights": [_weight(product, region, schedule.path) for product in region.contractions]}
         for region, layout in zip(products.regions, layouts, strict=True)
     ]
     mainloop = _MAINLOOPS[schedule.path]
@@ -56,19 +56,37 @@ def build(
         "bounds": f"{schedule.block_threads}, {resident}" if resident else str(schedule.block_threads),
         "mainloop": mainloop.headers,
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
-        "cluster_attribute": f"__cluster_dims__({schedule.split}, 1, 1) " if schedule.split > 1 else "",
+        "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
+        if schedule.cluster_k_splits > 1
+        else "",
         "regions": regions,
-        "alike": len({(part["config"], part["weight_type"]) for part in regions}) == 1,
-        "epilogues": [f"epilogue{part['index']}" for part in regions],
-        "call": f"{mainloop.name}_gemm",
-        "shared_type": mainloop.shared.format(scalar=dialect.storage_types[first.described.dtype]),
+        "alike": len({(region["config"], region["weight_type"]) for region in regions}) == 1,
+        "epilogues": [f"epilogue{region['index']}" for region in regions],
+        "function": f"{mainloop.name}_gemm",
+        "shared_type": mainloop.shared.format(scalar=dialect.storage_types[first.contraction.dtype]),
         "x": _activation(first, schedule.path),
+        "matrices": " * ".join(f"int64_t({size})" for size in products.batch),
+        "matrix_lines": _matrix_lines(products),
     }, {}
+
+
+def _matrix_lines(products: GemmContext) -> list[str]:
+    """Statements that move a block's pointers to its matrices of the batch."""
+    lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
+    for name, strides in products.batch_steps:
+        lines.append(f"{name} += {' + '.join(f'z{dim} * {stride}' for dim, stride in enumerate(strides))};")
+    return lines
 
 
 @dataclass(frozen=True)
 class _Mainloop:
-    """Headers, the name of its function, and the type that knows its shared memory."""
+    """A mainloop.
+
+    Attributes:
+        name: its function is ``jitgen::<name>_gemm``.
+        shared: the type whose ``bytes`` is the shared memory of a block.
+        headers: the files that define it.
+    """
 
     name: str
     shared: str
@@ -86,44 +104,45 @@ _MAINLOOPS = {
 }
 
 
-def _resident(shape: Shape, part: Contraction) -> int:
-    """``shape.resident``, less where the weights need more registers than 4-bit codes for bfloat16 do."""
-    fine = part.group_size is not None and part.group_size % 64 != 0
-    plain = part.format == "int4" and not fine and part.dtype == "bfloat16"
+def _resident(shape: Shape, contraction: Contraction) -> int:
+    """``shape.resident``, or less where weights need more registers to decode than 4-bit codes for bfloat16 do."""
+    short_groups = contraction.group_size is not None and contraction.group_size % 64 != 0
+    plain = contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
     return shape.resident if plain else min(shape.resident, 3 if shape.tokens == 1 else 1)
 
 
 # -------------------------------------------------------------------------------------------------------- activation
 
 
-def _activation(part: ContractionContext, path: str) -> str:
-    """The mainloop's argument for x."""
-    if part.x is None:
+def _activation(product: ContractionContext, path: str) -> str:
+    """The mainloop's argument for x: the ``Activation`` functor of a prologue, or a type that describes the tensor."""
+    if product.x is None:
         return "jitgen::SimtComputed<Activation>{activation}" if path == "simt" else "activation"
-    x = part.x
+    x = product.x
     vector = 1 if path != "dense" and x.kind != "k" else x.unit
-    made = _simt_dense([x]) if path == "simt" else f"jitgen::StoredActivation<{_list(x.storage, vector)}>"
-    return f"{made}{{{', '.join([str(x.pointer), *x.strides])}}}"
+    type_of_x = _simt_dense([x]) if path == "simt" else f"jitgen::StoredActivation<{_list(x.storage, vector)}>"
+    return f"{type_of_x}{{{', '.join([str(x.pointer), *x.strides])}}}"
 
 
-def _prologue(part: ContractionContext, layout: GemmLayout, dialect: Dialect) -> dict[str, Any]:
-    """The functor that computes x, 16 bytes of it at a time."""
-    width = ACCESS_BYTES // item_size(part.described.dtype)
-    fields, arguments = members(part.x_loads, part.x_scalars)
+def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect) -> dict[str, Any]:
+    """The context of the functor that computes x, 16 bytes of it in one call."""
+    width = ACCESS_BYTES // item_size(product.contraction.dtype)
+    fields, arguments = members(product.x_loads, product.x_scalars)
     return {
-        **reads(part.x_loads, width),
+        **reads(product.x_loads, width),
         "fields": fields,
         "arguments": arguments,
-        "element": dialect.storage_types[part.described.dtype],
+        "element": dialect.storage_types[product.contraction.dtype],
         "vector": width,
         "whole": layout.length_unit >= width,
-        "lines": part.x_lines,
-        "value": part.x_value,
+        "lines": product.x_lines,
+        "value": product.x_value,
     }
 
 
 def _simt_dense(operands: Sequence[GemmOperand]) -> str:
-    """The type of dense operands of the ``simt`` mainloop; where they lie differently none is taken to lie well."""
+    """The type of dense operands of the ``simt`` mainloop. All of them have one type: where their layouts differ, every
+    one is read element by element."""
     kinds = {operand.kind for operand in operands}
     vector = min(operand.unit for operand in operands) if len(kinds) == 1 else 1
     return f"jitgen::SimtDense<{_list(operands[0].storage, kinds != {'outer'}, vector)}>"
@@ -145,11 +164,19 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     parameters += [f"{kind} {name}" for name, kind in products.scalars]
     regions = []
     for region, layout in zip(products.regions, layouts, strict=True):
-        own = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
-        weights = [f"Weight{_weight(part, region, schedule.path)}" for part in region.contractions] if quantised else []
-        parts = [f"{{{', '.join(weights)}}}"] if quantised else []
-        made = ", ".join([*parts, f"{{{', '.join(own)}}}", f"int({region.columns})"])
-        regions.append(_region(region, layout, wgmma.EPILOGUE_WIDTH) | {"made": f"{{{made}}}"})
+        maps = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
+        weights = (
+            [f"Weight{_weight(product, region, schedule.path)}" for product in region.contractions] if quantised else []
+        )
+        members_of_weights = [f"{{{', '.join(weights)}}}"] if quantised else []
+        initializer = ", ".join([*members_of_weights, f"{{{', '.join(maps)}}}", f"int({region.columns})"])
+        found = _region(region, layout, wgmma.EPILOGUE_WIDTH) | {"initializer": f"{{{initializer}}}"}
+        if products.batch:
+            found["matrix_lines"] = _epilogue_moves(region, products)
+            strides = [name for o in (*region.loads, *region.stores) for name in o.batch_strides]
+            found["fields"] = [*found["fields"], *(f"Index {name}" for name in (*products.batch, *strides))]
+            found["arguments"] = [*found["arguments"], *products.batch, *strides]
+        regions.append(found)
     return {
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
@@ -161,13 +188,43 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
         "shape_type": "jitgen::QuantizedShape<Config, Weight>" if quantised else "jitgen::DenseShape<Config>",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
-        "call": f"gemm_{schedule.path}<{'Config, Weight' if quantised else 'Config'}>",
+        "function": f"gemm_{schedule.path}<{'Config, Weight' if quantised else 'Config'}>",
         "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",
         "element": first.x.storage,
         "regions": regions,
         "alike": True,
-        "epilogues": [f"epilogue{part['index']}" for part in regions],
+        "epilogues": [f"epilogue{region['index']}" for region in regions],
+        "batch": _batch(products),
     }, {}
+
+
+def _batch(products: GemmContext) -> str:
+    """The initializer of the mainloop's ``MatrixBatch``; empty without a batch."""
+    if not products.batch:
+        return ""
+    (region,) = products.regions
+    sizes = [f"int({size})" for size in products.batch]
+    assert region.contractions[0].x is not None
+    operands = (region.contractions[0].x, *(product.weight[0] for product in region.contractions))
+    walks = [_batch_walk(operand) for operand in operands]
+    return f"{{{' * '.join(sizes)}, {sizes[-1]}, {walks[0]}, {{{', '.join(walks[1:])}}}}}"
+
+
+def _batch_walk(operand: GemmOperand) -> str:
+    """Initializer of a ``MatrixWalk``: for the outer and the inner dimension of the batch, whether an operand has a
+    matrix for each step. It has only one where its stride is 0."""
+    steps = [f"{stride} != 0" for stride in operand.batch_strides]
+    return f"{{{', '.join(['0'] * (wgmma.BATCH_RANK - len(steps)) + steps)}}}"
+
+
+def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
+    """Statements that move the pointers of an epilogue to one matrix of the batch."""
+    moved = [operand for operand in (*region.loads, *region.stores) if operand.batch_strides]
+    lines = [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")]
+    for operand in moved:
+        steps = " + ".join(f"z{dim} * {stride}" for dim, stride in enumerate(operand.batch_strides))
+        lines.append(f"moved.{operand.pointer or operand.offset} += {steps};")
+    return lines if moved else []
 
 
 def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tuple[str, str, str]]:
@@ -182,7 +239,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
             "blocks": wgmma.blocks_of_rows(schedule, count),
             "span": schedule.block_k // wgmma.CHUNK,
             "steps": schedule.steps,
-            "split": schedule.split,
+            "split": schedule.cluster_k_splits,
             "stagger": schedule.stagger,
         }
     else:
@@ -192,6 +249,8 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
     yield "bool", "trimmed", str(wgmma.is_trimmed(schedule)).lower()
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"resident": schedule.resident}
+    if schedule.path == wgmma.DENSE and schedule.steps > 1:
+        numbers |= {"turn": schedule.steps}
     for name, value in numbers.items():
         yield "int", name, str(value)
 
@@ -200,7 +259,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
 
 
 def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any]:
-    """A region's epilogue, computed for ``width`` columns of a row at a time."""
+    """The context of a region's epilogue; one call computes ``width`` columns of a row."""
     fields, arguments = members((*region.loads, *region.stores), region.scalars)
     return {
         "index": region.index,
@@ -210,51 +269,71 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any
         "arguments": arguments,
         "contractions": len(region.contractions),
         "accumulator": region.contractions[0].type,
-        "accumulators": [part.accumulator for part in region.contractions],
+        "accumulators": [product.accumulator for product in region.contractions],
         "whole": layout.columns_unit >= width,
+        "matrix_lines": [],
         **reads(region.loads, width),
         "lines": region.lines,
         "stores": [vector(operand, width) | {"step": operand.strides[1]} for operand in region.stores],
     }
 
 
-def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, s: Shape) -> tuple[str, str]:
+def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, shape: Shape) -> tuple[str, str]:
     """The types of a region's mainloop configuration and of its weights."""
     first = region.contractions[0]
-    count, dtype = len(region.contractions), first.described.dtype
+    count, dtype = len(region.contractions), first.contraction.dtype
     storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
     numbers: tuple[int, ...]
     if schedule.path in ("mma", "rows", "columns"):
-        numbers = (count, s.tokens, s.row_tiles, s.warps_n, s.warps_k, schedule.split, schedule.stages, s.window)
+        numbers = (
+            count,
+            shape.tokens,
+            shape.row_tiles,
+            shape.warps_n,
+            shape.warps_k,
+            schedule.cluster_k_splits,
+            schedule.stages,
+            shape.window,
+        )
         if schedule.path != "mma":
             kind = "DenseRows" if schedule.path == "rows" else "DenseColumns"
             weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
-            return f"jitgen::MmaConfig<{_list(*numbers, s.width, False)}>", weight
-        format = formats.find(first.described.format or "")
-        sums = format.bits == 4 and dtype == "bfloat16" and s.tokens <= SUMS_TOKENS
-        return f"jitgen::MmaConfig<{_list(*numbers, s.width, sums)}>", _quantised(first, storage)
+            return f"jitgen::MmaConfig<{_list(*numbers, shape.width, False)}>", weight
+        format = formats.find(first.contraction.format or "")
+        sums = format.bits == 4 and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
+        return f"jitgen::MmaConfig<{_list(*numbers, shape.width, sums)}>", _quantised(first, storage)
     if schedule.path in ("stream", "stream_outer"):
-        numbers = (count, s.tokens, s.run[0], s.warps_n, s.warps_k, schedule.split, schedule.stages, s.window)
+        numbers = (
+            count,
+            shape.tokens,
+            shape.thread_tile[0],
+            shape.warps_n,
+            shape.warps_k,
+            schedule.cluster_k_splits,
+            schedule.stages,
+            shape.window,
+        )
         along_k = schedule.path == "stream"
-        config = f"jitgen::StreamConfig<{_list(storage, *numbers, s.width, along_k, s.run[1])}>"
+        config = f"jitgen::StreamConfig<{_list(storage, *numbers, shape.width, along_k, shape.thread_tile[1])}>"
         return config, f"jitgen::StreamWeight<{storage}>"
     if schedule.path == "dense":
-        # Neighbouring weights of one region may lie differently; then none is taken to lie well.
-        kinds = {part.weight[0].kind for part in region.contractions}
-        unit = min(part.weight[0].unit for part in region.contractions)
-        tiles = (s.token_tiles, s.row_tiles, s.warps_m, s.warps_n, s.warps_k)
+        # The mainloop takes one layout for all weights of a region: where they differ, none is taken to be contiguous.
+        kinds = {product.weight[0].kind for product in region.contractions}
+        unit = min(product.weight[0].unit for product in region.contractions)
+        tiles = (shape.token_tiles, shape.row_tiles, shape.warps_m, shape.warps_n, shape.warps_k)
         w = (_along(kinds.pop()), unit) if len(kinds) == 1 else (_along("strided"), 1)
-        steps = (schedule.split, schedule.stages, s.width)
+        steps = (schedule.cluster_k_splits, schedule.stages, shape.width)
         x = _along(first.x.kind if first.x is not None else "k")
         return f"jitgen::DenseConfig<{_list(count, *tiles, *steps, x, *w)}>", f"jitgen::DenseWeight<{storage}>"
-    tiles = (s.tokens, s.rows, schedule.block_k, *s.run)
-    config = f"jitgen::SimtConfig<{_list(count, *tiles, schedule.split, s.width)}>"
-    if first.described.format is not None:
+    tiles = (shape.tokens, shape.rows, schedule.block_k, *shape.thread_tile)
+    config = f"jitgen::SimtConfig<{_list(count, *tiles, schedule.cluster_k_splits, shape.width)}>"
+    if first.contraction.format is not None:
         return config, f"jitgen::SimtQuant<{_quantised(first, 'jitgen::bfloat16')}>"
-    return config, _simt_dense([part.weight[0] for part in region.contractions])
+    return config, _simt_dense([product.weight[0] for product in region.contractions])
 
 
 def _list(*values: Any) -> str:
+    """Template arguments."""
     return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
 
 
@@ -262,20 +341,21 @@ def _along(kind: str) -> str:
     return f"jitgen::Along::{ {'k': 'k', 'outer': 'outer'}.get(kind, 'neither') }"
 
 
-def _quantised(part: ContractionContext, element: str) -> str:
-    format = formats.find(part.described.format or "")
-    values = (element, format.bits, format.zero_point, part.weight[1].storage, part.described.group_size or 0)
+def _quantised(product: ContractionContext, element: str) -> str:
+    """The type of a quantised weight, for an x of type ``element``."""
+    format = formats.find(product.contraction.format or "")
+    values = (element, format.bits, format.zero_point, product.weight[1].storage, product.contraction.group_size or 0)
     return f"jitgen::QuantWeight<{_list(*values)}>"
 
 
-def _weight(part: ContractionContext, region: GemmRegion, path: str) -> str:
-    """How a weight's type is made from the kernel's parameters."""
-    if part.described.format is None:
-        (weight,) = part.weight
+def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
+    """The initializer of a weight, from the kernel's parameters."""
+    if product.contraction.format is None:
+        (weight,) = product.weight
         if path in ("rows", "columns"):
             stride = weight.strides[0 if path == "rows" else 1]
             return f"{{{{{weight.pointer}, {stride}, int({region.columns}), int(k)}}}}"
         return f"{{{', '.join([str(weight.pointer), *weight.strides])}}}"
-    codes, scales, *zeros = (str(operand.pointer) for operand in part.weight)
-    made = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"
-    return f"{{{made}}}" if path == "simt" else made
+    codes, scales, *zeros = (str(operand.pointer) for operand in product.weight)
+    initializer = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"
+    return f"{{{initializer}}}" if path == "simt" else initializer

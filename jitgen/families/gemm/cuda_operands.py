@@ -1,6 +1,6 @@
-"""Operands of generated functors: the epilogue of a matmul kernel on a GPU, and the activation's prologue.
+"""Operands of the functors that the cuda dialect generates: the epilogue, and the activation's prologue.
 
-Both compute ``width`` neighbours of one row together: columns of the result, k's of the activation.
+One call of either computes ``width`` neighbours of one row: columns of the result, or k's of the activation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jitgen.families.gemm.context import GemmOperand
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, item_size
 
 
 def pointer_type(operand: GemmOperand) -> str:
@@ -17,7 +17,8 @@ def pointer_type(operand: GemmOperand) -> str:
 
 
 def members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Fields for all that operands and scalars (name, type) need, and the parameters that fill them."""
+    """(fields, names): the fields of a functor with these operands and scalars (name, type), and the parameters of the
+    kernel that initialise them."""
     fields, names = [], []
     for operand in operands:
         if operand.pointer is not None:
@@ -34,7 +35,7 @@ def members(operands: Iterable[GemmOperand], scalars: Iterable[tuple[str, str]])
 
 
 def reads(operands: Sequence[GemmOperand], width: int) -> dict[str, list[dict[str, Any]]]:
-    """What is read, by how: neighbours side by side, one number for all of them, and each by itself."""
+    """Operands by how a call reads them: a vector of neighbours, one number for the row, or element by element."""
     return {
         "vectors": [vector(operand, width) for operand in operands if operand.kind in ("full", "column")],
         "singles": [_single(operand) for operand in operands if operand.kind in ("row", "scalar")],
@@ -43,14 +44,14 @@ def reads(operands: Sequence[GemmOperand], width: int) -> dict[str, list[dict[st
 
 
 def vector(operand: GemmOperand, width: int) -> dict[str, Any]:
-    """An operand whose neighbouring columns are neighbours; ``access``: they move together."""
+    """An operand that is contiguous along columns; ``access`` is whether one access may move all ``width`` of them."""
     elements = min(width, ACCESS_BYTES // item_size(operand.dtype))
     return {
         "index": operand.index,
         "storage": operand.storage,
         "type": operand.type,
         "value": operand.value,
-        "place": f"{operand.pointer} + ({operand.position('m', 'n')})",
+        "address": f"{operand.pointer} + ({operand.position('m', 'n')})",
         "access": operand.strides[1] == "1" and operand.unit >= elements,
     }
 

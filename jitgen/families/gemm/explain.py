@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.ir.body import Body, Contraction
@@ -11,19 +12,21 @@ from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
 
-def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, tiled: bool) -> list[str]:
+def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, device: Device) -> list[str]:
     """A title, the mainloop, and a line for each region."""
     count = sum(len(body.contractions) for body in kernel.bodies)
-    together = f", {count} products of one activation" if count > 1 else ""
+    products = f", {count} products of one activation" if count > 1 else ""
     tile = f"tiles of {schedule.block_m} x {schedule.block_n}, {schedule.block_k} of K at a time"
-    where = "in the same kernel" if schedule.parts == 1 else "in the kernel that follows"
-    lines = [f"matrix product by the {schedule.path} mainloop{together}, the epilogue {where}", tile]
-    if schedule.split > 1:
-        lines.append(f"K is split over {schedule.split} blocks, whose sums are added in order before the epilogue")
-    if schedule.parts > 1:
+    where = "in the same kernel" if schedule.k_splits == 1 else "in the kernel that follows"
+    lines = [f"matrix product by the {schedule.path} mainloop{products}, the epilogue {where}", tile]
+    if schedule.cluster_k_splits > 1:
         lines.append(
-            f"K is split over {schedule.parts} blocks, because there are few tiles: their sums go to a temporary, and "
-            "the kernel that follows adds them in order and runs the epilogue once"
+            f"K is split over {schedule.cluster_k_splits} blocks, whose sums are added in order before the epilogue"
+        )
+    if schedule.k_splits > 1:
+        lines.append(
+            f"K is split over {schedule.k_splits} blocks, because there are few tiles: their sums go to a "
+            "temporary, and the kernel that follows adds them in order and runs the epilogue once"
         )
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         operations = sum(instruction.op in OPS for instruction in body.instructions)

@@ -1,29 +1,42 @@
-"""From a call's geometry to kernel arguments: needs no template, no compiler and no device."""
+"""From a call's geometry to a launch: grid, arguments and the amount of work.
+
+Neither a template nor a compiler nor a device is needed for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from jitgen.device import Device
+from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
 from jitgen.families.gemm import wgmma
-from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
+from jitgen.families.gemm.layout import QUANTIZED_COMPONENTS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
-from jitgen.families.layout import LaunchArguments, item_size, pointwise_flops
+from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
+MOST_MATRICES_PER_GRID_ROW = 32768
+"""Matrices along the grid's second dimension, which CUDA limits to 65535 blocks; more of them use the third one too."""
 _FREE_STRIDES = {"full": (0,), "row": (0,), "strided": (0, 1), "k": (0,), "outer": (1,)}
-"""Which of an operand's two strides are run-time integers, by its kind in the layout."""
+"""Which of an operand's two strides are parameters of the kernel, by its kind in the layout."""
 
 
 def integer_names(kernel: Kernel, layouts: Sequence[GemmLayout]) -> Iterator[tuple[str, str, int, int, int]]:
     """The integer parameters in order, as (name, what, region, operand, dim).
 
-    ``m`` and ``k`` of the whole kernel; for each region ``n<region>``; ``o<region>_<operand>`` an iota's first value;
-    ``s<region>_<operand>_<dim>`` those strides that the operand's kind leaves open (dim 0 is the row, or a dense
-    weight's column; dim 1 the column, or K).
+    The whole kernel has ``m``, ``k`` and the sizes ``b<dim>`` of its batch. A region has ``n<region>``, and for its
+    operands:
+
+    * ``o<region>_<operand>``: the first value of an iota.
+    * ``s<region>_<operand>_<dim>``: a stride that the operand's kind does not fix. Dim 0 is the row, or the column of a
+      dense weight; dim 1 is the column, or K.
+    * ``b<region>_<operand>_<dim>``: the stride along dimension ``dim`` of the batch.
     """
     yield "m", "rows", 0, -1, -1
     yield "k", "length", 0, -1, -1
+    for dim in range(layouts[0].batch):
+        yield f"b{dim}", "batch", 0, -1, dim
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         yield f"n{region}", "columns", region, -1, -1
         for index, (operand, kind) in enumerate(zip(body.operands, layout.operands, strict=True)):
@@ -31,48 +44,92 @@ def integer_names(kernel: Kernel, layouts: Sequence[GemmLayout]) -> Iterator[tup
                 yield f"o{region}_{index}", "offset", region, index, -1
             for dim in _FREE_STRIDES.get(kind, ()):
                 yield f"s{region}_{index}_{dim}", "stride", region, index, dim
+            for dim in range(layout.batch if operand.kind not in QUANTIZED_COMPONENTS else 0):
+                yield f"b{region}_{index}_{dim}", "batch stride", region, index, dim
 
 
-def launch_arguments(
+def arguments(
     kernel: Kernel,
     layouts: Sequence[GemmLayout],
     geometries: Sequence[GemmGeometry],
     schedule: GemmSchedule,
-    tiled: bool,
-) -> LaunchArguments:
-    """The arguments of one launch. A product over K = 0 still runs: its accumulator is 0."""
-    pointers, written, moved = [], 0, 0
-    seen: set[tuple[int, int]] = set()
-    for body, geometry in zip(kernel.bodies, geometries, strict=True):
-        for operand, offset, extent in zip(body.operands, geometry.offsets, geometry.extents, strict=True):
-            if operand.buffer is None:
-                continue
-            size = item_size(operand.dtype)
-            pointers.append((operand.buffer, offset * size))
-            if operand.kind == "store":
-                written += schedule.parts * extent * size
-            elif (operand.buffer, offset) not in seen:
-                moved += extent * size
-            seen.add((operand.buffer, offset))
+    device: Device,
+) -> Arguments:
+    """The arguments of one launch."""
+    pointers = tuple(
+        (operand.buffer, offset * item_size(operand.dtype))
+        for body, geometry in zip(kernel.bodies, geometries, strict=True)
+        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
+        if operand.buffer is not None
+    )
     value = {
         "rows": lambda r, o, d: geometries[r].rows,
         "length": lambda r, o, d: geometries[r].length,
         "columns": lambda r, o, d: geometries[r].columns,
         "offset": lambda r, o, d: geometries[r].offsets[o],
         "stride": lambda r, o, d: geometries[r].strides[o][d],
+        "batch": lambda r, o, d: geometries[r].batch[d],
+        "batch stride": lambda r, o, d: geometries[r].batch_strides[o][d],
     }
     integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
+    mapped = schedule.tensor_maps and any(geometry.elements for geometry in geometries)
+    maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule)) if mapped else ()
+    return Arguments(pointers, integers, schedule.wide, maps)
+
+
+def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule) -> Work:
+    """The amount of work of one launch. A product over K = 0 has work too: its accumulators are 0."""
+    written = moved = 0
+    seen: set[tuple[int, int]] = set()
+    for body, geometry in zip(kernel.bodies, geometries, strict=True):
+        for operand, offset, extent in zip(body.operands, geometry.offsets, geometry.extents, strict=True):
+            if operand.buffer is None:
+                continue
+            size = item_size(operand.dtype)
+            if operand.kind == "store":
+                written += schedule.k_splits * extent * size
+            elif (operand.buffer, offset) not in seen:
+                moved += extent * size
+            seen.add((operand.buffer, offset))
     elements = sum(geometry.elements for geometry in geometries)
-    blocks = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries])
-    pairs = zip(kernel.bodies, geometries, strict=True)
-    flops = sum(_flops(body, geometry) for body, geometry in pairs)
-    maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule)) if elements and schedule.maps else ()
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved + written, flops, maps)
+    flops = sum(_flops(body, geometry) for body, geometry in zip(kernel.bodies, geometries, strict=True))
+    return Work(elements, written, moved + written, flops)
+
+
+def launch(
+    kernel: Kernel,
+    layouts: Sequence[GemmLayout],
+    geometries: Sequence[GemmGeometry],
+    schedule: GemmSchedule,
+    device: Device,
+) -> LaunchShape:
+    """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once."""
+    blocks, matrices = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries]), 1
+    if schedule.tensor_maps:  # these mainloops number the tiles of all matrices in one sequence
+        blocks *= geometries[0].matrices
+    else:
+        matrices = geometries[0].matrices
+    return LaunchShape(
+        grid=(blocks, *_grid_of_matrices(matrices)),
+        block=(schedule.block_threads, 1, 1),
+        cluster=schedule.cluster,
+        shared_bytes=schedule.shared_bytes,
+        attributes=frozenset({OVERLAPS} if schedule.dependent_launch and device.overlaps_launches else ()),
+        persistence=Persistence("multiprocessors", schedule.resident) if schedule.resident else None,
+    )
+
+
+def _grid_of_matrices(matrices: int) -> tuple[int, int]:
+    """The grid's second and third dimension. The last row of the third may have more blocks than matrices are left."""
+    if matrices <= MOST_MATRICES_PER_GRID_ROW:
+        return max(matrices, 1), 1
+    return MOST_MATRICES_PER_GRID_ROW, -(-matrices // MOST_MATRICES_PER_GRID_ROW)
 
 
 def _flops(body: Body, geometry: GemmGeometry) -> int:
+    """Operations of the epilogue, the products and the prologue."""
     total = pointwise_flops(body.instructions, geometry.elements)
     for contraction in body.contractions:
         total += 2 * geometry.elements * geometry.length
-        total += pointwise_flops(contraction.x, geometry.rows * geometry.length)
+        total += pointwise_flops(contraction.x, geometry.matrices * geometry.rows * geometry.length)
     return total

@@ -1,45 +1,53 @@
-"""Where a matmul kernel's operands lie: two strides each, and what they allow.
+"""The strides of a matmul kernel's operands, and what accesses they allow.
 
-Every operand of a region is a matrix: the activation is (M, K), a dense weight (N, K), and what the epilogue reads and
-writes (M, N). A quantised weight's parts are read whole, in the order their layout gives them.
+Every operand of a region is a matrix, or a batch of them: the activation is (M, K), a dense weight is (N, K), and what
+the epilogue reads and writes is (M, N). The tensors of a quantised weight (codes, scales and zero-points) have no
+strides of that kind: mainloops read all of them, in the order of their quantisation layout (``jitgen/quant/layouts``).
 
-As in ``families/layout.py`` the outcome is split into the *layout*, which decides the source, and the *geometry*, which
-a launch passes.
+As for pointwise kernels, the strides of a call are described by a *layout*, on which the source depends, and a
+*geometry*, whose numbers a launch passes as arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jitgen.families.layout import ACCESS_BYTES, INDEX_LIMIT, Memory, base_of, item_size, locate
+from jitgen.families.family import Call
+from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
+from jitgen.ir.views import Memory, Strided
 
-QUANTIZED_PARTS = ("codes", "scales", "zeros")
+QUANTIZED_COMPONENTS = ("codes", "scales", "zeros")
+"""Kinds of the operands that make up a quantised weight."""
 MAX_UNIT = 16
+"""Elements that one access moves at most: 16 bytes of a one-byte dtype."""
 
 
 @dataclass(frozen=True)
 class GemmLayout:
-    """The part of a region's strides that decides its source. Device-neutral.
+    """What the source depends on of a region's strides. It is the same for every device.
 
     Attributes:
-        operands: for each operand, by its kind:
+        operands: the kind of each operand's strides:
 
-            * ``load``, ``store`` and ``iota``: ``"full"`` (column stride 1), ``"column"`` (row stride 0, column stride
-              1: a bias), ``"row"`` (column stride 0: a value for each row), ``"scalar"``, or ``"strided"``; so what a
-              prologue reads too, K being its columns;
+            * ``load``, ``store`` and ``iota``: ``"full"`` (column stride 1), ``"column"`` (row stride 0 and column
+              stride 1, such as a bias), ``"row"`` (column stride 0: one value for each row), ``"scalar"`` (both strides
+              0), or ``"strided"``. The same kinds describe what a prologue reads, with K for the columns.
             * ``x`` and ``weight``: ``"k"`` (stride 1 along K), ``"outer"`` (stride 1 along rows or columns), or
-              ``"strided"``;
-            * a quantised weight's parts: ``"whole"``.
-        units: for each operand, the largest power of two of elements, at most 16, by which its address and its other
-            stride divide, up to 16 bytes: what one access may move. 1 where no stride is 1.
+              ``"strided"``.
+            * The components of a quantised weight: ``"whole"``.
+        units: for each operand, how many elements one access may move: the largest power of two by which its address
+            and its other strides are divisible, up to 16 bytes. 1 where no stride is 1.
         columns_unit: the largest power of two, at most 16, that divides N.
         length_unit: the largest power of two, at most 128, that divides K.
         wide: whether an index can reach 2**31.
+        batch: how many dimensions the batch has, after those that all operands of the kernel walk without a gap have
+            been merged.
     """
 
     operands: tuple[str, ...]
@@ -47,18 +55,23 @@ class GemmLayout:
     columns_unit: int
     length_unit: int
     wide: bool
+    batch: int = 0
 
 
 @dataclass(frozen=True)
 class GemmGeometry:
-    """A region's sizes and strides in a call.
+    """A region's sizes and strides in one call.
 
     Attributes:
-        rows, columns, length: M, N, K.
-        strides: per operand, in elements: (row, column) of what the epilogue touches, (row, k) of the activation,
-            (column, k) of a dense weight; (0, 0) of a quantised weight's parts.
-        offsets: per operand, in elements from the buffer's pointer.
-        extents: per operand, elements it holds: what a launch reads or writes at least once.
+        rows: M.
+        columns: N.
+        length: K.
+        strides: for each operand, in elements: (row, column) of what the epilogue accesses, (row, k) of the activation,
+            (column, k) of a dense weight, and (0, 0) of a quantised weight's components.
+        offsets: for each operand, its first element's distance from the buffer's pointer, in elements.
+        extents: for each operand, how many elements it has in memory; a launch reads or writes each at least once.
+        batch: the sizes of the batch's dimensions, outermost first.
+        batch_strides: for each operand, its strides along these dimensions, in elements.
     """
 
     rows: int
@@ -67,45 +80,76 @@ class GemmGeometry:
     strides: tuple[tuple[int, int], ...]
     offsets: tuple[int, ...]
     extents: tuple[int, ...]
+    batch: tuple[int, ...]
+    batch_strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def matrices(self) -> int:
+        """How many products the batch has; 1 without a batch."""
+        return math.prod(self.batch)
 
     @property
     def elements(self) -> int:
-        return self.rows * self.columns
+        """Elements of the result, over the whole batch."""
+        return self.matrices * self.rows * self.columns
 
 
-def resolve(
-    kernel: Kernel, environment: Mapping[str, Any], buffers: Sequence[Memory], accesses: bool = True
-) -> tuple[tuple[GemmLayout, ...], tuple[GemmGeometry, ...]]:
-    """Layout and geometry of each region of ``kernel``; NotViewable when a movement needs a copy first.
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[GemmLayout, ...], tuple[GemmGeometry, ...]]:
+    """Layout and geometry of each region of ``kernel``.
 
-    ``accesses``: whether the source depends on how wide accesses are; the CPU's does not.
+    Raises:
+        NotViewable: no strides describe an operand, which has to be copied first.
     """
-    resolved = [_resolve_body(body, environment, buffers, accesses) for body in kernel.bodies]
-    return tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
+    views = [[_view(operand, call) for operand in body.operands] for body in kernel.bodies]
+    batches = _batches(kernel, views, call)
+    resolved = [_resolve_body(body, views[region], batches[region], call) for region, body in enumerate(kernel.bodies)]
+    return tuple(found for found, _ in resolved), tuple(geometry for _, geometry in resolved)
 
 
-def _resolve_body(
-    body: Body, environment: Mapping[str, Any], buffers: Sequence[Memory], accesses: bool
-) -> tuple[GemmLayout, GemmGeometry]:
-    rows, columns = (symbols.evaluate(size, environment) for size in body.shape)
+def _view(operand: Operand, call: Call) -> Strided:
+    return locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
+
+
+_Batch = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+"""The sizes of a batch's dimensions, and the strides of each operand of a region along them."""
+
+
+def _batches(kernel: Kernel, views: Sequence[Sequence[Strided]], call: Call) -> list[_Batch]:
+    """The batch of each region. All regions of a kernel share their activation, so dimensions are merged in the same
+    manner for all of them."""
+    first = kernel.bodies[0]
+    sizes = tuple(symbols.evaluate(size, call.environment) for size in first.shape[:-2])
+    counts = [len(body.operands) for body in kernel.bodies]
+    if math.prod(sizes) == 1:
+        return [((), ((),) * count) for count in counts]
+    strides = [
+        (0,) * len(sizes) if operand.kind in QUANTIZED_COMPONENTS else view.strides[: len(sizes)]
+        for body, region in zip(kernel.bodies, views, strict=True)
+        for operand, view in zip(body.operands, region, strict=True)
+    ]
+    merged, merged_strides = collapse(sizes, strides, first.stores[0])
+    ends = list(itertools.accumulate(counts, initial=0))
+    return [(merged, merged_strides[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Call) -> tuple[GemmLayout, GemmGeometry]:
+    environment, buffers = call.environment, call.buffers
+    rows, columns = (symbols.evaluate(size, environment) for size in body.shape[-2:])
     length = symbols.evaluate(body.contractions[0].length, environment)
     strides: list[tuple[int, int]] = []
     offsets, extents, units, wide = [], [], [], False
-    for operand in body.operands:
-        if operand.kind in QUANTIZED_PARTS:
-            part = locate(operand.movements, base_of(operand, environment, buffers), environment)
+    for operand, view, batch_strides in zip(body.operands, views, batch[1], strict=True):
+        offsets.append(view.offset)
+        if operand.kind in QUANTIZED_COMPONENTS:
             strides.append((0, 0))
-            offsets.append(part.offset)
-            extents.append(_product(part.sizes))
+            extents.append(math.prod(view.sizes))
             units.append(MAX_UNIT)
             wide = wide or extents[-1] >= INDEX_LIMIT
             continue
-        view = locate(operand.movements, base_of(operand, environment, buffers), environment)
-        outer, inner = view.strides
+        *_, outer, inner = view.strides
         strides.append((outer, inner))
-        offsets.append(view.offset)
-        extents.append(_product(size for size, step in zip(view.sizes, view.strides, strict=True) if step))
-        units.append(_unit(operand, view.offset, outer, inner, buffers) if accesses else 1)
+        extents.append(math.prod(size for size, step in zip(view.sizes, view.strides, strict=True) if step))
+        units.append(_unit(operand, view.offset, outer, inner, batch_strides, buffers) if call.is_gpu else 1)
         reach = sum((size - 1) * abs(step) for size, step in zip(view.sizes, view.strides, strict=True) if size)
         wide = wide or reach >= INDEX_LIMIT
     activations = {contraction.activation for contraction in body.contractions}
@@ -113,17 +157,11 @@ def _resolve_body(
         _kind("load" if operand.kind == "x" and index not in activations else operand.kind, *pair)
         for index, (operand, pair) in enumerate(zip(body.operands, strides, strict=True))
     )
-    columns_unit = _divisor(columns, 16) if accesses else 1
-    length_unit = _divisor(length, 128) if accesses else 1
-    layout = GemmLayout(kinds, tuple(units), columns_unit, length_unit, wide or rows * columns >= INDEX_LIMIT)
-    return layout, GemmGeometry(rows, columns, length, tuple(strides), tuple(offsets), tuple(extents))
-
-
-def _product(sizes: Any) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
+    columns_unit = _divisor(columns, 16) if call.is_gpu else 1
+    length_unit = _divisor(length, 128) if call.is_gpu else 1
+    wide = wide or rows * columns >= INDEX_LIMIT
+    found = GemmLayout(kinds, tuple(units), columns_unit, length_unit, wide, len(batch[0]))
+    return found, GemmGeometry(rows, columns, length, tuple(strides), tuple(offsets), tuple(extents), *batch)
 
 
 def _divisor(size: int, most: int) -> int:
@@ -135,7 +173,8 @@ def _divisor(size: int, most: int) -> int:
 
 
 def _kind(role: str, outer: int, inner: int) -> str:
-    if role in QUANTIZED_PARTS:
+    """The kind of an operand with these strides; see ``GemmLayout.operands``."""
+    if role in QUANTIZED_COMPONENTS:
         return "whole"
     if role in ("x", "weight"):
         return "k" if inner == 1 else "outer" if outer == 1 else "strided"
@@ -149,11 +188,15 @@ def _kind(role: str, outer: int, inner: int) -> str:
     return "full" if inner == 1 else "strided"
 
 
-def _unit(operand: Operand, offset: int, outer: int, inner: int, buffers: Sequence[Memory]) -> int:
+def _unit(
+    operand: Operand, offset: int, outer: int, inner: int, batch: tuple[int, ...], buffers: Sequence[Memory]
+) -> int:
+    """How many elements one access may move; see ``GemmLayout.units``."""
     if operand.buffer is None or 1 not in (outer, inner):
         return 1
     size = item_size(operand.dtype)
     steps = [offset * size, (outer if inner == 1 else inner) * size, buffers[operand.buffer].alignment]
+    steps += [stride * size for stride in batch]
     unit = ACCESS_BYTES // size
     while unit > 1 and any(step % (unit * size) for step in steps):
         unit //= 2

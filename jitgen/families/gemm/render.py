@@ -6,20 +6,22 @@ import importlib
 from collections.abc import Sequence
 
 from jitgen.codegen.environment import Rendered
+from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import context
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.render import DIALECTS, source
 from jitgen.ir.program import Kernel
-from jitgen.spec import KernelSource, Target
+from jitgen.spec import KernelSource
 
 
 def render(
-    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, language: str, compiler: str, target: Target
+    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, device: Device, compiler: str
 ) -> tuple[KernelSource, Rendered]:
-    """The source of ``kernel`` in ``language``, and where each of its lines came from; see ``families/render.py``."""
-    if schedule.parts > 1 and language != "triton":
+    """The source of ``kernel``, and where each of its lines came from; see ``families/render.py``."""
+    language = device.dialect
+    if schedule.k_splits > 1 and language != "triton":
         raise UnsupportedError(
             f"{schedule} is no schedule of the {language} dialect: it splits no product over a temporary"
         )
@@ -27,6 +29,15 @@ def render(
     products = context(kernel, layouts, dialect)
     build = importlib.import_module(f"jitgen.families.gemm.{language}").build
     specific, options = build(kernel, layouts, schedule, products, dialect)
-    built = {"products": products, "warpgroups": target.has_warpgroup_products, **specific}, options
+    built = {"products": products, "warpgroups": device.target.has_warpgroup_products, **specific}, options
     titles = [region.title for region in products.regions]
-    return source("gemm", kernel, schedule, language, compiler, target, titles, built)
+    return source(
+        "gemm",
+        kernel,
+        schedule,
+        device,
+        compiler,
+        titles,
+        built,
+        schedule.dependent_launch and device.overlaps_launches,
+    )

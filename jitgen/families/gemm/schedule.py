@@ -1,47 +1,98 @@
 """How a matmul kernel is computed: the mainloop and its tiles, chosen by a rule of each dialect.
 
-``GemmSchedule`` is a part of the request key: for given weights it takes at most eight values over all numbers of rows
-(the M buckets), so that a few kernels serve every batch size. ``Problem`` is all that a rule may look at.
+``Problem`` is all that a rule (``schedules/<dialect>.py``) may look at, and ``GemmSchedule`` is what it returns. The
+schedule is a part of the request key. A rule sees the bucket of a call's rows and not the rows themselves, so that
+given weights have at most eight schedules, and a few kernels compute every number of rows.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
 
+from jitgen.device import Device
+from jitgen.families.family import RowBuckets
+from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
+from jitgen.ir import symbols
 from jitgen.ir.body import Body, Contraction
-from jitgen.ir.contractions import Decision, Prologue
-from jitgen.ir.program import Kernel
+from jitgen.ir.equations import axes
+from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.program import Decision, Kernel
+from jitgen.ir.symbols import Scalar
 from jitgen.spec import Target
 
 ROW_BUCKETS = (1, 4, 8, 16, 64, 256, 1024)
-"""Upper ends of the M buckets; more rows than the last are one bucket more."""
+"""Upper ends of the buckets of M, in rows. Rows beyond the last end are one bucket more."""
 
+MATRIX_BUCKETS = (1, 8, 32, 128, 512)
+"""Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
+
+DIALECTS_WITH_SPLIT_K = ("triton",)
+"""Dialects whose rule may split K over a temporary (``k_splits``). The cuda dialect splits K within a cluster of blocks
+instead (``cluster_k_splits``)."""
 
 TRITON_FORMS = ("tokens", "weights", "slices")
-"""Paths of the triton dialect, and what they begin with."""
+"""What the paths of the triton dialect begin with; ``gemm/triton.py`` explains them."""
+
+DEPENDENT_LAUNCH_PATHS = ("mma", "rows", "columns", "stream", "stream_outer")
+"""Paths of the cuda dialect, besides the wgmma ones, that are made for programmatic dependent launch."""
 
 
 @dataclass(frozen=True)
 class GemmSchedule:
-    """Attributes:
-    path: the mainloop, by the name of its dialect's header or template part.
-    block_m, block_n, block_k: the tile: rows (tokens), columns (of the weight's N) and K of one step.
-    warps: of a block (GPU).
-    stages: K steps in flight.
-    split: blocks (of a cluster) that share one tile's K; their sums are added in order, and the epilogue runs once.
-    parts: blocks that each store their sums of a part of one tile's K, for a kernel that follows to add in order and to
-        run the epilogue of (``ir/split.py``). A rule must not choose it by the epilogue, which is not there any more
-        once the product is split.
-    multicast: blocks of a cluster that share a tile of one operand.
-    steps: ``wgmma_quantized``: of 16 k's whose products are started together; ``stream``: elements of a lane's load.
-    resident: blocks a multiprocessor is to hold at once where blocks stay and walk tiles; 0 where each has one tile.
-    stagger: K steps by which a tile begins after its neighbour; each goes round all of K.
-    raster: tile columns (or rows) that neighbouring blocks walk together, so that they share a cache.
-    shared_bytes: of dynamic shared memory for a block.
-    wide: 64-bit indices.
+    """The mainloop of a kernel, its tiles, and how blocks share the work.
+
+    K can be split in two ways. With ``cluster_k_splits`` the blocks of one cluster share a tile's K, exchange their
+    sums through distributed shared memory, add them in rank order, and run the epilogue in the same kernel. With
+    ``k_splits`` independent blocks store the sums of their ranges of K to a temporary, and a second kernel adds them in
+    order and runs the epilogue (``split_k.py``).
+
+    Attributes:
+        path: the mainloop, by the name of its header or template form.
+        block_m: rows of x (tokens) in a tile.
+        block_n: columns of the result (rows of the weight) in a tile.
+        block_k: extent of K that one iteration reads; see the table.
+        warps: warps of a block (GPU).
+        stages: iterations whose loads are in flight at once.
+        cluster_k_splits: blocks of a cluster that share one tile's K.
+        k_splits: ranges of K whose sums go to a temporary.
+        multicast: blocks of a cluster that share one operand's tile, of which each copies a piece for all.
+        steps: an unrolling factor; see the table.
+        resident: blocks that a multiprocessor holds at once, where blocks are persistent and take one tile after
+            another; 0 where each block has one tile.
+        raster: tiles that are walked along M before the next tile along N, so that blocks that run at the same time
+            share operands in the L2 cache.
+        stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
+        shared_bytes: dynamic shared memory of a block, in bytes.
+        wide: whether indices are 64-bit.
+
+    What the fields mean for each mainloop. Fields that a row does not name are at their defaults, besides
+    ``shared_bytes`` and ``wide``; ``G`` is the number of groups of warps that share a block's K.
+
+    =====================  =========================================================================================
+    path                   fields
+    =====================  =========================================================================================
+    ``tiles`` (cpp)        ``block_m``: rows of the tallest tile. The header has columns and K of its own.
+    ``mma``, ``rows``,     ``block_k``: ``64 * G``. ``stages``: chunks of 64 along K that a group has in flight.
+    ``columns``            ``cluster_k_splits``.
+    ``dense``              ``block_k``: ``64 * G``. ``stages``: tiles in shared memory. ``cluster_k_splits``.
+    ``stream``             ``steps``: elements of a lane's load. ``block_k``: ``32 * steps * G``. ``stages``: tiles that
+                           a group has in flight. ``cluster_k_splits``.
+    ``stream_outer``       ``steps``: elements of a lane's load. ``block_n``: ``32 * steps``. ``block_k``: 8 for each of
+                           ``G`` warps. ``cluster_k_splits``.
+    ``simt``               ``block_k``: K of a tile in shared memory. ``stages``: 2. ``cluster_k_splits``.
+    ``wgmma_quantized``    ``block_k``: 64 or 128. ``steps``: wgmma steps of 16 along K that are started together.
+                           ``cluster_k_splits``, ``resident``, ``raster``, ``stagger``.
+    ``wgmma_dense``        ``block_k``: 64. ``steps``: an epilogue takes ``32 * steps`` columns through shared memory at
+                           once. ``multicast``, ``resident``, ``raster``.
+    ``tokens``,            ``block_k``: K of an iteration. ``warps``, ``stages``: Triton's ``num_warps`` and
+    ``weights`` (triton)   ``num_stages``. ``raster``, ``k_splits``.
+    ``slices`` (triton)    as ``weights``, but ``block_k`` is of one warp: an iteration reads ``block_k * warps``.
+    =====================  =========================================================================================
     """
 
     path: str
@@ -50,8 +101,8 @@ class GemmSchedule:
     block_k: int
     warps: int = 1
     stages: int = 1
-    split: int = 1
-    parts: int = 1
+    cluster_k_splits: int = 1
+    k_splits: int = 1
     multicast: int = 1
     steps: int = 1
     resident: int = 0
@@ -60,21 +111,47 @@ class GemmSchedule:
     shared_bytes: int = 0
     wide: bool = False
 
-    @property
-    def pdl(self) -> bool:
-        """Whether the mainloop is made for programmatic dependent launch: it waits for the kernel ahead of it in the
-        stream before it reads what that may have written, and until then fetches weights or sets itself up."""
-        ahead = ("mma", "rows", "columns", "stream", "stream_outer")
-        return self.maps or self.path in ahead or self.path.startswith(TRITON_FORMS)
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.block_k} of K a step"]
+        if self.warps > 1:
+            words.append(f"{self.warps} warps a block")
+        if self.stages > 1:
+            words.append(f"{self.stages} stages")
+        if self.cluster_k_splits > 1:
+            words.append(f"{self.cluster_k_splits} blocks of a cluster share K")
+        if self.k_splits > 1:
+            words.append(f"split-K by {self.k_splits}")
+        if self.multicast > 1:
+            words.append(f"multicast to {self.multicast} blocks")
+        if self.steps > 1:
+            words.append(f"{self.steps} products or loads at once")
+        if self.resident:
+            words.append(f"persistent blocks, {self.resident} a multiprocessor")
+        if self.raster > 1:
+            words.append(f"raster of {self.raster} tiles")
+        if self.stagger:
+            words.append(f"neighbouring tiles begin {self.stagger} steps of K apart")
+        if self.shared_bytes:
+            words.append(f"{self.shared_bytes} bytes of shared memory")
+        if self.wide:
+            words.append("64-bit indices")
+        return ", ".join(words)
 
     @property
-    def maps(self) -> bool:
-        """Whether the mainloop copies by tensor maps."""
+    def dependent_launch(self) -> bool:
+        """Whether the mainloop is made for programmatic dependent launch. It then waits for the preceding kernel of the
+        stream only before it reads what that kernel may have written; until then it fetches weights or initialises."""
+        return self.tensor_maps or self.path in DEPENDENT_LAUNCH_PATHS or self.path.startswith(TRITON_FORMS)
+
+    @property
+    def tensor_maps(self) -> bool:
+        """Whether the mainloop copies by tensor maps (TMA)."""
         return self.path.startswith("wgmma")
 
     @property
-    def step(self) -> int:
-        """Of K in one turn of the loop."""
+    def k_per_iteration(self) -> int:
+        """Extent of K that one iteration of a triton mainloop reads."""
         return self.block_k * (self.warps if self.path.startswith("slices") else 1)
 
     @property
@@ -82,32 +159,37 @@ class GemmSchedule:
         return self.warps * 32
 
     def blocks(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Blocks of the grid for regions of (rows, columns); at least one for a region without columns."""
-        if self.resident and self.multicast > 1:  # a cluster's tiles lie side by side; one that is not whole idles
-            return sum(self._clustered(rows, columns) for rows, columns in sizes)
+        """Blocks of the grid for regions of these (rows, columns)."""
+        if self.resident and self.multicast > 1:
+            return sum(self._blocks_of_clusters(rows, columns) for rows, columns in sizes)
         tiles = sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
-        return self.split * self.parts * tiles
+        return self.cluster_k_splits * self.k_splits * tiles
 
-    def _clustered(self, rows: int, columns: int) -> int:
+    def _blocks_of_clusters(self, rows: int, columns: int) -> int:
+        """Blocks for one region where a cluster's tiles are neighbours along M or N: an incomplete cluster idles."""
         down, across = -(-rows // self.block_m), -(-columns // self.block_n)
         return self.multicast * max(down * -(-across // self.multicast), -(-down // self.multicast) * across)
 
     @property
     def cluster(self) -> int:
-        return max(self.split, self.multicast)
+        """Blocks of a cluster."""
+        return max(self.cluster_k_splits, self.multicast)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a dialect's rule decides by.
+    """What a dialect's rule may decide by.
 
     Attributes:
-        rows: the upper end of the call's M bucket (so that a rule cannot tell two calls of one bucket apart); for the
-            last bucket twice its lower end.
-        columns: N of each region; ``length``: K.
-        bodies: the regions, whose contractions are alike.
-        layouts: of the regions.
-        wide: 64-bit indices.
+        rows: the upper end of the call's bucket of M, so that a rule cannot distinguish two calls of one bucket; for
+            the last bucket twice its lower end.
+        columns: N of each region.
+        length: K.
+        bodies: the regions. Their contractions agree in everything but the weight and its N.
+        layouts: of the regions; empty where split-K is decided, which happens before layout.
+        wide: whether indices are 64-bit.
+        target: of the device.
+        matrices: the upper end of the bucket of the batch's number of matrices; 1 without a batch.
     """
 
     rows: int
@@ -117,58 +199,88 @@ class Problem:
     layouts: tuple[GemmLayout, ...]
     wide: bool
     target: Target
+    matrices: int = 1
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
-        """Of one region."""
+        """The contractions of one region."""
         return self.bodies[0].contractions
 
     @property
     def dtype(self) -> str:
-        """Of the activation."""
+        """The activation's dtype."""
         return self.contractions[0].dtype
 
     @property
     def prologue(self) -> bool:
-        """Whether the activation is computed."""
+        """Whether the kernel computes the activation while it reads it."""
         return self.contractions[0].activation is None
 
     @property
     def quantized(self) -> bool:
+        """Whether the weights are quantised."""
         return self.contractions[0].format is not None
 
 
 def bucket(rows: int) -> int:
-    """The upper end of the M bucket that ``rows`` is in; twice the last one's lower end beyond it.
+    """The upper end of the bucket of M that ``rows`` is in; for the last bucket twice its lower end.
 
-    No rows are in the bucket of two, the fewest that are a symbol in a trace: nothing is launched, and there should be
-    no kernel of its own to compile for that.
+    A call without rows launches nothing. It is put into the bucket of two rows, the fewest that a trace has a symbol
+    for, so that no kernel is compiled for it alone.
     """
     return next((end for end in ROW_BUCKETS if (rows or 2) <= end), 2 * ROW_BUCKETS[-1])
 
 
-def schedule(
-    kernel: Kernel, layouts: tuple[GemmLayout, ...], geometries: tuple[GemmGeometry, ...], target: Target, backend: str
-) -> GemmSchedule:
-    """The schedule of ``kernel`` on ``target``, by the rule of ``backend`` (``schedules/<backend>.py``)."""
-    problem = Problem(
+def problem(
+    kernel: Kernel, layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], device: Device
+) -> Problem:
+    """The problem that the schedule of ``kernel`` is chosen for."""
+    return Problem(
         rows=bucket(geometries[0].rows),
         columns=tuple(geometry.columns for geometry in geometries),
         length=geometries[0].length,
         bodies=kernel.bodies,
-        layouts=layouts,
+        layouts=tuple(layouts),
         wide=any(layout.wide for layout in layouts),
-        target=target,
+        target=device.target,
+        matrices=next((end for end in MATRIX_BUCKETS if geometries[0].matrices <= end), 2 * MATRIX_BUCKETS[-1]),
     )
-    chosen = importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").choose(problem)
-    if chosen.parts > 1:  # none of which may be empty
-        return replace(chosen, parts=max(1, min(chosen.parts, problem.length // chosen.step)))
-    return chosen
 
 
-def prologue(computed: Prologue, target: Target, backend: str) -> Decision:
-    """Whether a product computes its activation while reading it, by the rule of ``backend``: like a schedule, the same
-    for all rows of one bucket."""
-    rule = importlib.import_module(f"jitgen.families.gemm.schedules.{backend}").prologue
-    decision: Decision = rule(replace(computed, rows=bucket(computed.rows)), target)
+def candidates(problem: Problem, device: Device) -> tuple[GemmSchedule, ...]:
+    """The one schedule that the rule of ``device``'s dialect has for ``problem`` (``schedules/<dialect>.py``).
+
+    ``k_splits`` is replaced by that of the kernel's contractions, because split-K was decided before (``split_k.py``).
+    """
+    chosen = _rules(device).choose(problem)
+    return (replace(chosen, k_splits=problem.contractions[0].k_splits),)
+
+
+def k_splits(problem: Problem, device: Device) -> int:
+    """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
+    if device.dialect not in DIALECTS_WITH_SPLIT_K:
+        return 1
+    chosen = _rules(device).choose(problem)
+    return max(1, min(chosen.k_splits, problem.length // chosen.k_per_iteration))
+
+
+def prologue(computed: Prologue, device: Device) -> Decision:
+    """Whether a product computes its activation while it reads it, by the rule of ``device``'s dialect. As for a
+    schedule, the answer is the same for all rows of one bucket."""
+    decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(computed.rows)), device.target)
     return decision
+
+
+def buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets | None:
+    """The rows of the first product of ``graph``, and the buckets of M; None without a product."""
+    product = next((node for node in topological(graph.results) if node.op == "contract"), None)
+    return None if product is None else RowBuckets(_rows_of(product), ROW_BUCKETS)
+
+
+def _rows_of(product: Node) -> Scalar:
+    """The number of rows of one matrix of the activation."""
+    return symbols.product(product.shape[len(axes(product.attrs[0]).batch) : -1])
+
+
+def _rules(device: Device) -> ModuleType:
+    return importlib.import_module(f"jitgen.families.gemm.schedules.{device.dialect}")

@@ -1,19 +1,19 @@
-"""The context of ``templates/triton/gemm.py.j2``.
+"""The context of ``templates/gemm/gemm.py.j2``.
 
-A program makes one tile of one region. ``schedule.path`` says in which form, and the template's indices follow it:
-``i`` counts rows of the activation x (tokens), ``j`` columns of the result (rows of the weight W).
+A program computes one tile of one region, in one of three forms (``schedule.path``). In the template and the generated
+source ``i`` counts rows of the activation x (tokens), and ``j`` columns of the result, which are rows of the weight W.
 
-* ``tokens``: x is the dot's left operand; for dense weights and many rows.
-* ``weights``: W is the left operand, x the right one, and the accumulator lies [j, i]. A quantised weight is decoded in
-  the registers from which the tensor cores read a left operand, so it passes through no memory, and rows of x, which
-  may be few, are on the side where the instruction's tile may be narrow.
-* ``slices``: as ``weights``, with a leading dimension: each warp multiplies its own slice of every step along k, and
-  the slices are summed in a fixed order behind the loop. Few rows of x give few tiles; warps that share a tile keep
+* ``tokens``: x is the left operand of ``tl.dot``. This form is for dense weights and many rows.
+* ``weights``: W is the left operand and x the right one, so that the accumulator is indexed [j, i]. A quantised weight
+  is decoded in the registers from which the tensor cores read a left operand, and never stored. Rows of x, which may be
+  few, are the dimension in which the instruction's tile may be narrow.
+* ``slices``: as ``weights``, with a leading dimension. Each warp multiplies its own slice of an iteration's K, and the
+  slices are added in a fixed order after the loop. Few rows of x give few tiles; several warps that share a tile keep
   enough loads in flight.
 
-A split schedule (``parts``) has a program for each part of a tile's K, which stores its sums behind those of the
-parts before it. ``_packed`` behind a form decodes codes with inline PTX (``int4_values_packed``); without it the text
-is plain Triton, for AMD and the interpreter.
+With split-K (``schedule.k_splits``) a program computes one range of a tile's K and stores its sums after those of the
+ranges before it; the generated source calls the range ``part``. A path that ends in ``_packed`` decodes codes with
+inline PTX (``int4_values_packed``). Otherwise the source is plain Triton, for AMD and the interpreter.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
-from jitgen.families.gemm.triton_products import Form, contraction, form_of, load, walk
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.gemm.triton_products import Form, form_of, lines_of, load, offset
+from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
 
@@ -54,6 +54,8 @@ def build(
         "regions": regions,
         "tiles": [f"tiles{index}" for index in range(len(regions))],
         "include": _used(regions),
+        "matrices": " * ".join(products.batch),
+        "matrix_lines": _matrix_lines(products),
     }
     options = {
         "signature": signature,
@@ -65,15 +67,24 @@ def build(
     return context, options
 
 
+def _matrix_lines(products: GemmContext) -> list[str]:
+    """Statements that move a program's pointers to its matrices of the batch."""
+    lines = [f"{name} = {expression.replace(' / ', ' // ')}" for name, expression in products.indices("matrix")]
+    for name, strides in products.batch_steps:
+        lines.append(f"{name} += {' + '.join(f'z{dim} * {stride}' for dim, stride in enumerate(strides))}")
+    return lines
+
+
 def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, int]:
-    """What the integer parameters that decide the width of an access are multiples of, at least."""
+    """The known divisors of those integer parameters on which the width of an access depends."""
     units = {"k": layouts[0].length_unit}
     for region, layout in zip(products.regions, layouts, strict=True):
         units[region.columns] = layout.columns_unit
         for operand in region.operands:
-            # A row's one stride may be any, whatever its unit.
+            # An operand of kind "row" is read element by element, so its unit says nothing about its stride.
             if operand.kind in ("full", "k", "outer"):
-                units |= dict.fromkeys((stride for stride in operand.strides if not stride.isdigit()), operand.unit)
+                strides = (stride for stride in (*operand.strides, *operand.batch_strides) if not stride.isdigit())
+                units |= dict.fromkeys(strides, operand.unit)
     return units
 
 
@@ -81,29 +92,33 @@ def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, in
 
 
 def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str, Any]:
-    contractions = [contraction(part, region, form, schedule) for part in region.contractions]
-    lines = [found for _, found in contractions]
+    contractions = [(product, lines_of(product, region, form, schedule)) for product in region.contractions]
+    all_lines = [lines for _, lines in contractions]
     shape = (schedule.block_m, schedule.block_n) if form.name == "tokens" else (schedule.block_n, schedule.block_m)
     return {
         "index": region.index,
         "title": region.title,
         "columns": region.columns,
-        "parameters": [*(["part"] if form.parts > 1 else []), *_parameters(region)],
+        "parameters": [*(["part"] if form.k_splits > 1 else []), *_parameters(region)],
         "before": [f"tiles{index}" for index in range(region.index)],
         "axes": form.axes,
         "shape": (form.slices, *shape) if form.sliced else shape,
-        "tile_lines": [*_tile_lines(schedule), *_part_lines(form)],
-        "turns": f"first, last, {form.step}" if form.parts > 1 else f"0, k, {form.step}",
-        "index_lines": [*_index_lines(region, form, schedule), *(line for found in lines for line in found.index)],
-        "ahead_lines": [line for found in lines for line in found.ahead],
-        "next_lines": [line for found in lines for line in found.head],
+        "tile_lines": [*_tile_lines(schedule), *_range_lines(form)],
+        "k_range": f"first, last, {form.step}" if form.k_splits > 1 else f"0, k, {form.step}",
+        "index_lines": [
+            *_index_lines(region, form, schedule),
+            *(line for lines in all_lines for line in lines.indices),
+        ],
+        "before_lines": [line for lines in all_lines for line in lines.before],
+        "head_lines": [line for lines in all_lines for line in lines.head],
         "x": _x(region, form),
         "contractions": [
-            {"accumulator": part.accumulator, "type": part.type, "lines": found.body} for part, found in contractions
+            {"accumulator": product.accumulator, "type": product.type, "lines": lines.body}
+            for product, lines in contractions
         ],
-        "in_flight": any(found.in_flight for found in lines),
-        "turn_lines": [line for found in lines for line in found.turn],
-        "final_lines": [line for found in lines for line in found.final],
+        "in_flight": any(lines.in_flight for lines in all_lines),
+        "tail_lines": [line for lines in all_lines for line in lines.tail],
+        "after_lines": [line for lines in all_lines for line in lines.after],
         "loads": [_operand(operand, region, form) for operand in region.loads],
         "lines": region.lines,
         "stores": [_operand(operand, region, form) for operand in region.stores],
@@ -111,7 +126,7 @@ def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str,
 
 
 def _parameters(region: GemmRegion) -> list[str]:
-    """What a region uses of its kernel's parameters."""
+    """The kernel's parameters that a region uses."""
     names = [operand.pointer for operand in region.operands if operand.pointer]
     names += ["m", "k", region.columns]
     for operand in region.operands:
@@ -120,7 +135,8 @@ def _parameters(region: GemmRegion) -> list[str]:
 
 
 def _tile_lines(schedule: GemmSchedule) -> list[str]:
-    """Which tile a program makes: neighbours share weights (``raster`` tiles along i), so that they meet in a cache."""
+    """The tile of a program. ``raster`` tiles along i come before the next tile along j, so that programs which run at
+    the same time read the same weights from the L2 cache."""
     if schedule.raster == 1:
         return ["tile_i = tile // tiles_j", "tile_j = tile % tiles_j"]
     return [
@@ -131,19 +147,19 @@ def _tile_lines(schedule: GemmSchedule) -> list[str]:
     ]
 
 
-def _part_lines(form: Form) -> list[str]:
-    """Where a part of K begins and ends: whole steps, so that only the last one's end is ragged."""
-    if form.parts == 1:
+def _range_lines(form: Form) -> list[str]:
+    """Where a program's range of K begins and ends. Ranges have whole iterations, but for the last one's end."""
+    if form.k_splits == 1:
         return []
     return [
         f"steps = (k + {form.step - 1}) // {form.step}",
-        f"first = steps * part // {form.parts} * {form.step}",
-        f"last = tl.minimum(steps * (part + 1) // {form.parts} * {form.step}, k)",
+        f"first = steps * part // {form.k_splits} * {form.step}",
+        f"last = tl.minimum(steps * (part + 1) // {form.k_splits} * {form.step}, k)",
     ]
 
 
 def _index_lines(region: GemmRegion, form: Form, schedule: GemmSchedule) -> list[str]:
-    """``first_k`` of each slice, and the indices of x."""
+    """``first_k``, at which each slice begins within an iteration, and the indices of x."""
     if form.sliced:
         lines = [f"first_k = tl.arange(0, {form.slices})[:, None, None] * {schedule.block_k}"]
     else:
@@ -155,30 +171,33 @@ def _index_lines(region: GemmRegion, form: Form, schedule: GemmSchedule) -> list
 
 
 def _masks_rows(region: GemmRegion, form: Form) -> bool:
-    """Whether rows of x beyond the last are left out: where most may be, or where rows lie side by side."""
+    """Whether loads of x are masked beyond its last row: where that may be most rows of the tile, or where x is
+    contiguous along its rows, where clamped indices would make accesses narrow. Else the last row is read again."""
     return form.sliced or _activation(region).strides[0] == "1"
 
 
 def _activation(region: GemmRegion) -> GemmOperand:
+    """The activation that all products of a region share."""
     x = region.contractions[0].x
-    if x is None or any(part.x is None or part.x.pointer != x.pointer for part in region.contractions):
+    if x is None or any(product.x is None or product.x.pointer != x.pointer for product in region.contractions):
         raise UnsupportedError("the triton dialect computes a kernel's products from one activation, a tensor")
     return x
 
 
 def _x(region: GemmRegion, form: Form) -> str:
+    """The expression of a block of x."""
     x = _activation(region)
     conditions = ["(x_i < m)"] if _masks_rows(region, form) else []
-    loaded = load(x.pointer, walk(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
-    return f"beside_words({loaded})" if form.sliced and region.contractions[0].described.format else loaded
+    loaded = load(x.pointer, offset(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
+    return f"beside_words({loaded})" if form.sliced and region.contractions[0].contraction.format else loaded
 
 
 # ---------------------------------------------------------------------------------------------------------- epilogue
 
 
 def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, Any]:
-    """An operand with its access: ``expression`` of a load or an iota, ``at``, ``stored`` and ``mask`` of a store."""
-    at = operand.position("(i + part * m)" if form.parts > 1 else "i", "j")
+    """An operand of the epilogue: ``expression`` of a load or an iota; ``at``, ``stored`` and ``mask`` of a store."""
+    at = operand.position("(i + part * m)" if form.k_splits > 1 else "i", "j")
     conditions = {"row": "i < m", "column": f"j < {region.columns}"}
     mask = conditions.get(operand.kind, f"(i < m) & (j < {region.columns})")
     found: dict[str, Any] = {"value": operand.value, "pointer": operand.pointer, "at": at, "mask": mask}
@@ -193,12 +212,13 @@ def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, 
 
 
 def _used(regions: Sequence[dict[str, Any]]) -> str:
-    """The static header's functions that the regions call: one file is one kernel, and holds no more than it needs."""
+    """The functions of the static header that the regions call. They are copied into the source, because Triton reads a
+    kernel from one file."""
     lines: list[str] = []
     for region in regions:
         lines += [line.text for line in region["lines"]]
         lines += [operand["expression"] for operand in region["loads"]]
         lines += [operand["stored"] for operand in region["stores"]]
-        lines += [line for part in region["contractions"] for line in part["lines"]]
+        lines += [line for product in region["contractions"] for line in product["lines"]]
         lines.append(region["x"])
-    return environment.select_functions(environment.header("triton", "jitgen_triton.py"), "\n".join(lines))
+    return environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(lines))

@@ -1,10 +1,11 @@
-"""What a Triton matmul does with its weights: one contraction's lines, in each form of ``gemm/triton.py``.
+"""Loads and products of the weights in a Triton matmul: the lines of one contraction, in each form of ``triton.py``.
 
-The scale of a group of weights is applied to the sums of that group in float32 where x has few rows, and else to each
-weight, rounded once to x's dtype; with one scale for a row, to the row's sum behind the loop. Scales and zero-points
-are narrower than an asynchronous copy. Either those of the next step are loaded into registers while this one is
-multiplied, which costs a change of layout in every step, or they are loaded where they are used, for other warps to
-hide the wait; what is loaded where it is used is laid out by its use, and weights scaled so stay in their registers.
+Where x has few rows, the scale of a group of weights is applied in float32 to the group's sums; else to each weight,
+which is then rounded once to x's dtype. With one scale for each row, the row's sum is scaled after the loop.
+
+Scales and zero-points are narrower than an asynchronous copy can be, so there are two ways to load them. They can be
+*prefetched*: loaded into registers one iteration ahead, which costs a change of register layout in every iteration. Or
+they can be loaded in the iteration that uses them, with the layout of their use, while other warps hide the latency.
 (Scales widened to float32, which can be copied asynchronously, were 8 % slower on an H200 at 1024 rows.)
 """
 
@@ -22,18 +23,17 @@ from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
 
 FEW_ROWS = 64
-"""Up to so many rows of x in a tile, scaling a group's sums is less work than scaling its weights."""
+"""Rows of x in a tile up to which scaling a group's sums is less work than scaling its weights."""
 MANY_WARPS = 8
-"""From so many on, a wait for scales is hidden."""
-
-
+"""Warps of a block from which on they hide the latency of scales that are loaded where they are used."""
 WORD_BITS = 32
-"""Codes are loaded as words, of the layout "interleaved"."""
+"""Bits of the words in which codes are loaded; their order is that of the quantisation layout "interleaved"."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """How an index vector is spread over the dimensions of a block: ``i``, ``j`` and ``k`` of x, of W, and of y."""
+    """The subscripts that broadcast an index vector over a block: for ``i`` and ``k`` of x, for ``j`` and ``k`` of W,
+    and for ``i`` and ``j`` of the accumulator y."""
 
     x_i: str
     x_k: str
@@ -54,11 +54,16 @@ AXES = {
 
 @dataclass(frozen=True)
 class Form:
-    """What a schedule and the layouts mean for the loop.
+    """What a schedule and the layouts mean for the loop over K.
 
-    ``step`` is the extent of K in one turn, ``slices`` the dots side by side along it; ``mask`` is how what lies beyond
-    K is kept out: not at all (K is a multiple of the step), by whole slices, or element by element. ``parts`` of K are
-    summed apart; the loop of one begins at ``first``.
+    Attributes:
+        name: ``tokens``, ``weights`` or ``slices``.
+        packed: whether codes are decoded with inline PTX.
+        slices: how many dots one iteration computes side by side, each over its own slice of K.
+        step: extent of K that one iteration reads.
+        mask: how elements beyond K are masked: ``"none"`` (K is a multiple of the step), ``"slices"`` (a whole
+            slice is within K or beyond it), or ``"elements"``.
+        k_splits: ranges of K, each summed by a program of its own; a program's range begins at ``first``.
     """
 
     name: str
@@ -66,7 +71,7 @@ class Form:
     slices: int
     step: int
     mask: str
-    parts: int = 1
+    k_splits: int = 1
 
     @property
     def axes(self) -> Axes:
@@ -77,7 +82,7 @@ class Form:
         return self.name == "slices"
 
     def beyond(self, index: str) -> list[str]:
-        """The condition that ``index``, of a block along k, is within K; none where everything is."""
+        """The condition that ``index``, of a block along k, is within K; no condition where every index is."""
         if self.mask == "none":
             return []
         return [f"({'first_k' if self.mask == 'slices' else index} < k - start)"]
@@ -85,129 +90,138 @@ class Form:
 
 @dataclass
 class Lines:
-    """Lines of a contraction: before the loop, at its head, its body and its end, and behind it.
+    """The lines of one contraction.
 
-    ``in_flight``: whether its products may still read registers, with decoded weights, at the end of a turn.
+    Attributes:
+        indices: index vectors, computed before the loop.
+        before: loads before the loop.
+        head: at the beginning of an iteration.
+        body: the products of an iteration.
+        tail: at the end of an iteration.
+        after: after the loop.
+        in_flight: whether products may still read registers, with decoded weights, at the end of an iteration.
     """
 
-    index: list[str] = field(default_factory=list)
-    ahead: list[str] = field(default_factory=list)
+    indices: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
     head: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
-    turn: list[str] = field(default_factory=list)
-    final: list[str] = field(default_factory=list)
+    tail: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
     in_flight: bool = False
 
 
 def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
+    """The form of a kernel with this schedule and these layouts."""
     name, _, packed = schedule.path.partition("_")
     slices = schedule.warps if name == "slices" else 1
-    step = schedule.step
+    step = schedule.k_per_iteration
     unit = min(layout.length_unit for layout in layouts)
     mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.block_k == 0 else "elements"
-    return Form(name, bool(packed), slices, step, mask, schedule.parts)
+    return Form(name, bool(packed), slices, step, mask, schedule.k_splits)
 
 
-def walk(operand: GemmOperand, outer: str, k: str) -> str:
-    """The offset of a block of the activation or a dense weight at ``start`` along k."""
+def offset(operand: GemmOperand, outer: str, k: str) -> str:
+    """The offsets of a block of the activation or of a dense weight that begins at ``start`` along k."""
     stride = operand.strides[1]
     return f"{'start' if stride == '1' else f'start * {stride}'} + {operand.position(outer, k)}"
 
 
 def load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
+    """A load at offset ``at``, of 0 where a condition does not hold."""
     mask = f", mask={' & '.join(conditions)}, other=0" if conditions else ""
     return f"tl.load({pointer} + {at}{mask})"
 
 
-def contraction(
-    part: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule
-) -> tuple[ContractionContext, Lines]:
-    quantized = part.described.format is not None
-    lines = _quantized(part, region, form, schedule) if quantized else _dense(part, region, form, schedule)
+def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+    """The lines of one contraction of ``region``."""
+    quantized = product.contraction.format is not None
+    lines = _quantized(product, region, form, schedule) if quantized else _dense(product, region, form, schedule)
     if form.sliced:
-        lines.final.insert(0, f"{part.accumulator} = tl.sum({part.accumulator}, 0)")
-    return part, lines
-
-
-def _dot(part: ContractionContext, form: Form, total: str) -> str:
-    operands = f"x, w{part.index}" if form.name == "tokens" else f"w{part.index}, x"
-    precision = part.described.precision if part.described.dtype == "float32" else "ieee"
-    return f'tl.dot({operands}, {total}input_precision="{precision}", out_dtype={part.type})'
-
-
-def _dense(part: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
-    (weight,) = part.weight
-    w, lines = f"w{part.index}", Lines()
-    conditions = form.beyond(f"{w}_k")
-    if weight.strides[0] == "1":
-        lines.index.append(f"{w}_j = j{form.axes.w_j}")
-        conditions.append(f"({w}_j < {region.columns})")
-    else:
-        lines.index.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
-    lines.index.append(f"{w}_k = first_k + tl.arange(0, {schedule.block_k}){form.axes.w_k}")
-    lines.body.append(f"{w} = {load(weight.pointer, walk(weight, f'{w}_j', f'{w}_k'), conditions)}")
-    lines.body.append(f"{part.accumulator} = {_dot(part, form, f'{part.accumulator}, ')}")
+        lines.after.insert(0, f"{product.accumulator} = tl.sum({product.accumulator}, 0)")
     return lines
 
 
-def _quantized(part: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
-    described, acc, w, lines = part.described, part.accumulator, f"w{part.index}", Lines()
-    format, group = formats.find(described.format or ""), described.group_size
+def _dot(product: ContractionContext, form: Form, total: str) -> str:
+    operands = f"x, w{product.index}" if form.name == "tokens" else f"w{product.index}, x"
+    precision = product.contraction.precision if product.contraction.dtype == "float32" else "ieee"
+    return f'tl.dot({operands}, {total}input_precision="{precision}", out_dtype={product.type})'
+
+
+def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+    (weight,) = product.weight
+    w, lines = f"w{product.index}", Lines()
+    conditions = form.beyond(f"{w}_k")
+    if weight.strides[0] == "1":
+        lines.indices.append(f"{w}_j = j{form.axes.w_j}")
+        conditions.append(f"({w}_j < {region.columns})")
+    else:
+        lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
+    lines.indices.append(f"{w}_k = first_k + tl.arange(0, {schedule.block_k}){form.axes.w_k}")
+    lines.body.append(f"{w} = {load(weight.pointer, offset(weight, f'{w}_j', f'{w}_k'), conditions)}")
+    lines.body.append(f"{product.accumulator} = {_dot(product, form, f'{product.accumulator}, ')}")
+    return lines
+
+
+def _quantized(product: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+    contraction, acc, w, lines = product.contraction, product.accumulator, f"w{product.index}", Lines()
+    format, group = formats.find(contraction.format or ""), contraction.group_size
     if form.name == "tokens" or (group and group % schedule.block_k):
         raise UnsupportedError(f"{schedule} is no schedule for {format.name} weights with groups of {group}")
-    codes, scales = part.weight[:2]
+    codes, scales = product.weight[:2]
     per_word = WORD_BITS // format.bits
     padded = group or formats.ROW_MULTIPLE
-    lines.index.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
-    lines.index.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.block_k // per_word}){form.axes.w_k}")
-    lines.index.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
+    lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
+    lines.indices.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.block_k // per_word}){form.axes.w_k}")
+    lines.indices.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
     if group:
-        lines.index.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
+        lines.indices.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
 
-    def of_step(pointer: str | None, at: str) -> str:
-        """Scales or zero-points of the step at ``at``, one for each row and slice; 0 beyond the last."""
+    def in_iteration(pointer: str | None, at: str) -> str:
+        """Scales or zero-points of the iteration at ``at``, one for each row and slice; 0 beyond the last."""
         if not group:
             return f"tl.load({pointer} + {w}_j)"
         k = f"{at} + first_k" if at else "first_k"
         return f"tl.load({pointer} + {w}_groups + ({k}) // {group}, mask={k} < k, other=0)"
 
-    def parameter(name: str, pointer: str | None, late: bool) -> None:
-        if group and late:
-            lines.body.append(f"{name} = {of_step(pointer, 'start')}")
+    def parameter(name: str, pointer: str | None, prefetched: bool) -> None:
+        """Lines that load scales or zero-points."""
+        if group and not prefetched:
+            lines.body.append(f"{name} = {in_iteration(pointer, 'start')}")
             return
-        lines.ahead.append(f"{name} = {of_step(pointer, 'first' if form.parts > 1 else '')}")
+        lines.before.append(f"{name} = {in_iteration(pointer, 'first' if form.k_splits > 1 else '')}")
         if group:
-            lines.head.append(f"{name}_next = {of_step(pointer, f'start + {form.step}')}")
-            lines.turn.append(f"{name} = {name}_next")
+            lines.head.append(f"{name}_next = {in_iteration(pointer, f'start + {form.step}')}")
+            lines.tail.append(f"{name} = {name}_next")
 
-    many = schedule.warps >= MANY_WARPS
+    many_warps = schedule.warps >= MANY_WARPS
     if group:
-        parameter(f"{w}_scale", scales.pointer, schedule.block_m > FEW_ROWS and many)
+        parameter(f"{w}_scale", scales.pointer, schedule.block_m <= FEW_ROWS or not many_warps)
     zero = ""
     if format.zero_point:
-        parameter(f"{w}_zero", part.weight[2].pointer, schedule.block_m <= FEW_ROWS or many)
+        parameter(f"{w}_zero", product.weight[2].pointer, schedule.block_m > FEW_ROWS and not many_warps)
         zero = f", {w}_zero"
     at = f"start // {per_word} + {w}_row + {w}_k"
-    # Every chunk of columns lies within K as padded; its words are not in the order of its columns.
-    place = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
-    lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(place))}")
-    compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(described.dtype, part.type)
-    packed = "_packed" if form.packed and described.dtype in ("bfloat16", "float16") else ""
-    of_weights = bool(group) and schedule.block_m > FEW_ROWS
-    exact = compute if DTYPE_NAMES[format.scale_dtype] == described.dtype else part.type
-    # Small integers are exact in every type; 8-bit ones come as float32 at no cost.
-    number = exact if of_weights and format.bits == 8 else compute
-    values = f"{format.name}_values{packed}({w}_codes{zero}, {number})"
-    if of_weights:
-        values = f"{values if number == exact else f'{values}.to({exact})'} * {w}_scale.to({exact})"
+    # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
+    chunk_begin = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
+    lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(chunk_begin))}")
+    compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(contraction.dtype, product.type)
+    packed = "_packed" if form.packed and contraction.dtype in ("bfloat16", "float16") else ""
+    scales_weights = bool(group) and schedule.block_m > FEW_ROWS
+    exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
+    # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
+    decoded = exact if scales_weights and format.bits == 8 else compute
+    values = f"{format.name}_values{packed}({w}_codes{zero}, {decoded})"
+    if scales_weights:
+        values = f"{values if decoded == exact else f'{values}.to({exact})'} * {w}_scale.to({exact})"
         values = values if exact == compute else f"({values}).to({compute})"
     lines.body.append(f"{w} = {values}")
-    if group and not of_weights:
-        lines.body.append(f"{acc} = tl.fma({_dot(part, form, '')}, {w}_scale.to({part.type}), {acc})")
+    if group and not scales_weights:
+        lines.body.append(f"{acc} = tl.fma({_dot(product, form, '')}, {w}_scale.to({product.type}), {acc})")
     else:
-        lines.body.append(f"{acc} = {_dot(part, form, f'{acc}, ')}")
+        lines.body.append(f"{acc} = {_dot(product, form, f'{acc}, ')}")
         lines.in_flight = form.name == "weights"
     if not group:
-        last = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
-        lines.final.append(f"{acc} = {acc} * tl.load({scales.pointer} + {last}).to({part.type})")
+        row = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
+        lines.after.append(f"{acc} = {acc} * tl.load({scales.pointer} + {row}).to({product.type})")
     return lines

@@ -1,7 +1,7 @@
-"""The wgmma mainloops of sm_90a: what their configurations are, what they ask of memory, and their tensor maps.
+"""The wgmma mainloops of sm_90a, as Python sees them: their configurations, shared memory and tensor maps.
 
-``templates/cuda/include/jitgen/gemm_wgmma_quantized.cuh`` and ``gemm_wgmma_dense.cuh`` say how they are called; this is
-that in Python, for the schedule (shared memory), the launch (tensor maps) and the template (configurations).
+The headers ``gemm_wgmma_quantized.cuh`` and ``gemm_wgmma_dense.cuh`` say how they are called. What they ask of the host
+is computed here: shared memory for the schedule, tensor maps for the launch, and configurations for the template.
 """
 
 from __future__ import annotations
@@ -11,24 +11,30 @@ from dataclasses import dataclass
 
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
-from jitgen.families.layout import item_size
+from jitgen.families.operands import item_size
 from jitgen.ir.body import Body, Contraction
 from jitgen.quant import formats
 
-QUANTIZED, DENSE = "wgmma_quantized", "wgmma_dense"
-PATHS = (QUANTIZED, DENSE)
+QUANTIZED = "wgmma_quantized"
+"""Path of the mainloop for quantised weights."""
+DENSE = "wgmma_dense"
+"""Path of the mainloop for 16-bit weights."""
 WARPGROUP = 4
-"""Warps that issue one wgmma."""
+"""Warps of a warpgroup, which issue one wgmma together."""
 CHUNK = 64
-"""Of K: a stage's."""
+"""Extent of K in a chunk: 128 bytes of 16-bit elements, a row of the 128-byte swizzle. A stage has one chunk or two."""
 STAGING_PITCH = 68
+"""Floats from one row to the next where an epilogue stages 64 columns in shared memory; four banks are skipped."""
 EPILOGUE_WIDTH = 8
-"""Columns of an epilogue call."""
+"""Columns of the result that one call of the epilogue computes."""
+BATCH_RANK = 2
+"""Batch dimensions of the dense mainloop; its tensor maps have two more dimensions."""
 
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A matrix that a kernel copies by a tensor map; the fields are those of ``runtime/tensor_map.TensorMap``."""
+    """A matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
+    ``runtime/tensor_map.TensorMap``."""
 
     buffer: int
     offset: int
@@ -40,52 +46,54 @@ class MappedTensor:
 
 
 def consumers(schedule: GemmSchedule) -> int:
-    """Warpgroups that compute; one more copies."""
+    """Warpgroups that compute; the block has one more, which copies."""
     return schedule.warps // WARPGROUP - 1
 
 
 def blocks_of_rows(schedule: GemmSchedule, contractions: int) -> int:
-    """Of 64 weight rows, for one consumer of the quantised mainloop, over all contractions."""
+    """Blocks of 64 weight rows that one consumer of the quantised mainloop computes, over all contractions."""
     return schedule.block_n * contractions // (64 * consumers(schedule))
 
 
 def size(schedule: GemmSchedule) -> int:
-    """The n of the mainloop's wgmma."""
+    """The n of the mainloop's wgmma instruction, in columns."""
     if schedule.path == QUANTIZED:
         return schedule.block_m
     return schedule.block_n * (schedule.block_m // 64) // consumers(schedule)
 
 
 def is_trimmed(schedule: GemmSchedule) -> bool:
-    """Whether x's box has no more rows than x: the copy engine is slow with rows that are outside."""
+    """Whether the box of x's tensor map has no more rows than x. Rows outside a matrix slow the copy engine down."""
     return schedule.path == DENSE or schedule.multicast == 1
 
 
 def shared_bytes(schedule: GemmSchedule, contractions: Sequence[Contraction]) -> int:
-    """Dynamic shared memory of a block, as the mainloop's Shape has it."""
+    """Dynamic shared memory of a block in bytes, as the header's ``Shape::bytes``: stages, two barriers for each stage,
+    and room for the epilogue. The generated source asserts that both are equal."""
     count, warpgroups = len(contractions), consumers(schedule)
     if schedule.path == DENSE:
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
-        staging = warpgroups * 4 * count * 16 * (32 // count + 8) * 4
+        staging = warpgroups * 4 * count * 16 * (32 * schedule.steps // count + 8) * 4
         return schedule.stages * (stage + 16) + staging
-    part = contractions[0]
-    format = formats.find(part.format or "")
+    first = contractions[0]
+    format = formats.find(first.format or "")
     tiles, depth = warpgroups * blocks_of_rows(schedule, count) * 4, schedule.block_k
-    group = part.group_size or depth
-    together = depth if group % depth == 0 else CHUNK if group % CHUNK == 0 else CHUNK // 2
-    scales = tiles * (depth // together) * 16
-    side = scales * format.scale_dtype.itemsize if part.group_size is not None else 0
-    side += scales if format.zero_point else 0
-    stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + side
+    group = first.group_size or depth
+    # K's of a stage that are certainly of one group, and the scales of a stage: one for each row of a tile and group.
+    in_one_group = depth if group % depth == 0 else CHUNK if group % CHUNK == 0 else CHUNK // 2
+    scales = tiles * (depth // in_one_group) * 16
+    scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
+    zero_bytes = scales if format.zero_point else 0
+    stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
     tokens = 16 if schedule.block_m == 16 else 32 // count
-    staging = warpgroups * count * tokens * STAGING_PITCH * 4 if schedule.split == 1 else 0
+    staging = warpgroups * count * tokens * STAGING_PITCH * 4 if schedule.cluster_k_splits == 1 else 0
     return schedule.stages * (stage + 16) + staging
 
 
 def tensor_maps(
     bodies: Sequence[Body], layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], schedule: GemmSchedule
 ) -> Iterator[MappedTensor]:
-    """The kernel's tensor maps in order: the activation's, then each region's weights'."""
+    """The kernel's tensor maps in the order of its parameters: the activation, then the weights of each region."""
     first = bodies[0].contractions[0]
     assert first.activation is not None
     yield _activation(bodies[0], geometries[0], first.activation, schedule)
@@ -105,7 +113,7 @@ def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: GemmSc
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: GemmSchedule) -> MappedTensor:
-    """The codes as 32-bit words: a row for each 16 rows of the weight."""
+    """The codes as a matrix of 32-bit words with a row for each 16 rows of the weight."""
     index = contraction.weight[0]
     bits = formats.find(contraction.format or "").bits
     tiles = -(-geometry.columns // 16)
@@ -128,11 +136,18 @@ def _mapped(
     body: Body,
     geometry: GemmGeometry,
     index: int,
-    sizes: tuple[int, int],
-    strides: tuple[int, int],
-    box: tuple[int, int],
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
 ) -> MappedTensor:
+    """The tensor map of operand ``index``, a matrix of these sizes and strides, or a batch of such matrices."""
     operand = body.operands[index]
     assert operand.buffer is not None
     offset = geometry.offsets[index] * item_size(operand.dtype)
+    if geometry.batch:
+        steps = geometry.batch_strides[index]
+        batch = [(size if step else 1, step) for size, step in zip(geometry.batch, steps, strict=True)]
+        padded = [(1, 0)] * (BATCH_RANK - len(batch)) + batch
+        sizes_of_batch, strides_of_batch = zip(*padded, strict=True)
+        sizes, strides, box = (*sizes_of_batch, *sizes), (*strides_of_batch, *strides), (1,) * BATCH_RANK + box
     return MappedTensor(operand.buffer, offset, operand.dtype, sizes, strides, box, 2 * CHUNK)

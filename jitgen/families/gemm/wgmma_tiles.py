@@ -1,13 +1,18 @@
-"""Which tiles the wgmma mainloops take: those that a small model of an H200 finds fastest.
+"""Tiles of the wgmma mainloops: those that a small model of an H200 estimates to be fastest.
 
-The models were fitted to some 1100 timings (eleven layer shapes of models of 7 to 70 billion parameters, 16 to 4096
-rows; quantised: W4A16 with groups of 128). Among the tiles measured for a shape, the quantised model's choice takes 2 %
-longer than the best on average and 22 % at the worst, the dense one's 1 % and 16 %.
+The models were fitted to about 1100 timings: eleven layer shapes of models of 7 to 70 billion parameters, at 16 to 4096
+rows, quantised weights being W4A16 with groups of 128. Among the tiles that were measured for a shape, the choice for
+quantised weights takes 2 % longer than the best on average and 22 % at worst; the choice for dense weights takes 1 %
+longer on average and 16 % at worst.
 
-What they say of a multiprocessor: wgmma takes 64 x 32 products of 16 k's in 16 cycles; instructions that decode and
-keep house are issued from the same slots and add up with that; L2 delivers 32 bytes a cycle or more; tiles that do not
-fill a whole wave of blocks leave multiprocessors idle. Blocks that share out k are clusters, of which fewer fit the
-chip than its multiprocessors could hold, because a cluster lies within one group of 16 or 18 of them.
+What the models say of one multiprocessor:
+
+* wgmma computes 64 x 32 products of 16 k's in 16 cycles.
+* Instructions that decode weights or control the loop share issue slots with wgmma, so their time is added.
+* The L2 cache delivers at least 32 bytes a cycle.
+* The last wave of blocks may leave multiprocessors idle, and takes as long as a full one.
+* Blocks that share K form a cluster. A cluster lies within one group of 16 or 18 multiprocessors (a GPC), so fewer
+  clusters run at once than the number of multiprocessors suggests.
 """
 
 from __future__ import annotations
@@ -16,28 +21,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 RESIDENT = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-"""Clusters of so many blocks, one block to a multiprocessor, that an H200 runs at once (asked of the driver)."""
-CYCLES_OF_MICROSECOND = 1750.0
+"""Clusters that an H200 runs at once, by the blocks of a cluster, with one block on each multiprocessor (from
+cuOccupancyMaxActiveClusters)."""
+CYCLES_PER_MICROSECOND = 1750.0
+"""Clock of the multiprocessors, in MHz (H200)."""
 CHUNK = 64
+"""Extent of K in a chunk of a stage."""
 TYPICAL_LENGTH = 4096
+"""K for which dense tiles are compared. No dense tile splits K, so K has little influence on the choice."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Attributes:
-    tokens, warpgroups, blocks, span, steps, split: as ``gemm_wgmma_quantized.cuh`` has them.
-    stages: as many as are of use; fewer where shared memory does not hold them.
+    """Tiles of ``gemm_wgmma_quantized.cuh``.
+
+    Attributes:
+        tokens: rows of x in a tile.
+        warpgroups: warpgroups that compute.
+        blocks: blocks of 64 rows of the weight that a warpgroup computes, of all contractions.
+        span: chunks of K in a stage.
+        cluster_k_splits: blocks of a cluster that share K (``Config::split``).
+        steps: wgmma steps of 16 along K that are started together.
     """
 
     tokens: int
     warpgroups: int
     blocks: int
     span: int
-    split: int
+    cluster_k_splits: int
     steps: int = 2
 
     @property
     def stages(self) -> int:
+        """Stages beyond which more of them gain nothing; shared memory may hold fewer."""
         return 8 if self.span == 1 else 5
 
     def columns(self, contractions: int) -> int:
@@ -46,13 +62,13 @@ class Tiles:
 
 
 def choose(rows: int, columns: Sequence[int], length: int, contractions: int, bits: int, light: bool) -> Tiles:
-    """The tiles for x[rows, length] and regions of so many columns.
+    """The tiles for x[rows, length] and quantised regions of these columns.
 
     Args:
-        contractions: 1 or 2, of each region.
-        bits: of a code.
-        light: the codes are of 4 bits with scales in bfloat16, or have no groups, and x is bfloat16: other weights take
-            more registers to decode, which only two warpgroups have.
+        contractions: contractions of each region, 1 or 2.
+        bits: bits of a code.
+        light: whether codes have 4 bits and no zero-points, x is bfloat16, and scales are bfloat16 or there are no
+            groups. Other weights take more registers to decode, which a thread has only with two warpgroups.
     """
     candidates = _candidates(rows, length, contractions, bits, light)
     return min(candidates, key=lambda tiles: microseconds(tiles, rows, columns, length, contractions, bits))
@@ -62,30 +78,30 @@ def _candidates(rows: int, length: int, contractions: int, bits: int, light: boo
     tallest = next((tokens for tokens in (16, 32, 64) if rows <= tokens), 128)
     for tokens in (tallest, 64) if tallest == 128 else (tallest,):
         for warpgroups, blocks in ((2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)):
-            most = {2: 256, 3: 128, 4: 64}[warpgroups]  # of accumulators for two columns, by registers
+            most = {2: 256, 3: 128, 4: 64}[warpgroups]  # the registers of a thread limit blocks * tokens
             if blocks % contractions or blocks * tokens > most or (warpgroups > 2 and not light):
                 continue
-            held = warpgroups * blocks < 8  # a longer stage's codes, in registers
-            span = 2 if bits == 4 and blocks * tokens <= 128 and length > CHUNK and held else 1
-            for split in range(1, 9):
-                if split == 1 or length >= 4 * split * span * CHUNK:
-                    yield Tiles(tokens, warpgroups, blocks, span, split)
+            codes_fit = warpgroups * blocks < 8  # registers hold the codes of a stage of two chunks
+            span = 2 if bits == 4 and blocks * tokens <= 128 and length > CHUNK and codes_fit else 1
+            for splits in range(1, 9):
+                if splits == 1 or length >= 4 * splits * span * CHUNK:
+                    yield Tiles(tokens, warpgroups, blocks, span, splits)
 
 
 def microseconds(
     tiles: Tiles, rows: int, columns: Sequence[int], length: int, contractions: int, bits: int = 4
 ) -> float:
-    """What the model says, of a kernel alone on the chip."""
+    """The estimated time of a quantised kernel that has the device for itself, in microseconds."""
     width, height = tiles.columns(contractions), tiles.warpgroups * tiles.blocks
     items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in columns)
-    waves = -(-items // RESIDENT[tiles.split])
+    waves = -(-items // RESIDENT[tiles.cluster_k_splits])
     products = height * 4 * max(tiles.tokens / 2, 8)
     instructions = tiles.warpgroups * (45 / tiles.span + 36 * tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * bits
-    chunks = -(-length // (CHUNK * tiles.span * tiles.split)) * tiles.span
+    chunks = -(-length // (CHUNK * tiles.span * tiles.cluster_k_splits)) * tiles.span
     cycles = max(products + instructions, fetched / 32) + 40 / tiles.span
-    combining = 1.0 + 2.5 * (waves - 1) if tiles.split > 1 else 0.0  # no copies run ahead over it
-    return 4.5 + combining + waves * (chunks * cycles / CYCLES_OF_MICROSECOND + 0.003 * tiles.tokens * height)
+    combining = 1.0 + 2.5 * (waves - 1) if tiles.cluster_k_splits > 1 else 0.0  # copies do not overlap it
+    return 4.5 + combining + waves * (chunks * cycles / CYCLES_PER_MICROSECOND + 0.003 * tiles.tokens * height)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -93,7 +109,17 @@ def microseconds(
 
 @dataclass(frozen=True)
 class DenseTiles:
-    """Attributes: as ``gemm_wgmma_dense.cuh`` has them, ``columns`` being those of one contraction."""
+    """Tiles of ``gemm_wgmma_dense.cuh``.
+
+    Attributes:
+        down: consumer warpgroups along M, of 64 rows each.
+        across: consumer warpgroups along N.
+        columns: columns of a tile: in the tables of all contractions, in a choice of one of them.
+        stages: stages of 64 along K; shared memory may hold fewer.
+        multicast: blocks of a cluster that share the weight's tile.
+        resident: blocks that a multiprocessor holds at once.
+        epilogue_steps: an epilogue takes 32 times as many columns through shared memory at once (``Config::turn``).
+    """
 
     down: int
     across: int
@@ -101,6 +127,7 @@ class DenseTiles:
     stages: int
     multicast: int = 1
     resident: int = 1
+    epilogue_steps: int = 1
 
 
 _DENSE = (
@@ -112,21 +139,43 @@ _DENSE = (
     DenseTiles(1, 1, 64, 6, resident=2),
     DenseTiles(1, 1, 32, 8, resident=2),
 )
+"""Tiles of one product of matrices."""
+
+_BATCHED = (
+    DenseTiles(2, 1, 256, 3, epilogue_steps=2),
+    DenseTiles(2, 1, 192, 4, epilogue_steps=2),
+    DenseTiles(2, 1, 128, 5, epilogue_steps=2),
+    DenseTiles(2, 1, 64, 3, resident=2, epilogue_steps=2),
+    DenseTiles(1, 1, 128, 4, resident=2, epilogue_steps=2),
+    DenseTiles(1, 1, 64, 4, resident=3, epilogue_steps=2),
+)
+"""Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
 
 def choose_dense(rows: int, columns: Sequence[int], contractions: int, transposed: bool) -> DenseTiles:
-    """The tiles for so many rows of x and dense regions of so many columns, of 1 or 2 contractions each. K is of little
-    account: nothing shares it out.
+    """The tiles for x of these rows and dense regions of these columns, of 1 or 2 contractions each.
 
     Args:
-        transposed: the weights lie as [K, N], which takes whole runs of 64 columns.
+        transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
     """
-    fitting = [
+    fitting = _fitting(_DENSE, rows, contractions, transposed)
+    return min(fitting, key=lambda tiles: dense_microseconds(tiles, rows, columns, TYPICAL_LENGTH, contractions))
+
+
+def choose_batched(
+    rows: int, columns: int, length: int, matrices: int, contractions: int, transposed: bool
+) -> DenseTiles:
+    """The tiles for ``matrices`` products of (rows, length) by (length, columns); otherwise as ``choose_dense``."""
+    fitting = _fitting(_BATCHED, rows, contractions, transposed)
+    return min(fitting, key=lambda tiles: batched_microseconds(tiles, rows, columns, length, matrices, contractions))
+
+
+def _fitting(all_tiles: Sequence[DenseTiles], rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
+    return [
         replace(tiles, columns=tiles.columns // contractions)
-        for tiles in _DENSE
+        for tiles in all_tiles
         if (rows > 64 or tiles.down == 1) and _fits(tiles.columns // contractions, tiles, transposed)
     ]
-    return min(fitting, key=lambda tiles: dense_microseconds(tiles, rows, columns, TYPICAL_LENGTH, contractions))
 
 
 def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
@@ -134,14 +183,30 @@ def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
 
 
 def dense_microseconds(tiles: DenseTiles, rows: int, columns: Sequence[int], length: int, contractions: int) -> float:
-    """What the model says, of a kernel alone on the chip."""
+    """The estimated time of a dense kernel that has the device for itself, in microseconds."""
     height, width = 64 * tiles.down, tiles.columns * contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
     items = down * sum(-(-n // tiles.columns) for n in columns)
     waves = -(-items // (RESIDENT[1] * tiles.resident))
-    beside = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
+    sharing = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
     products = height * width / 32 * 1.1
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
-    cycles = max(products, fetched / 48) * beside + 40
+    cycles = max(products, fetched / 48) * sharing + 40
     chunks = -(-length // CHUNK)
-    return 5.0 + waves * (chunks * cycles / CYCLES_OF_MICROSECOND + height * width / 32768)
+    return 5.0 + waves * (chunks * cycles / CYCLES_PER_MICROSECOND + height * width / 32768)
+
+
+def batched_microseconds(
+    tiles: DenseTiles, rows: int, columns: int, length: int, matrices: int, contractions: int
+) -> float:
+    """The estimated time of a batch, in microseconds.
+
+    Two constants, the cycles that an iteration waits and the time of an epilogue, are fitted to ten batches of 7 to 256
+    matrices on an H200. Choices take 2 % longer than the best on average and 14 % at worst.
+    """
+    height, width = 64 * tiles.down, tiles.columns * contractions
+    items = matrices * -(-rows // height) * -(-columns // tiles.columns)
+    waves = -(-items // (RESIDENT[1] * tiles.resident))
+    sharing = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
+    cycles = max(height * width / 32 * 1.1, (height + width) * 2 * CHUNK / 48) * sharing + 150
+    return waves * (-(-length // CHUNK) * cycles / CYCLES_PER_MICROSECOND + 1.7 * height * width / 32768)

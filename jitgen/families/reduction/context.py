@@ -1,4 +1,8 @@
-"""What the reduction templates read: a row kernel as passes, each with the lines that belong to it."""
+"""What the templates of all dialects read: a row kernel as a sequence of passes, with the lines of each.
+
+``context`` prints the instructions of a body by a dialect's rules and sorts the lines into passes; ``cpp.py``,
+``cuda.py`` and ``triton.py`` then decide for their templates what each pass loads, keeps and recomputes.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,20 @@ from jitgen.spec import DTYPES
 
 @dataclass(frozen=True)
 class RowOperand:
-    """One operand. ``kind`` is the layout's (contiguous, broadcast, strided, row); ``role`` is load, iota or store.
+    """One operand of the kernel, with names and expressions as they are printed.
 
-    ``strides`` are expressions of the outer strides, ``inner`` of the row's; ``pointer`` is the parameter (None for an
-    iota), ``offset`` an iota's first value, ``value`` the element's or row's value, of compute ``type``.
+    Attributes:
+        index: among the operands of the body.
+        role: ``"load"``, ``"iota"`` or ``"store"``.
+        kind: what the layout says it is along the row: contiguous, broadcast, strided or row.
+        dtype: in memory.
+        storage: the dialect's type of an element in memory.
+        type: the dialect's type that it is computed with.
+        value: the name of its element, or of the row's value.
+        strides: its strides in the outer dimensions.
+        inner: its stride along the row.
+        pointer: the parameter that points to it; None for an iota.
+        offset: the first value of an iota; else empty.
     """
 
     index: int
@@ -41,16 +55,17 @@ class RowOperand:
     offset: str
 
     def base(self, outer: Sequence[str]) -> str:
-        """Its offset, in elements, at outer indices: where its row begins; "0" where nothing moves it."""
+        """Where its row begins at the indices ``outer``, in elements; "0" where no index moves it."""
         terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
         return " + ".join(term for term in terms if term) or "0"
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """``result`` of ``type`` combines ``value`` (of ``value_type``) of every element of the row by ``kind``.
+    """``result`` combines ``value`` of every element of the row by ``kind``.
 
-    ``coarse``: every result of the kernel is a float of 16 bits or fewer.
+    ``type`` and ``value_type`` are the types of result and value, ``value_dtype`` the value's dtype; ``coarse`` says
+    that every result of the kernel is a float of 16 bits or fewer.
     """
 
     result: str
@@ -64,35 +79,46 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk over the row.
+    """One pass over the row.
 
     Attributes:
-        number: from 0.
-        before: lines of row values that are known now, to compute before the walk.
-        loads: element operands this pass is the first to need; ``again`` those an earlier pass has needed too.
-        lines: element values this pass is the first to need, in order.
-        repeated: element values of earlier passes this one needs, in order, ``again`` included as their inputs.
-        kept: values of earlier passes it uses directly: loads and element values to be kept where a row is resident.
-        keeps: values it computes or loads that a later pass uses directly.
-        reductions: at its end.
-        stores: elements it stores.
+        number: its number, from 0.
+        before: lines of the row values that the pass before it made known, to compute before this one begins.
+        loads: element operands that this pass is the first to need.
+        reloads: element operands that it needs and an earlier pass has needed too.
+        lines: element values that this pass is the first to need, in order.
+        recomputed: element values of earlier passes that it needs, in order.
+        reused: names of values among ``loads`` and ``lines`` that a later pass uses directly.
+        reductions: what it reduces.
+        stores: the operands whose elements it stores.
     """
 
     number: int
     before: tuple[Line, ...]
     loads: tuple[RowOperand, ...]
-    again: tuple[RowOperand, ...]
+    reloads: tuple[RowOperand, ...]
     lines: tuple[Line, ...]
-    repeated: tuple[Line, ...]
-    kept: tuple[str, ...]
-    keeps: tuple[str, ...]
+    recomputed: tuple[Line, ...]
+    reused: tuple[str, ...]
     reductions: tuple[Reduction, ...]
     stores: tuple[RowOperand, ...]
 
 
 @dataclass(frozen=True)
 class RowContext:
-    """The whole kernel: ``row_loads`` come first, ``after`` and ``row_stores`` last."""
+    """The whole kernel.
+
+    Attributes:
+        title: shape, row and operands in words, for the head of the source.
+        outer: how many dimensions count rows; ``sizes`` are their names.
+        operands: all operands, in order.
+        row_loads: operands that are read once a row, before the passes.
+        passes: the passes over a row.
+        after: lines of the row values that the last pass made known.
+        row_stores: operands that are written once a row, behind all passes.
+        integers: the names of the integer parameters.
+        scalars: (name, type) of the run-time scalars.
+    """
 
     title: str
     outer: int
@@ -108,7 +134,10 @@ class RowContext:
 
 @dataclass(frozen=True)
 class RowValues:
-    """What rows that are walked together have of their own each: ``pairs`` of (type, name), in arrays over rows."""
+    """The values of which each row has its own where rows are walked together: arrays over rows.
+
+    ``pairs``: (type, name) of each; ``instructions``: of the body.
+    """
 
     instructions: Sequence[Instruction]
     pairs: Sequence[tuple[str, str]]
@@ -118,12 +147,12 @@ class RowValues:
         return {name for _, name in self.pairs}
 
     def read(self, positions: Iterable[int], values: Collection[str]) -> list[tuple[str, str]]:
-        """Those that instructions at ``positions`` read, or that are among ``values``."""
+        """The pairs that instructions at ``positions`` read, or whose names are among ``values``."""
         read = {f"v{argument}" for position in positions for argument in self.instructions[position].args}
         return [pair for pair in self.pairs if pair[1] in read or pair[1] in values]
 
     def block(self, lines: Sequence[Line]) -> dict[str, Any]:
-        """``lines`` of such values, and those of before that they read."""
+        """``lines`` that compute such values, and as ``inputs`` the pairs they read and do not compute."""
         names = self.names
         own = [line for line in lines if line.value in names]
         computed = {line.value for line in own}
@@ -132,7 +161,8 @@ class RowValues:
 
 
 def identity(kind: str, dtype: str) -> bool | int | float:
-    """What combining by ``kind`` leaves every value of compute ``dtype`` as it is; of the arg kinds, the value's."""
+    """The neutral element of a reduction by ``kind`` of values of compute ``dtype``; of argmax and argmin, the
+    value's."""
     if kind in ("sum", "prod", "any", "all"):
         return kind in ("prod", "all")
     low = kind.endswith("max") or kind == SUM_EXP
@@ -158,7 +188,7 @@ class _Builder:
         self.printed = printed(self.instructions, dialect, coarse=self.coarse)
         self.names, self.lines = self.printed.names, self.printed.lines
         self.operands = tuple(self._operand(index) for index in range(len(self.body.operands)))
-        self.when = first_needed(self.body)
+        self.first = first_needed(self.body)
 
     def _operand(self, index: int) -> RowOperand:
         operand, kind = self.body.operands[index], self.layout.operands[index]
@@ -178,7 +208,7 @@ class _Builder:
         )
 
     def build(self) -> RowContext:
-        last = max(self.when.values())
+        last = max(self.first.values())
         passes = tuple(self._pass(number) for number in range(last + 1))
         kinds = ", ".join(f"{o.role} {o.dtype} {o.kind}" for o in self.operands)
         shape = ", ".join(map(str, self.body.shape))
@@ -205,32 +235,29 @@ class _Builder:
         )
 
     def _pass(self, number: int) -> Pass:
-        here = [p for p, when in self.when.items() if when == number]
+        here = [p for p, needed in self.first.items() if needed == number]
         roots = [p for p in here if self.instructions[p].op in ("reduce", "store")]
         needed = elements_under(self.body, roots)
-        used_directly = {a for p in here for a in self.instructions[p].args if not self.instructions[a].row}
         loads: list[RowOperand] = []
-        again: list[RowOperand] = []
+        reloads: list[RowOperand] = []
         lines: list[Line] = []
-        repeated: list[Line] = []
+        recomputed: list[Line] = []
         for position in sorted(needed):
             instruction = self.instructions[position]
-            first = self.when[position] == number
+            is_new = self.first[position] == number
             if instruction.op in ("load", "iota"):
-                (loads if first else again).append(self.operands[instruction.attr])
+                (loads if is_new else reloads).append(self.operands[instruction.attr])
             elif position in self.lines:
-                (lines if first else repeated).append(self.lines[position])
-        kept = [self.names[p] for p in sorted(used_directly) if self.when[p] < number]
-        keeps = [self.names[p] for p in sorted(here) if p in self.names and self._is_used_after(p, number)]
+                (lines if is_new else recomputed).append(self.lines[position])
+        reused = [self.names[p] for p in sorted(here) if p in self.names and self._is_used_after(p, number)]
         return Pass(
             number=number,
             before=self._row_values(number, number),
             loads=tuple(loads),
-            again=tuple(again),
+            reloads=tuple(reloads),
             lines=tuple(lines),
-            repeated=tuple(repeated),
-            kept=tuple(kept),
-            keeps=tuple(keeps),
+            recomputed=tuple(recomputed),
+            reused=tuple(reused),
             reductions=tuple(self._reduction(p) for p in sorted(here) if self.instructions[p].op == "reduce"),
             stores=tuple(
                 self.operands[self.instructions[p].attr] for p in sorted(here) if self.instructions[p].op == "store"
@@ -241,7 +268,7 @@ class _Builder:
         if self.instructions[position].op == "reduce":
             return False
         return any(
-            position in instruction.args and self.when.get(user, -1) > number
+            position in instruction.args and self.first.get(user, -1) > number
             for user, instruction in enumerate(self.instructions)
         )
 

@@ -1,15 +1,19 @@
-"""The context of ``templates/cpp/reduction.cpp.j2``.
+"""The context of ``templates/reduction/reduction.cpp.j2``.
 
-Rows are walked one by one, or, where neighbouring elements belong to neighbouring rows or rows are very short
-(``schedule.rows`` above 1), in tiles of neighbours, with one accumulator for each row of a tile.
+There are three kinds of loop, each with a template of its own:
 
-A value that costs much and that a later pass needs again is kept in a scratch row where the row is short enough for the
-second-level cache, and computed again where it is not; a cheap one is always computed again. The second pass reads what
-the first has brought into the cache, so it is then that the next row is fetched. Where something is kept, the last pass
-of a row, which stores, is done together with the last but one of the next row, which computes: memory and processor
-then work at the same time. Short rows are one block of fewer lanes each, and are walked several together
-(``together.hpp``): what whole groups leave of a row is the end of one more group. Their results go past the cache
-several rows at a time. Looking for NaN is left out where ``numbers.py`` can tell that no result changes by it.
+- *tiled* (``cpp_tiles.j2``, ``schedule.rows_per_block`` above 1): neighbouring rows are walked together, with one
+  accumulator for each row of a tile, where their elements are neighbours or rows are very short;
+- *short* (``cpp_short.j2``): each row is a single block, of fewer lanes, and eight rows are walked together
+  (``together.hpp``). The elements behind the last whole group of a row are taken by one more group, which ends with the
+  row. Results bypass the cache several rows at a time;
+- rows one by one, in blocks (``cpp_rows.j2``).
+
+A value that costs much and that a later pass needs again is kept in a *scratch* row where the row is short enough for
+the second-level cache; any other is recomputed. The second pass reads what the first has brought into the cache, so it
+is then that the next row is prefetched. Where there are scratch rows, the last pass of a row, which stores, is
+*deferred*: it is done together with the last but one of the next row, which computes, so that memory and processor work
+at the same time. Tests for NaN are left out where ``numbers.py`` can tell that no result changes by it.
 """
 
 from __future__ import annotations
@@ -20,30 +24,31 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
-from jitgen.families.layout import CPU_LANES, item_size
+from jitgen.families.operands import CPU_LANES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, RowValues
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.numbers import has_narrow_nan, is_exp_below, maxima_of_numbers
-from jitgen.families.reduction.schedule import CPU_LONG, RowSchedule
+from jitgen.families.reduction.schedule import CPU_LONG_ROW, RowSchedule
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
 BLOCK = 4096
-"""Elements of a row that are walked at once: with its results and its scratch it fits the first-level cache."""
-FETCHED_BYTES = 2**20
-"""Of a row's operands, up to which the next row is fetched while this one is computed. What the second-level cache
-cannot hold of it then waits in the next one, still far nearer than memory."""
-FETCHED_BYTES_OF_ONE_PASS = 2**14
-"""The same where there is one pass. In longer rows it is what comes ``AHEAD`` elements later that is fetched."""
+"""Elements of a block of a row: with its results and its scratch rows it fits the first-level cache."""
+PREFETCHED_BYTES = 2**20
+"""Bytes of a row's operands up to which the next row is prefetched while this one is computed. What the second-level
+cache cannot hold of it then waits in the third-level cache, still far nearer than memory."""
+PREFETCHED_BYTES_OF_ONE_PASS = 2**14
+"""The same where there is one pass. In longer rows the elements ``AHEAD`` of the current ones are prefetched."""
 AHEAD = 1024
-"""Elements: about what a processor takes in while it waits for one line of memory. Of short rows it is the row that
-far ahead that is fetched."""
+"""Elements that a processor takes in, roughly, while it waits for one line of memory. Of short rows, the row that far
+ahead is prefetched."""
 COSTLY = 8
-"""Operations from which on a value is kept rather than computed again: a function, not a few additions."""
+"""Operations from which on a value is kept and not recomputed: a function, not a few additions."""
 LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
-"""Operations to widen an element, where they are many: GCC has no vector conversion for these."""
+"""Operations to widen an element of these dtypes, for which GCC has no vector conversion; 1 for any other."""
 GATHER_COST = 8
+"""Operations that a strided load counts for: its elements are loaded one by one."""
 
 _KINDS = {
     "sum": "Sum",
@@ -60,8 +65,8 @@ _KINDS = {
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
     builder = _Builder(kernel, schedule, rows)
-    # A group of a short row is one wide vector: of bfloat16, of which halves are taken, it would be put together from
-    # two in memory, and what reads it there waits for both.
+    # The group of a short row is one wide vector. Of bfloat16, whose elements come in halves, it would be assembled
+    # from two vectors in memory, and a load of it would wait for both stores; so vectors stay narrow there.
     return builder.context(), {"interleaved": True, "narrow": builder.short and builder.halved}
 
 
@@ -69,68 +74,68 @@ class _Builder:
     def __init__(self, kernel: Kernel, schedule: RowSchedule, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions, self.rows = body.instructions, rows
-        self.width, self.tiled, self.lanes = schedule.rows, schedule.rows > 1, schedule.vector
+        self.width, self.tiled, self.lanes = schedule.rows_per_block, schedule.rows_per_block > 1, schedule.vector
         self.row_loads = [o for o in rows.operands if o.role != "store" and o.kind in ("row", "broadcast")]
         self.short = self.lanes < CPU_LANES
-        self.covered = self.short and self._is_covered()
-        self.kept_place = "place + lane" if self.short else "start + i"
-        self.kept: dict[str, tuple[str, str]] = self._kept() if schedule.kept else {}
+        self.overlaps_groups = self.short and self._may_overlap_groups()
+        self.scratch_index = "place + lane" if self.short else "start + i"
+        self.scratch_values: dict[str, tuple[str, str]] = self._scratch_values() if schedule.resident else {}
         slots = itertools.count()
         of_numbers = {f"v{position}" for position in maxima_of_numbers(body.instructions)}
         self.reductions = [
-            [_reduction(r, next(slots), r.result in of_numbers) for r in walk.reductions] for walk in rows.passes
+            [_reduction(r, next(slots), r.result in of_numbers) for r in p.reductions] for p in rows.passes
         ]
         self.halved = not self.tiled and self._is_halved()
         self.narrow_nan = self.halved and has_narrow_nan(body)
         self.group = "GroupOfNarrowNan" if self.narrow_nan else "GroupOfHalves" if self.halved else "Group"
         self.coarse = body.coarse and not self.tiled
-        self.fetched = self._fetched()
+        self.prefetched = self._prefetched()
         self.row_values = [(o.type, o.value) for o in self.row_loads]
-        for walk, reductions in zip(rows.passes, self.reductions, strict=True):
-            self.row_values += [(line.type, line.value) for line in walk.before if not self._is_constant(line)]
+        for p, reductions in zip(rows.passes, self.reductions, strict=True):
+            self.row_values += [(line.type, line.value) for line in p.before if not self._is_constant(line)]
             self.row_values += [(reduction["type"], reduction["result"]) for reduction in reductions]
         self.row_values += [(line.type, line.value) for line in rows.after if not self._is_constant(line)]
         self.of_rows = RowValues(self.instructions, self.row_values)
 
     def context(self) -> dict[str, Any]:
         rows = self.rows
-        passes = [self._pass(walk, of) for walk, of in zip(rows.passes, self.reductions, strict=True)]
-        streamed = [self._store(o) for walk in rows.passes for o in walk.stores if self._is_streamed(o)]
+        passes = [self._pass(p, of) for p, of in zip(rows.passes, self.reductions, strict=True)]
+        streamed = [self._store(o) for p in rows.passes for o in p.stores if self._is_streamed(o)]
         outlets = [self._outlet(store) for store in streamed]
         scalars = [(kind, name) for name, kind in rows.scalars]
         scalar_arguments = [f"jitgen::with_narrow_nan({n})" if self.narrow_nan else n for n, _ in rows.scalars]
-        fetched, beyond = (FETCHED_BYTES, 0) if len(passes) > 1 else (FETCHED_BYTES_OF_ONE_PASS, AHEAD)
+        row_bytes, ahead = (PREFETCHED_BYTES, 0) if len(passes) > 1 else (PREFETCHED_BYTES_OF_ONE_PASS, AHEAD)
         return {
             "tiled": self.tiled,
             "width": self.width,
             "lanes": self.lanes,
-            "block": CPU_LONG if self.short else BLOCK,
+            "block": CPU_LONG_ROW if self.short else BLOCK,
             "short": self.short,
-            "covered": self.covered,
-            # Whether a short row's accumulators are its own until they are combined with other rows'. They stay in
-            # registers then, but a copy of halves waits for them in memory, unless there is one pass only.
+            "overlaps_groups": self.overlaps_groups,
+            # Whether a short row has accumulators of its own, in registers, until they are combined with those of other
+            # rows. Where elements come in halves their copy would wait for stores, unless there is one pass only.
             "local": len(rows.passes) == 1 or not self.halved,
             "parameters": self._parameters(),
             "outer": list(rows.sizes),
-            "walk_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
-            "walk_names": [name for _, name in (*self._row_parameters(), *scalars)],
-            "walk_arguments": [*self._row_arguments(), *scalar_arguments],
+            "function_parameters": [" ".join(pair) for pair in (*self._row_parameters(), *scalars)],
+            "function_names": [name for _, name in (*self._row_parameters(), *scalars)],
+            "function_arguments": [*self._row_arguments(), *scalar_arguments],
             "row_parameters": [" ".join(pair) for pair in self._row_parameters()],
             "row_names": [name for _, name in self._row_parameters()],
             "row_arguments": list(self._row_arguments()),
             "scalar_parameters": "".join(f", {kind} {name}" for kind, name in scalars),
             "scalar_arguments": "".join(f", {argument}" for argument in scalar_arguments),
-            "next_parameters": "".join(f", int64_t next{o.index}" for o in self.fetched),
-            "next_arguments": "".join(f", fetches ? {o.strides[-1]} * ahead : {beyond}" for o in self.fetched),
-            "fetched_elements": fetched // (sum(item_size(o.dtype) for o in self.fetched) or 1),
+            "next_parameters": "".join(f", int64_t next{o.index}" for o in self.prefetched),
+            "next_arguments": "".join(f", fetches ? {o.strides[-1]} * ahead : {ahead}" for o in self.prefetched),
+            "prefetched_elements": row_bytes // (sum(item_size(o.dtype) for o in self.prefetched) or 1),
             "steps": [(f"t{o.index}", f"step{o.index}", _dense_step(o)) for o in rows.operands],
             "foldable": " && ".join(self._one_piece()),
             "dense": " && ".join(f"{o.strides[-1]} == {_dense_step(o)}" for o in rows.operands),
-            "constants": [line for walk in rows.passes for line in walk.before if self._is_constant(line)],
+            "constants": [line for p in rows.passes for line in p.before if self._is_constant(line)],
             "row_values": self.row_values,
             "row_loads": [self._load(operand, False) for operand in self.row_loads],
             "passes": passes,
-            "late": self._is_late(),
+            "deferred": self._has_deferred_pass(),
             "last_names": [name for _, name in passes[-1]["inputs"]],
             "reductions": [reduction for of_pass in self.reductions for reduction in of_pass],
             "after": self.of_rows.block(rows.after),
@@ -140,21 +145,22 @@ class _Builder:
             "outlet_parameters": "".join(f", {kind}& {name}" for kind, name in outlets),
             "outlet_arguments": "".join(f", {name}" for _, name in outlets),
             "ahead": AHEAD,
-            "kept": self._scratches(),
-            "kept_bytes": self._kept_bytes(),
+            "scratch_rows": self._scratch_rows(),
+            "scratch_bytes": self._scratch_bytes(),
         }
 
     # ------------------------------------------------------------------------------------------------- parameters
 
     def _parameters(self) -> list[str]:
-        """Of the entry, as the launcher passes them: what differs between calls of one shape comes first."""
+        """Parameters of the entry, as the launcher passes them: those that differ between calls of one shape come
+        first."""
         pointers = [f"{_pointer(o)} {o.pointer}" for o in self.rows.operands if o.pointer]
         scalars = [f"{kind} {name}" for name, kind in self.rows.scalars]
         integers = [f"int64_t {name}" for name in self.rows.integers]
         return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
 
     def _row_parameters(self) -> Iterator[tuple[str, str]]:
-        """(type, name) of what says where a row, or a tile, lies."""
+        """(type, name) of the parameters that say where a row, or a tile, begins."""
         for operand in self.rows.operands:
             yield _pointer(operand) if operand.pointer else "int64_t", _local(operand)
             if operand.kind == "strided":
@@ -175,59 +181,60 @@ class _Builder:
 
     # ----------------------------------------------------------------------------------------------------- passes
 
-    def _pass(self, walk: Pass, reductions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        again = {operand.value for operand in walk.again} | {line.value for line in walk.repeated}
-        needed = self._needed(walk, again)
-        lines = sorted((*walk.lines, *walk.repeated), key=lambda line: line.position)
+    def _pass(self, p: Pass, reductions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        again = {operand.value for operand in p.reloads} | {line.value for line in p.recomputed}
+        needed = self._needed(p, again)
+        lines = sorted((*p.lines, *p.recomputed), key=lambda line: line.position)
         lines = [line for line in lines if line.value in needed]
-        loads = [o for o in (*walk.loads, *walk.again) if o.kind not in ("row", "broadcast") and o.value in needed]
-        used = [line.position for line in lines if not (line.value in again and line.value in self.kept)]
-        values = {reduction.value for reduction in walk.reductions} | {operand.value for operand in walk.stores}
+        loads = [o for o in (*p.loads, *p.reloads) if o.kind not in ("row", "broadcast") and o.value in needed]
+        used = [line.position for line in lines if not (line.value in again and line.value in self.scratch_values)]
+        values = {reduction.value for reduction in p.reductions} | {operand.value for operand in p.stores}
         return {
-            "number": walk.number,
-            "cheap": self._is_cheap(walk),
-            "fetched": self.fetched if walk.number == min(1, len(self.rows.passes) - 1) else [],
-            "before": self.of_rows.block(walk.before),
+            "number": p.number,
+            "cheap": self._is_cheap(p),
+            "prefetched": self.prefetched if p.number == min(1, len(self.rows.passes) - 1) else [],
+            "before": self.of_rows.block(p.before),
             "inputs": self.of_rows.read(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
             "lines": [self._line(line, line.value in again) for line in lines],
-            "keeps": [
-                {"value": name, "scratch": _scratch(name), "place": self.kept_place}
-                for name in walk.keeps
-                if name in self.kept
+            "scratch_stores": [
+                {"value": name, "scratch": _scratch(name), "index": self.scratch_index}
+                for name in p.reused
+                if name in self.scratch_values
             ],
             "reductions": [reduction | {"taken": self._taken(reduction)} for reduction in reductions],
-            "stores": [self._store(operand) for operand in walk.stores],
-            "streamed": [self._store(operand) for operand in walk.stores if self._is_streamed(operand)],
+            "stores": [self._store(operand) for operand in p.stores],
+            "streamed": [self._store(operand) for operand in p.stores if self._is_streamed(operand)],
         }
 
-    def _needed(self, walk: Pass, again: Container[str]) -> set[str]:
-        """The values of elements that a pass reads or computes: not what those that are kept were computed from."""
-        stack = [reduction.value for reduction in walk.reductions] + [operand.value for operand in walk.stores]
+    def _needed(self, p: Pass, again: Container[str]) -> set[str]:
+        """The values of elements that a pass reads or computes: not those that only values in scratch rows come
+        from."""
+        stack = [reduction.value for reduction in p.reductions] + [operand.value for operand in p.stores]
         needed: set[str] = set()
         while stack:
             name = stack.pop()
             if name not in needed and name.startswith("v"):
                 needed.add(name)
-                if not (name in self.kept and name in again):
+                if not (name in self.scratch_values and name in again):
                     stack += [f"v{argument}" for argument in self.instructions[int(name[1:])].args]
         return needed
 
     def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
-        place = self._place(operand)
-        expression = f"{_local(operand)} + {place}"
+        offset = self._offset(operand)
+        expression = f"{_local(operand)} + {offset}"
         halves = f"{_local(operand)} + start" if self.halved and operand.kind == "contiguous" else ""
         if halves:
             expression = f"halves_{operand.value}.at(lane)"
         elif operand.pointer:
-            expression = f"jitgen::load({_local(operand)}[{place}])"
+            expression = f"jitgen::load({_local(operand)}[{offset}])"
         return {
             "type": operand.type,
             "value": operand.value,
             "halves": halves,
-            "beside": _local(operand) if operand.pointer else "",
+            "prefetched": _local(operand) if operand.pointer else "",
             "inner": operand.inner,
-            "expression": self._or_kept(operand.value, expression, again),
+            "expression": self._or_scratch(operand.value, expression, again),
         }
 
     def _line(self, line: Line, again: bool) -> dict[str, str]:
@@ -236,15 +243,15 @@ class _Builder:
             expression = expression.replace("exp(", "exp_below(")
         elif self.coarse and self._is_normalized(line.position):
             expression = expression.replace(" / ", " * (1.0f / ") + ")"
-        expression = self._or_kept(line.value, expression, again)
+        expression = self._or_scratch(line.value, expression, again)
         return {"type": line.type, "value": line.value, "expression": expression, "mark": line.mark}
 
-    def _or_kept(self, name: str, expression: str, again: bool) -> str:
-        return f"{_scratch(name)}[{self.kept_place}]" if again and name in self.kept else expression
+    def _or_scratch(self, name: str, expression: str, again: bool) -> str:
+        return f"{_scratch(name)}[{self.scratch_index}]" if again and name in self.scratch_values else expression
 
     def _taken(self, reduction: dict[str, Any]) -> str:
-        """An element as its reduction takes it: of the end of a short row, unless another group has it."""
-        if not self.covered:
+        """An element as its reduction takes it: where groups of a short row overlap, unless another group has it."""
+        if not self.overlaps_groups:
             return str(reduction["value"])
         element = "jitgen::Halves<decltype(size)>::element(lane)" if self.halved else "lane"
         return f"{reduction['value']}, those.has({element})"
@@ -255,20 +262,20 @@ class _Builder:
             "local": _local(operand),
             "storage": operand.storage,
             "value": operand.value,
-            "place": self._place(operand),
+            "offset": self._offset(operand),
             "inner": operand.inner,
             "group": self.group,
-            "past": "false" if self.short else f"output{operand.index}.past",
+            "bypasses_cache": "false" if self.short else f"output{operand.index}.past",
         }
 
     def _outlet(self, store: dict[str, Any]) -> tuple[str, str]:
-        """(type, name) of what a thread keeps between rows of what it writes past the cache."""
+        """(type, name) of the buffer in which a thread keeps, between rows, results that bypass the cache."""
         if self.short:
             return f"jitgen::Stage<{store['storage']}, block>", f"stage{store['index']}"
         return "jitgen::Seam", f"seam{store['index']}"
 
-    def _place(self, operand: RowOperand) -> str:
-        """Offset of an element from where its row begins (its tile, where rows are walked in tiles)."""
+    def _offset(self, operand: RowOperand) -> str:
+        """Offset of an element from where its row (or its tile) begins."""
         element = "e" if self.tiled else "(start + i)"
         terms = [] if operand.inner == "0" else [element if operand.inner == "1" else f"{element} * {operand.inner}"]
         if self.tiled:
@@ -276,22 +283,24 @@ class _Builder:
         return " + ".join(terms) or "0"
 
     def _is_halved(self) -> bool:
-        """Whether elements may come in another order than they lie in: where all are bfloat16 side by side."""
+        """Whether elements may come as halves of two-element words, the lower ones first: where all are contiguous
+        bfloat16 and no index is asked for."""
         alike = all(o.kind == "contiguous" and o.dtype == "bfloat16" for o in self._moving())
         return alike and not self._is_indexed()
 
-    def _is_covered(self) -> bool:
-        """Whether what whole groups leave of a short row may be taken by one more, which ends with the row.
+    def _may_overlap_groups(self) -> bool:
+        """Whether the elements behind the last whole group of a short row may be taken by one more that ends with it.
 
-        Where it is stored its results have to wait, and the first of equal elements must not be met last.
+        The results of the two groups overlap, so all stores must go through a buffer; and a pass that stores must not
+        ask for the index of the first of equal elements, which would be met last.
         """
-        if not all(self._is_streamed(operand) for walk in self.rows.passes for operand in walk.stores):
+        if not all(self._is_streamed(operand) for p in self.rows.passes for operand in p.stores):
             return False
-        return not any(walk.stores and _finds_places(walk) for walk in self.rows.passes)
+        return not any(p.stores and _finds_indices(p) for p in self.rows.passes)
 
     def _one_piece(self) -> list[str]:
-        """When rows of a dense tile lie in one piece, so that steps along them may be folded; nothing where they cannot
-        be, as an index would not be known."""
+        """The conditions under which a dense tile is one run of memory, so that several elements of each row can be
+        taken in one step; empty where they cannot, because an index is asked for."""
         moving = self._moving()
         if self._is_indexed() or any(o.kind != "strided" or not o.pointer for o in moving):
             return []
@@ -299,37 +308,46 @@ class _Builder:
 
     def _moving(self) -> list[RowOperand]:
         """The operands that are read or written element by element."""
-        return [o for walk in self.rows.passes for o in (*walk.loads, *walk.stores) if o not in self.row_loads]
+        return [o for p in self.rows.passes for o in (*p.loads, *p.stores) if o not in self.row_loads]
 
     def _is_indexed(self) -> bool:
-        return any(map(_finds_places, self.rows.passes))
+        return any(map(_finds_indices, self.rows.passes))
 
-    def _fetched(self) -> list[RowOperand]:
-        """What is read of every row anew: by the only pass, or by the first where a second leaves the memory idle.
+    def _prefetched(self) -> list[RowOperand]:
+        """Operands of a later row to prefetch: during the only pass, or during the second, which leaves the memory
+        idle.
 
-        Short rows of one pass are read as they lie, one after another, which processors see by themselves.
+        Short rows of one pass are read in the order of memory, which processors prefetch by themselves.
         """
         if self.tiled or not self.rows.outer or (self.short and len(self.rows.passes) == 1):
             return []
         return [o for o in self.rows.passes[0].loads if o.kind == "contiguous" and o.pointer]
 
-    def _is_late(self) -> bool:
-        """Whether the last pass, which stores from what is kept, is left for the next row to do beside its computing:
-        one waits for memory, the other for the processor."""
+    def _has_deferred_pass(self) -> bool:
+        """Whether the last pass of a row, which stores from scratch rows, is done together with the last but one of the
+        next row: one waits for memory, the other for the processor."""
         last = self.rows.passes[-1]
         stores = bool(last.stores) and all(map(self._is_streamed, last.stores))
-        return bool(self.kept) and stores and not self.short and not last.reductions and len(self.rows.passes) > 1
+        return (
+            bool(self.scratch_values)
+            and stores
+            and not self.short
+            and not last.reductions
+            and len(self.rows.passes) > 1
+        )
 
     def _is_streamed(self, operand: RowOperand) -> bool:
         return self.tiled or operand.kind == "contiguous"
 
-    def _is_cheap(self, walk: Pass) -> bool:
-        """Whether it only reduces, by few operations: then the accumulators' loads and stores are what it costs."""
-        operations = sum(self._operations(line.position) for line in (*walk.lines, *walk.repeated))
-        return not walk.stores and not _finds_places(walk) and operations < COSTLY
+    def _is_cheap(self, p: Pass) -> bool:
+        """Whether it only reduces, by few operations, so that loads and stores of its accumulators are what it
+        costs."""
+        operations = sum(self._operations(line.position) for line in (*p.lines, *p.recomputed))
+        return not p.stores and not _finds_indices(p) and operations < COSTLY
 
     def _is_normalized(self, position: int) -> bool:
-        """Whether it is divided by a row's sum of such exponentials, whose reciprocal is as good: it is at least 1."""
+        """Whether it is a quotient by a row's sum of exp(v - max v). The sum is at least 1, so its reciprocal is as
+        good."""
         instruction = self.instructions[position]
         if instruction.op != "div":
             return False
@@ -339,36 +357,38 @@ class _Builder:
     def _is_constant(self, line: Line) -> bool:
         return self.instructions[line.position].op == "const"
 
-    # ------------------------------------------------------------------------------------------------------ keeping
+    # ------------------------------------------------------------------------------------------------ scratch rows
 
-    def _kept(self) -> dict[str, tuple[str, str]]:
-        """Values worth a scratch row (used by a later pass, and costly from what is kept so far): type and dtype."""
-        kept: dict[str, tuple[str, str]] = {}
-        for walk in self.rows.passes:
-            types = {o.value: (o.type, compute_dtype(o.dtype)) for o in walk.loads}
-            types |= {line.value: (line.type, line.dtype) for line in walk.lines}
-            for name in walk.keeps:
-                if self._cost(int(name[1:]), kept) >= COSTLY:
-                    kept[name] = types[name]
-        return kept
+    def _scratch_values(self) -> dict[str, tuple[str, str]]:
+        """Type and dtype of each value worth a scratch row: a later pass uses it, and it costs much to recompute."""
+        found: dict[str, tuple[str, str]] = {}
+        for p in self.rows.passes:
+            types = {o.value: (o.type, compute_dtype(o.dtype)) for o in p.loads}
+            types |= {line.value: (line.type, line.dtype) for line in p.lines}
+            for name in p.reused:
+                if self._cost(int(name[1:]), found) >= COSTLY:
+                    found[name] = types[name]
+        return found
 
-    def _kept_bytes(self) -> int:
-        return sum(item_size(dtype) for _, dtype in self.kept.values())
+    def _scratch_bytes(self) -> int:
+        """Bytes of all scratch rows for one element."""
+        return sum(item_size(dtype) for _, dtype in self.scratch_values.values())
 
-    def _scratches(self) -> list[dict[str, Any]]:
-        """The scratch rows one after another, the widest first, so that each is aligned; ``place`` in bytes a row."""
-        place, rows = 0, []
-        for name, (kind, dtype) in sorted(self.kept.items(), key=lambda item: -item_size(item[1][1])):
-            rows.append({"name": _scratch(name), "type": kind, "place": place})
-            place += item_size(dtype)
+    def _scratch_rows(self) -> list[dict[str, Any]]:
+        """The scratch rows one after another, the widest first, so that each is aligned; ``offset`` in bytes for one
+        element of a row."""
+        offset, rows = 0, []
+        for name, (kind, dtype) in sorted(self.scratch_values.items(), key=lambda item: -item_size(item[1][1])):
+            rows.append({"name": _scratch(name), "type": kind, "offset": offset})
+            offset += item_size(dtype)
         return rows
 
     def _operations(self, position: int) -> int:
         operation = OPS.get(self.instructions[position].op)
         return operation.flops if operation else 1
 
-    def _cost(self, position: int, kept: Container[str]) -> int:
-        """Operations to compute the element at ``position`` again, from memory and from what is ``kept``."""
+    def _cost(self, position: int, scratch: Container[str]) -> int:
+        """Operations to recompute the element at ``position`` from memory and from values in ``scratch`` rows."""
         total, stack, seen = 0, [position], {position}
         while stack:
             position = stack.pop()
@@ -379,13 +399,15 @@ class _Builder:
             else:
                 total += self._operations(position)
             for argument in instruction.args:
-                if not self.instructions[argument].row and argument not in seen and f"v{argument}" not in kept:
+                if not self.instructions[argument].row and argument not in seen and f"v{argument}" not in scratch:
                     seen.add(argument)
                     stack.append(argument)
         return total
 
 
 def _reduction(reduction: Reduction, slot: int, of_numbers: bool) -> dict[str, Any]:
+    """What the templates read of a reduction: ``slot`` numbers it among the kernel's; ``of_numbers`` lets it drop
+    NaN."""
     return {
         "result": reduction.result,
         "type": reduction.type,
@@ -395,12 +417,13 @@ def _reduction(reduction: Reduction, slot: int, of_numbers: bool) -> dict[str, A
     }
 
 
-def _finds_places(walk: Pass) -> bool:
-    """Whether a reduction of the pass tells where an element is."""
-    return any(reduction.kind.startswith("arg") for reduction in walk.reductions)
+def _finds_indices(p: Pass) -> bool:
+    """Whether a reduction of the pass gives an index."""
+    return any(reduction.kind.startswith("arg") for reduction in p.reductions)
 
 
 def _scratch(name: str) -> str:
+    """The name of the scratch row of a value."""
     return f"kept_{name}"
 
 
@@ -409,10 +432,10 @@ def _pointer(operand: RowOperand) -> str:
 
 
 def _local(operand: RowOperand) -> str:
-    """Its pointer (an iota's first value) where the row or the tile begins."""
+    """The name of a pointer to the operand's first element (of an iota's first value) in the row or the tile."""
     return f"x{operand.index}"
 
 
 def _dense_step(operand: RowOperand) -> int:
-    """Its stride from a row to the next in a tile that is walked as it lies: 0 for what varies along rows only."""
+    """Its stride from a row to the next in a dense tile: 0 where it varies along rows only."""
     return 0 if operand.role != "store" and operand.kind == "contiguous" else 1

@@ -1,7 +1,8 @@
-"""What ``templates/cuda/reduction_columns.j2`` reads beside ``cuda.py``'s context: a thread walks several rows at once.
+"""What ``templates/reduction/cuda_columns.j2`` reads in addition to ``cuda.py``'s context: a thread has several
+neighbouring rows.
 
-Values of elements are scalars, as where rows' own elements are neighbours; a value that every row has of its own is an
-array with an element for each row of the thread, ``row_<value>``.
+Values of elements are scalars, as where a row's own elements are neighbours; a value of which every row has its own is
+an array with an element for each row of the thread, ``row_<value>``.
 """
 
 from __future__ import annotations
@@ -11,121 +12,127 @@ from typing import Any
 
 from jitgen.codegen.printing import fields
 from jitgen.families.reduction.context import RowContext, RowOperand, RowValues
-from jitgen.families.reduction.cuda_walk import Walk, Walks
+from jitgen.families.reduction.cuda_passes import CudaPass, CudaPasses
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.body import Instruction
 from jitgen.ir.program import Kernel
 
 
-def context(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, walks: Walks) -> dict[str, Any]:
+def context(
+    kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, passes: CudaPasses
+) -> dict[str, Any]:
     columns = _Columns(kernel, layout, schedule, rows)
-    kept = {operand.value for operand in walks.kept_loads}
+    resident = {operand.value for operand in passes.resident_loads}
     return {
         "uniform": columns.uniform,
         "row_values": columns.row_values,
         "row_loads": [columns.load(operand, "", "") for operand in rows.row_loads],
-        "kept_operands": [columns.load(operand, "unroll", "u") for operand in walks.kept_loads],
-        "passes": [columns.walk(walk, kept) for walk in walks.passes],
+        "resident_loads": [columns.load(operand, "unroll", "u") for operand in passes.resident_loads],
+        "passes": [columns.described(p, resident) for p in passes.passes],
         "after": columns.of_rows.block(rows.after),
         "row_stores": [columns.store(operand) for operand in rows.row_stores],
     }
 
 
 class _Columns:
-    """Builds the parts of the context in which rows of one thread differ."""
+    """Builds the parts of the context in which the rows of one thread differ.
+
+    Attributes:
+        uniform: lines of row values that all rows share.
+        row_values: (type, name) of the values of which each row has its own.
+    """
 
     def __init__(self, kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions: Sequence[Instruction] = body.instructions
-        self.layout, self.kept = layout, schedule.kept
+        self.layout, self.is_resident = layout, schedule.resident
         every = [*(line for p in rows.passes for line in p.before), *rows.after]
         own = self._own()
         self.uniform = [line for line in every if line.position not in own]
-        """Lines of values that all rows share."""
         self.row_values = [(o.type, o.value) for o in rows.row_loads]
         self.row_values += [(line.type, line.value) for line in every if line.position in own]
         self.row_values += [(r.type, r.result) for p in rows.passes for r in p.reductions]
-        """(type, name) of the values of which each row has its own."""
         self.of_rows = RowValues(self.instructions, self.row_values)
 
     def _own(self) -> set[int]:
         """Positions of the row values that depend on the row."""
         found: set[int] = set()
         for position, instruction in enumerate(self.instructions):
-            if instruction.row and (
-                instruction.op in ("load", "iota", "reduce") or found.intersection(instruction.args)
-            ):
+            depends = instruction.op in ("load", "iota", "reduce") or found.intersection(instruction.args)
+            if instruction.row and depends:
                 found.add(position)
         return found
 
-    def walk(self, walk: Walk, kept: Collection[str]) -> dict[str, Any]:
-        fetched = [*walk.fetched, *walk.late]
-        positions = [line.position for line in walk.lines]
-        results = {r["value"] for r in walk.reductions} | {o.value for o in walk.source.stores}
+    def described(self, p: CudaPass, resident: Collection[str]) -> dict[str, Any]:
+        """What the template reads of a pass; ``resident`` are the operands' values that stay in registers."""
+        loaded = [*p.loaded, *p.deferred]
+        positions = [line.position for line in p.lines]
+        results = {r["value"] for r in p.reductions} | {o.value for o in p.source.stores}
         return {
-            "number": walk.source.number,
-            "before": self.of_rows.block(walk.source.before),
-            "arrays": [self.load(o, "unroll", "u") for o in fetched if o.value not in kept],
-            "fetched": [self.load(o, "unroll", "u") for o in fetched],
+            "number": p.source.number,
+            "before": self.of_rows.block(p.source.before),
+            "arrays": [self.load(o, "unroll", "u") for o in loaded if o.value not in resident],
+            "loads": [self.load(o, "unroll", "u") for o in loaded],
             "inputs": self.of_rows.read(positions, results),
-            "loads": [self.load(o, "unroll", "u") for o in walk.needed],
-            "restored": walk.restored,
-            "saved": walk.saved,
-            "lines": walk.lines,
-            "reductions": [r | {"step": self._step(r, walk)} for r in walk.reductions],
-            # Whether all that a thread holds of a row may join a state at once.
-            "grouped": any(r["streamed"] for r in walk.reductions) and not walk.source.stores,
-            "stores": [self.store(o) for o in walk.source.stores],
+            "elements": [self.load(o, "unroll", "u") for o in p.needed],
+            "resident_inputs": p.resident_inputs,
+            "resident_outputs": p.resident_outputs,
+            "lines": p.lines,
+            "reductions": [r | {"step": self._step(r, p)} for r in p.reductions],
+            # Whether all elements that a thread holds of a row join the row's state at once.
+            "grouped": any(r["online"] for r in p.reductions) and not p.source.stores,
+            "stores": [self.store(o) for o in p.source.stores],
         }
 
-    def _step(self, r: dict[str, Any], walk: Walk) -> str:
-        """A state with the element at ``j`` in it. Every second pass goes back, where rows are not kept."""
-        back = r["indexed"] and walk.source.number % 2 == 1 and not self.kept
-        step: str = r["unordered" if back else "step"]
+    def _step(self, r: dict[str, Any], p: CudaPass) -> str:
+        """The state with the element at ``j`` in it. Every second pass over rows in memory goes backwards."""
+        backwards = r["indexed"] and p.source.number % 2 == 1 and not self.is_resident
+        step: str = r["unordered" if backwards else "step"]
         return step.format(part=f"part_{r['result']}[j]")
 
     def load(self, operand: RowOperand, count: str, at: str) -> dict[str, Any]:
-        """An operand's elements in registers, ``count`` times those of a thread's rows.
+        """How an operand's elements of the thread's rows come into registers.
 
-        ``array`` declares them, ``fetch`` fills those at ``at``, of which ``element`` is the one at ``j``.
+        ``declaration`` is of registers for ``count`` such groups, ``load`` the statement that fills the group at
+        ``at``, and ``element`` the one of row ``j`` in it.
         """
-        name, beside = f"x{operand.index}", self.layout.beside[operand.index]
-        place = _place(operand)
-        step = {"contiguous": " + j", "broadcast": ""}.get(beside, f" + j * {operand.strides[-1]}")
+        name, kind = f"x{operand.index}", self.layout.across_rows[operand.index]
+        offset = _offset(operand)
+        step = {"contiguous": " + j", "broadcast": ""}.get(kind, f" + j * {operand.strides[-1]}")
         found = fields(operand)
         if operand.pointer is None:
-            return found | {"array": "", "fetch": "", "element": f"from{operand.index}{place}{step}"}
+            return found | {"declaration": "", "load": "", "element": f"from{operand.index}{offset}{step}"}
         count = f"[{count}]" if count else ""
         at = f"[{at}]" if at else ""
         start = f"from{operand.index}"
-        if beside == "contiguous":
-            array = f"jitgen::Vector<{operand.storage}, beside> {name}{count};"
-            fetch = f"{name}{at} = jitgen::load_vector<beside>({start}{place});"
-        elif beside == "broadcast":
+        if kind == "contiguous":
+            declaration = f"jitgen::Vector<{operand.storage}, beside> {name}{count};"
+            load = f"{name}{at} = jitgen::load_vector<beside>({start}{offset});"
+        elif kind == "broadcast":
             return found | {
-                "array": f"{operand.storage} {name}{count};",
-                "fetch": f"{name}{at} = {start}[{place.removeprefix(' + ') or '0'}];",
+                "declaration": f"{operand.storage} {name}{count};",
+                "load": f"{name}{at} = {start}[{offset.removeprefix(' + ') or '0'}];",
                 "element": f"jitgen::load({name}{at})",
             }
         else:
-            array = f"{operand.storage} {name}{count}[beside];"
-            fetch = f"for (int j = 0; j < beside; ++j) {name}{at}[j] = {start}[{(place + step).removeprefix(' + ')}];"
-        return found | {"array": array, "fetch": fetch, "element": f"jitgen::load({name}{at}[j])"}
+            declaration = f"{operand.storage} {name}{count}[beside];"
+            load = f"for (int j = 0; j < beside; ++j) {name}{at}[j] = {start}[{(offset + step).removeprefix(' + ')}];"
+        return found | {"declaration": declaration, "load": load, "element": f"jitgen::load({name}{at}[j])"}
 
     def store(self, operand: RowOperand) -> dict[str, Any]:
-        """A result: ``array`` of a thread's rows' elements, and how it is ``put`` into memory."""
-        name, start, place = f"y{operand.index}", f"to{operand.index}", _place(operand)
+        """A result: the ``declaration`` of registers for the thread's rows, and the statement that stores them."""
+        name, start, offset = f"y{operand.index}", f"to{operand.index}", _offset(operand)
         value = f"row_{operand.value}[j]" if operand.value in self.of_rows.names else operand.value
         found = fields(operand) | {"row_value": value}
-        if self.layout.beside[operand.index] == "contiguous":
-            array = f"jitgen::Vector<{operand.storage}, beside> {name};"
-            return found | {"array": array, "put": f"jitgen::store_vector({start}{place}, {name});"}
+        if self.layout.across_rows[operand.index] == "contiguous":
+            declaration = f"jitgen::Vector<{operand.storage}, beside> {name};"
+            return found | {"declaration": declaration, "store": f"jitgen::store_vector({start}{offset}, {name});"}
         step = f" + j * {operand.strides[-1]}"
-        put = f"for (int j = 0; j < beside; ++j) {start}[{(place + step).removeprefix(' + ')}] = {name}[j];"
-        return found | {"array": f"{operand.storage} {name}[beside];", "put": put}
+        store = f"for (int j = 0; j < beside; ++j) {start}[{(offset + step).removeprefix(' + ')}] = {name}[j];"
+        return found | {"declaration": f"{operand.storage} {name}[beside];", "store": store}
 
 
-def _place(operand: RowOperand) -> str:
-    """Behind where its row begins, of the element at ``column``."""
+def _offset(operand: RowOperand) -> str:
+    """The text behind the start of its row that leads to the element at ``column``."""
     return {"0": "", "1": " + column"}.get(operand.inner, f" + column * {operand.inner}")

@@ -1,20 +1,23 @@
-"""From a call's geometry to kernel arguments: needs no template, no compiler and no device."""
+"""From a call's geometry to the arguments and the shape of a launch: needs no template, no compiler and no device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jitgen.families.layout import LaunchArguments, item_size, pointwise_flops
+from jitgen.device import Device
+from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
+from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
 
 def integer_names(kernel: Kernel, layout: RowLayout) -> Iterator[tuple[str, str, int, int]]:
-    """The integer parameters in order, as (name, what, operand, dim).
+    """The integer parameters in order, as (name, what, operand, dimension).
 
-    ``length`` of a row; ``n0`` ... the outer sizes; ``s<operand>_<dim>`` an operand's stride in an outer dimension;
-    ``r<operand>`` its stride along the row where that is neither 0 nor 1; ``o<operand>`` an iota's first value.
+    ``length`` is the length of a row; ``n0``, ... are the sizes of the outer dimensions; ``s<operand>_<dimension>`` is
+    an operand's stride in an outer dimension, ``r<operand>`` its stride along the row where that is neither 0 nor 1,
+    and ``o<operand>`` the first value of an iota.
     """
     yield "length", "length", -1, -1
     for dim in range(layout.outer):
@@ -29,26 +32,20 @@ def integer_names(kernel: Kernel, layout: RowLayout) -> Iterator[tuple[str, str,
             yield f"r{index}", "stride", index, layout.outer
 
 
-def launch_arguments(
+def arguments(
     kernel: Kernel,
     layouts: Sequence[RowLayout],
     geometries: Sequence[RowGeometry],
     schedule: RowSchedule,
-    tiled: bool,
-) -> LaunchArguments:
-    """The arguments of one launch. A kernel over rows of length 0 still runs: their sums are 0."""
+    device: Device,
+) -> Arguments:
+    """The arguments of one launch."""
     (layout,), (geometry,), (body,) = layouts, geometries, kernel.bodies
-    pointers, moved, written = [], 0, 0
-    extents = (*geometry.sizes, geometry.length)
-    for operand, offset, strides in zip(body.operands, geometry.offsets, geometry.strides, strict=True):
-        if operand.buffer is None:
-            continue
-        size = touched = item_size(operand.dtype)
-        pointers.append((operand.buffer, offset * size))
-        for extent, stride in zip(extents, strides, strict=True):
-            touched *= extent if stride else 1
-        moved += touched
-        written += touched if operand.kind == "store" else 0
+    pointers = tuple(
+        (operand.buffer, offset * item_size(operand.dtype))
+        for operand, offset in zip(body.operands, geometry.offsets, strict=True)
+        if operand.buffer is not None
+    )
     value = {
         "length": lambda o, d: geometry.length,
         "size": lambda o, d: geometry.sizes[d],
@@ -56,7 +53,42 @@ def launch_arguments(
         "stride": lambda o, d: geometry.strides[o][d],
     }
     integers = tuple(value[what](operand, dim) for _, what, operand, dim in integer_names(kernel, layout))
-    blocks = -(-geometry.rows // (schedule.rows * schedule.turns)) * schedule.cluster
+    return Arguments(pointers, integers, schedule.wide)
+
+
+def work(kernel: Kernel, geometries: Sequence[RowGeometry], schedule: RowSchedule) -> Work:
+    """What one launch amounts to. Rows of length 0 count as one element each, so that the launch is not skipped: their
+    sums are 0."""
+    (geometry,), (body,) = geometries, kernel.bodies
+    extents = (*geometry.sizes, geometry.length)
+    moved = written = 0
+    for operand, strides in zip(body.operands, geometry.strides, strict=True):
+        if operand.buffer is None:
+            continue
+        touched = item_size(operand.dtype)
+        for extent, stride in zip(extents, strides, strict=True):
+            touched *= extent if stride else 1
+        moved += touched
+        written += touched if operand.kind == "store" else 0
     elements = geometry.rows * max(geometry.length, 1)
-    flops = pointwise_flops(body.instructions, elements)
-    return LaunchArguments(tuple(pointers), integers, blocks, elements, written, moved, flops)
+    return Work(elements, written, moved, pointwise_flops(body.instructions, elements))
+
+
+def launch(
+    kernel: Kernel,
+    layouts: Sequence[RowLayout],
+    geometries: Sequence[RowGeometry],
+    schedule: RowSchedule,
+    device: Device,
+) -> LaunchShape:
+    """One cluster (mostly of one block) for the rows that its threads take; persistent clusters loop over them."""
+    (geometry,) = geometries
+    rows_per_cluster = schedule.rows_per_block * schedule.rows_per_iteration
+    return LaunchShape(
+        grid=(-(-geometry.rows // rows_per_cluster) * schedule.cluster, 1, 1),
+        block=(schedule.block_threads, 1, 1),
+        cluster=schedule.cluster,
+        shared_bytes=schedule.shared_bytes,
+        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+        persistence=Persistence("clusters") if schedule.persistent else None,
+    )

@@ -1,43 +1,41 @@
-"""Where a row kernel's operands lie: strides over collapsed outer dimensions, and along the row."""
+"""Where the operands of a row kernel lie: their strides along the row and over the outer dimensions, which count rows.
+
+``layout`` divides a call's strides into a ``RowLayout``, which decides the source, and a ``RowGeometry``, whose numbers
+a launch passes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jitgen.families.layout import (
-    ACCESS_BYTES,
-    INDEX_LIMIT,
-    MAX_UNIT,
-    Memory,
-    base_of,
-    collapse,
-    item_size,
-    locate,
-)
+from jitgen.families.family import Call
+from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, base_of, collapse, item_size, locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.ir.views import Memory
 
 KINDS = {1: "contiguous", 0: "broadcast"}
-"""What an operand with that stride is; with any other it is strided."""
+"""What an operand with a stride of 1 or 0 elements is called; with any other stride it is ``"strided"``."""
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What of the strides decides the source. Device-neutral.
+    """What of the strides decides the source; it does not depend on a device.
 
     Attributes:
-        outer: collapsed dimensions that count rows (0 for a single row).
-        operands: along the row: ``"contiguous"``, ``"broadcast"`` (one value for the row), ``"strided"``; and ``"row"``
-            for an operand the body reads or writes once a row.
-        unit: the largest power of two of elements, at most 16, that every contiguous operand can move at once.
-        columns: neighbouring elements belong to neighbouring rows: the innermost outer dimension is the contiguous one.
-        beside: for each operand, where ``columns``, what it is from a row to the next: ``"contiguous"``,
-            ``"broadcast"`` or ``"strided"``.
-        beside_unit: as ``unit``, of elements of neighbouring rows: for the operands that ``beside`` calls contiguous.
-        shared: for each operand, whether all of several rows read the same elements of it.
+        outer: how many dimensions count rows, after neighbours were merged.
+        operands: what each operand is along the row: ``"contiguous"``, ``"broadcast"`` (one value for the whole row) or
+            ``"strided"``; ``"row"`` where the body reads or writes it once a row.
+        unit: the largest power of two of elements, at most 16, that one access can move of every operand that is
+            contiguous along the row.
+        columns: whether neighbouring elements belong to neighbouring rows, as those of a matrix's columns do: the
+            innermost outer dimension is the contiguous one.
+        across_rows: where ``columns``, what each operand is from a row to the next: ``"contiguous"``, ``"broadcast"``
+            or ``"strided"``; else empty strings.
+        across_rows_unit: as ``unit``, of the operands that are contiguous across rows.
+        row_invariant: for each operand, whether all rows, of which there are several, read the same elements of it.
         wide: whether an index can reach 2**31.
     """
 
@@ -45,21 +43,21 @@ class RowLayout:
     operands: tuple[str, ...]
     unit: int
     columns: bool
-    beside: tuple[str, ...]
-    beside_unit: int
-    shared: tuple[bool, ...]
+    across_rows: tuple[str, ...]
+    across_rows_unit: int
+    row_invariant: tuple[bool, ...]
     wide: bool
 
 
 @dataclass(frozen=True)
 class RowGeometry:
-    """A call's sizes and strides.
+    """A call's sizes, strides and offsets, all in elements.
 
     Attributes:
-        sizes: of the outer dimensions, outermost first.
-        length: of a row.
-        strides: for each operand, in elements: one for each outer dimension, then the row's.
-        offsets: for each operand, in elements.
+        sizes: sizes of the outer dimensions, outermost first.
+        length: elements of a row.
+        strides: for each operand its stride in each outer dimension, then its stride along the row.
+        offsets: for each operand the offset of its first element.
     """
 
     sizes: tuple[int, ...]
@@ -79,33 +77,31 @@ class RowGeometry:
         return self.rows * self.length
 
 
-def resolve(
-    kernel: Kernel, environment: Mapping[str, Any], buffers: Sequence[Memory], accesses: bool = True
-) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
-    """Layout and geometry of the kernel's one body; NotViewable when a movement needs a copy first."""
-    (body,) = kernel.bodies
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
+    """Layout and geometry of the kernel's one body; raises NotViewable where a movement needs a copy first."""
+    (body,), environment, buffers = kernel.bodies, call.environment, call.buffers
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
-    split = len(sizes) - body.row_rank
-    kept = (*sizes[:split], *(1,) * body.row_rank)
+    outer_rank = len(sizes) - body.row_rank
+    row_value_shape = (*sizes[:outer_rank], *(1,) * body.row_rank)
     views = []
     for operand in body.operands:
         view = locate(operand.movements, base_of(operand, environment, buffers), environment)
-        walked = view.strides
+        view_strides = view.strides
         if operand.row:
-            walked = tuple(0 if size == 1 else s for size, s in zip(kept, walked, strict=True))
-        views.append((walked, view.offset))
-    every = [walked for walked, _ in views]
+            view_strides = tuple(0 if size == 1 else s for size, s in zip(row_value_shape, view_strides, strict=True))
+        views.append((view_strides, view.offset))
+    every = [view_strides for view_strides, _ in views]
     leader = next(
-        (i for i, (o, s) in enumerate(zip(body.operands, every, strict=True)) if not o.row and any(s[split:])), 0
+        (i for i, (o, s) in enumerate(zip(body.operands, every, strict=True)) if not o.row and any(s[outer_rank:])), 0
     )
-    outer_sizes, outer = collapse(sizes[:split], [s[:split] for s in every], leader)
-    row_sizes, row = collapse(sizes[split:], [s[split:] for s in every], leader)
-    if 0 in row_sizes:  # nothing is walked, whatever the strides say
+    outer_sizes, outer = collapse(sizes[:outer_rank], [s[:outer_rank] for s in every], leader)
+    row_sizes, row = collapse(sizes[outer_rank:], [s[outer_rank:] for s in every], leader)
+    if 0 in row_sizes:  # no element is read, whatever the strides say
         row_sizes, row = (0,), tuple((int(not operand.row),) for operand in body.operands)
     if len(row_sizes) != 1:
         raise AssertionError("a row of uneven strides reached the layout; a pass should have made a copy")
     length = 1
-    for size in sizes[split:]:
+    for size in sizes[outer_rank:]:
         length *= size
     strides = tuple((*a, *b) for a, b in zip(outer, row, strict=True))
     geometry = RowGeometry(outer_sizes, length, strides, tuple(offset for _, offset in views))
@@ -122,30 +118,33 @@ def resolve(
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in extents)
     leading = strides[leader]
     columns = length > 1 and len(leading) > 1 and abs(leading[-1]) > abs(leading[-2]) > 0
-    beside = tuple(KINDS.get(stride[-2], "strided") if columns else "" for stride in strides)
-    contiguous, neighbours = [kind == "contiguous" for kind in kinds], [kind == "contiguous" for kind in beside]
-    layout = RowLayout(
+    across_rows = tuple(KINDS.get(stride[-2], "strided") if columns else "" for stride in strides)
+    contiguous, neighbours = [kind == "contiguous" for kind in kinds], [kind == "contiguous" for kind in across_rows]
+    found = RowLayout(
         outer=len(outer_sizes),
         operands=kinds,
-        unit=_unit(body, geometry, -1, contiguous, buffers) if accesses else 1,
+        unit=_unit(body, geometry, -1, contiguous, buffers) if call.is_gpu else 1,
         columns=columns,
-        beside=beside,
-        beside_unit=_unit(body, geometry, -2, neighbours, buffers) if accesses and columns else 1,
-        shared=tuple(bool(walked) and not any(walked) for walked in outer),
+        across_rows=across_rows,
+        across_rows_unit=_unit(body, geometry, -2, neighbours, buffers) if call.is_gpu and columns else 1,
+        row_invariant=tuple(bool(steps) and not any(steps) for steps in outer),
         wide=wide,
     )
-    return (layout,), (geometry,)
+    return (found,), (geometry,)
 
 
 def _unit(body: Body, geometry: RowGeometry, dim: int, moved: Sequence[bool], buffers: Sequence[Memory]) -> int:
-    """The largest power of two of elements every operand of ``moved`` can move at once along ``dim``, -1 the row's."""
+    """The largest power of two of elements, at most ``MAX_UNIT``, that one access can move along ``dim``.
+
+    ``dim``: -1 for the row, -2 for the innermost outer dimension; ``moved``: for each operand, whether it counts.
+    """
     unit = MAX_UNIT
     while (*geometry.sizes, geometry.length)[dim] % unit:
         unit //= 2
     for operand, moves, strides, offset in zip(body.operands, moved, geometry.strides, geometry.offsets, strict=True):
         if moves and operand.buffer is not None:
             size = item_size(operand.dtype)
-            others = (s for place, s in enumerate(strides) if place != len(strides) + dim)
+            others = (s for index, s in enumerate(strides) if index != len(strides) + dim)
             steps = [offset * size, *(s * size for s in others), buffers[operand.buffer].alignment]
             while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
                 unit //= 2

@@ -1,4 +1,4 @@
-"""What can be known of the numbers in a row kernel: signs, and where a NaN goes. Functions of its instructions only.
+"""What the instructions of a row kernel tell of its numbers: their signs, and which results a NaN reaches.
 
 ``cpp.py`` asks, to leave out operations that could not change a result.
 """
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from jitgen.ir.body import Body, Instruction
 
 _ARITHMETIC = {"add", "sub", "mul", "div", "fma", "neg", "sqrt", "rsqrt", "reciprocal", "exp", "log", "round_to"}
-"""Operations whose result is NaN where an operand is: that operand's NaN, or the canonical one."""
-_LEAVES = {"load", "const", "scalar", "store"}
+"""Operations whose result is NaN where an operand is NaN: either that operand or the canonical NaN."""
+_COPIES = {"load", "const", "scalar", "store"}
 
 
 def is_exp_below(instructions: Sequence[Instruction], position: int) -> bool:
-    """Whether it is the exponential of an element less the row's maximum, which is not above 0."""
+    """Whether it is exp(v - max v) for the elements v of a row, so that the exponent is not above 0."""
     return _maximum_under(instructions, position) is not None
 
 
 def _maximum_under(instructions: Sequence[Instruction], position: int) -> int | None:
-    """The position of the maximum m, where at ``position`` is exp(v - m) for its own elements v."""
+    """The position of the maximum of v where exp(v - max v) is at ``position``; else None."""
     if instructions[position].op != "exp":
         return None
     argument = instructions[instructions[position].args[0]]
@@ -32,19 +32,21 @@ def _maximum_under(instructions: Sequence[Instruction], position: int) -> int | 
 
 
 def maxima_of_numbers(instructions: Sequence[Instruction]) -> set[int]:
-    """Maxima that may drop NaN, as softmax's may: where a v is NaN, so is the sum of exp(v - max v) anyway, and with it
-    every result of the kernel."""
+    """The maxima that may drop NaN, as softmax's may.
+
+    Where an element v is NaN, so is the sum of exp(v - max v) whatever the maximum is, and with it every result.
+    """
     sums: dict[int, set[int]] = {}
     for position, instruction in enumerate(instructions):
         if (instruction.op, instruction.attr) == ("reduce", "sum"):
             maximum = _maximum_under(instructions, instruction.args[0])
             if maximum is not None:
                 sums.setdefault(maximum, set()).add(position)
-    return {maximum for maximum, of in sums.items() if _reach_every_store(instructions, of)}
+    return {maximum for maximum, positions in sums.items() if _reach_every_store(instructions, positions)}
 
 
 def _reach_every_store(instructions: Sequence[Instruction], positions: set[int]) -> bool:
-    """Whether a NaN at every one of ``positions`` makes every result NaN."""
+    """Whether NaN at all of ``positions`` makes every result NaN."""
     reached = set(positions)
     for position, instruction in enumerate(instructions):
         if instruction.op in _ARITHMETIC and not reached.isdisjoint(instruction.args):
@@ -53,12 +55,16 @@ def _reach_every_store(instructions: Sequence[Instruction], positions: set[int])
 
 
 def has_narrow_nan(body: Body) -> bool:
-    """Whether every NaN among the values of ``body`` is a bfloat16, its lower half 0, so that rounding to bfloat16 adds
-    nothing to it: NaN is read as that, made as that, and arithmetic hands on what it reads. Run-time scalars aside."""
+    """Whether the lower half of every NaN in ``body`` is 0, as a bfloat16's is, so that rounding leaves it as it is.
+
+    NaN is then loaded as bfloat16, made canonical, or handed on by arithmetic. Run-time scalars do not count; the
+    kernel makes them so.
+    """
     operands = all(operand.dtype == "bfloat16" for operand in body.operands)
     return operands and all(map(_hands_on, body.instructions))
 
 
 def _hands_on(instruction: Instruction) -> bool:
+    """Whether a NaN result is the canonical one or that of an operand."""
     reduction = instruction.op == "reduce" and instruction.attr in ("sum", "max", "min")
-    return instruction.dtype == "float32" and (reduction or instruction.op in _ARITHMETIC | _LEAVES)
+    return instruction.dtype == "float32" and (reduction or instruction.op in _ARITHMETIC | _COPIES)

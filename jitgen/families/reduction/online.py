@@ -1,21 +1,22 @@
-"""Fewer passes over a row: reductions of what an earlier reduction gave, taken beside it.
+"""Fewer passes over a row: a reduction that depends on another one is accumulated online, in the same pass.
 
-``online`` rewrites the body of a kernel whose passes read a row again, or whose blocks wait for one another after each
-(``RowSchedule.online``). Two reductions that wait for another one of the same row become reductions of the row itself,
-and so known a pass earlier:
+``online`` rewrites the body of a kernel whose passes read the row from memory, or whose blocks wait for one another
+after each pass (``RowSchedule.online``). Two kinds of reduction that depend on another one of the same row become
+reductions of the row's elements, whose results are known a pass earlier:
 
-- ``sum_exp``, the sum of exp(v - max v) where that maximum is finite: each place keeps the largest it has met and the
-  sum scaled by it, and rescales the sum when a larger one comes (Milakov and Gimelshein, "Online normalizer calculation
-  for softmax", 2018);
-- ``deviations``, the sum of squared deviations of v from its mean: each place keeps its own mean and deviations from it
-  (Welford, "Note on a method for calculating corrected sums of squares and products", 1962), which are combined as by
-  Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+- ``sum_exp``, the sum of exp(v - max v) where that maximum is finite. Each accumulator keeps the largest value it has
+  met and the sum scaled by it, and rescales the sum when a larger value comes (Milakov and Gimelshein, "Online
+  normalizer calculation for softmax", 2018).
+- ``deviations``, the sum of squared deviations of v from its mean. Each accumulator keeps a mean of its own and the
+  deviations from it (Welford, "Note on a method for calculating corrected sums of squares and products", 1962); two are
+  combined as by Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances",
+  1979).
 
-What a maximum or a mean that is not finite does to the formulas that are replaced is said by a line or two of row
-values behind the reduction, so accumulating need not care.
+The original formulas give infinities and NaN where the maximum or the mean is not finite. A few row values behind the
+reduction reproduce that, so that accumulation need not.
 
-The maximum and the sum themselves stay: they are a single operation an element. A kernel of which this saves no pass
-is left as it is.
+The maximum and the sum themselves stay, at one operation for each element. A kernel that would have as many passes as
+before is left as it is.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from jitgen.families.reduction.rewriting import Rewriting
 from jitgen.ir.program import Kernel
 
 SUM_EXP, DEVIATIONS, MEAN = "sum_exp", "deviations", "mean"
-"""Kinds of ``reduce`` that only kernels have which this module rewrote, in Triton and CUDA C++ (the last: there)."""
+"""Kinds of ``reduce`` that only rewritten kernels have: the first two in Triton and CUDA C++, the mean in CUDA C++."""
 
 
 def online(kernel: Kernel) -> Kernel:
-    """``kernel``, or one of the same operands, results and parameters that walks its rows fewer times."""
+    """``kernel``, or one with the same operands, results and parameters and fewer passes."""
     (body,) = kernel.bodies
     rewritten = _Online(kernel).kernel_rewritten() if body.row_rank else kernel
     return rewritten if passes(rewritten) < passes(kernel) else kernel
 
 
 def with_means(kernel: Kernel) -> Kernel:
-    """``kernel`` where the mean of what deviations are taken of is a reduction itself: who has these has that."""
+    """``kernel`` with each mean of values whose deviations are reduced too as a reduction itself.
+
+    The accumulator of the deviations has the mean, so that no sum is needed.
+    """
     return _Means(kernel).kernel_rewritten() if kernel.bodies[0].row_rank else kernel
 
 
 class _Means(Rewriting):
-    """Quotients of a sum and the length replaced."""
+    """Replaces the quotients of a sum and the length."""
 
     def __init__(self, kernel: Kernel):
         super().__init__(kernel)
@@ -57,7 +61,7 @@ class _Means(Rewriting):
 
 
 class _Online(Rewriting):
-    """Sums of exponentials and of squares replaced."""
+    """Replaces sums of exponentials and of squared deviations."""
 
     def rewrite(self, position: int) -> int | None:
         instruction = self.instructions[position]
@@ -67,7 +71,7 @@ class _Online(Rewriting):
         return self._deviations(position) if found is None else found
 
     def _sum_exp(self, position: int) -> int | None:
-        """sum(exp(v - m)), where m is v's maximum, or that where it is finite and else some other number."""
+        """sum(exp(v - m)), where m is v's maximum, or that where it is finite and else a finite number."""
         reduction = self.instructions[position]
         (power,) = reduction.args
         if not self.is_(power, "exp", reduction.dtype):
@@ -75,19 +79,20 @@ class _Online(Rewriting):
         (difference,) = self.instructions[power].args
         if not self.is_(difference, "sub", reduction.dtype):
             return None
-        value, less = self.instructions[difference].args
-        top = self._unguarded(less)
+        value, subtrahend = self.instructions[difference].args
+        top = self._unguarded(subtrahend)
         if not self.is_(top, "reduce", reduction.dtype, "max") or self.instructions[top].args != (value,):
             return None
         if self.instructions[value].row:
             return None
-        # Every term is exp(-inf - m), or one of them is exp(inf - m), or NaN: which it is, the maximum tells.
+        # Where the maximum is not finite, every term is exp(-inf - m), or some term is exp(inf - m) or NaN. The maximum
+        # tells which.
         total = self.emit(reduction, "reduce", self.at[value], attr=SUM_EXP)
-        beyond = self.emit(reduction, "exp", self.emit(reduction, "sub", self.at[top], self.at[less]))
-        return self.emit(reduction, "where", self.emit_finite(reduction, self.at[top]), total, beyond)
+        not_finite = self.emit(reduction, "exp", self.emit(reduction, "sub", self.at[top], self.at[subtrahend]))
+        return self.emit(reduction, "where", self.emit_finite(reduction, self.at[top]), total, not_finite)
 
     def _unguarded(self, position: int) -> int:
-        """m, of ``where(abs(m) < inf, m, number)``."""
+        """The position of m where ``where(abs(m) < inf, m, number)`` is at ``position``; else ``position``."""
         guard = self.instructions[position]
         if guard.op != "where":
             return position
@@ -110,8 +115,9 @@ class _Online(Rewriting):
         value, mean = self.instructions[deviation].args
         if self.mean_of(mean) != value or self.instructions[mean].dtype != reduction.dtype:
             return None
-        # Where a deviation overflows on the way, so would its square; beside a mean that is none, all are NaN.
+        # A result that is not finite comes from a deviation whose square overflows, or from a mean that is not finite:
+        # infinity less the mean is infinite in the first case and NaN in the second.
         found = self.emit(reduction, "reduce", self.at[value], attr=DEVIATIONS)
         infinity = self.emit(reduction, "const", attr=math.inf)
-        beyond = self.emit(reduction, "sub", infinity, self.emit(reduction, "abs", self.at[mean]))
-        return self.emit(reduction, "where", self.emit_finite(reduction, found), found, beyond)
+        not_finite = self.emit(reduction, "sub", infinity, self.emit(reduction, "abs", self.at[mean]))
+        return self.emit(reduction, "where", self.emit_finite(reduction, found), found, not_finite)

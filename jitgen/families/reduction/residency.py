@@ -1,25 +1,31 @@
-"""What a resident row keeps from pass to pass: pure functions of a body."""
+"""Which values a resident row keeps in registers from pass to pass: pure functions of a body.
+
+A value that a later pass needs is either *resident*, kept in registers, or *recomputed* from values that are. What is
+resident says how many bytes of registers one element takes, by which schedules decide how many threads share a row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.families.layout import item_size
+from jitgen.families.operands import item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
 EXPENSIVE_FLOPS = 8
-"""From here on a value is kept rather than computed again, where there is room for it."""
+"""Operations (by the weights of ``ir/ops.py``) from which on a value is resident and not recomputed, where registers
+allow."""
 FEW_ELEMENTS = 32
-"""Elements of a thread up to which there is room. A kept float takes twice the room of a 16-bit element: of more
-elements, computing it again is the better half."""
+"""Elements of a thread up to which registers allow that. A float32 value takes twice the registers of a 16-bit element:
+of more elements, recomputing it costs less."""
 REGISTER_BYTES = 4
+"""Bytes of a register."""
 
 
 def passes(kernel: Kernel) -> int:
-    """Passes over the row: one for each stage in which elements are reduced or stored."""
+    """How many passes over the row there are: one for each stage in which elements are reduced or stored."""
     (body,) = kernel.bodies
     return _last_pass(body) + 1
 
@@ -32,36 +38,36 @@ def _last_pass(body: Body) -> int:
     )
 
 
-def late_operands(body: Body) -> tuple[int, ...]:
-    """The operands whose elements only a later pass than the first needs, by index."""
-    when = first_needed(body)
-    late = (body.instructions[position] for position, number in when.items() if number > 0)
-    return tuple(sorted(instruction.attr for instruction in late if instruction.op == "load"))
+def deferred_operands(body: Body) -> tuple[int, ...]:
+    """The operands, by index, whose elements only a later pass than the first needs."""
+    first = first_needed(body)
+    deferred = (body.instructions[position] for position, number in first.items() if number > 0)
+    return tuple(sorted(instruction.attr for instruction in deferred if instruction.op == "load"))
 
 
 def first_needed(body: Body) -> dict[int, int]:
-    """The pass each element instruction is first needed in: as late as its earliest user allows.
+    """The pass in which each element instruction is first needed: the earliest pass of its users.
 
     Elements are stored in the last pass: a result may lie where an operand does, which earlier passes still read.
     """
-    when: dict[int, int] = {}
+    first: dict[int, int] = {}
     last = _last_pass(body)
     for position in reversed(range(len(body.instructions))):
         instruction = body.instructions[position]
         if instruction.row and instruction.op != "reduce":
             continue
-        here = instruction.stage - 1 if instruction.op == "reduce" else when.get(position, instruction.stage)
+        here = instruction.stage - 1 if instruction.op == "reduce" else first.get(position, instruction.stage)
         if instruction.op == "store":
             here = last
-        when[position] = here
+        first[position] = here
         for argument in instruction.args:
             if not body.instructions[argument].row:
-                when[argument] = min(when.get(argument, here), here)
-    return when
+                first[argument] = min(first.get(argument, here), here)
+    return first
 
 
 def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
-    """Element instructions that ``roots`` are computed from."""
+    """The element instructions that ``roots`` are computed from."""
     found: set[int] = set()
     stack = list(roots)
     while stack:
@@ -74,55 +80,59 @@ def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
 
 @dataclass(frozen=True)
 class Residency:
-    """For each pass, by position: values ``kept`` for it from earlier passes, and cheap ones ``rebuilt`` from those.
+    """What a resident row keeps.
 
-    ``bytes`` is what one element of the row takes in registers between passes, where it takes most, and ``values`` how
-    many values those are at most.
+    Attributes:
+        resident: for each pass, the positions of values of earlier passes that are kept in registers for it.
+        recomputed: for each pass, the positions of values of earlier passes that it recomputes from those, in order.
+        bytes_per_element: registers that one element takes between two passes, in bytes, where it takes most.
+        values_per_element: how many values those are, at most.
     """
 
-    kept: tuple[frozenset[int], ...]
-    rebuilt: tuple[tuple[int, ...], ...]
-    bytes: int
-    values: int
+    resident: tuple[frozenset[int], ...]
+    recomputed: tuple[tuple[int, ...], ...]
+    bytes_per_element: int
+    values_per_element: int
 
 
-def held(body: Body, elements: int) -> Residency:
-    """The residency of a row of which each thread holds ``elements``."""
+def residency_of_thread(body: Body, elements: int) -> Residency:
+    """The residency of a row of which each thread has ``elements``."""
     return residency(body, EXPENSIVE_FLOPS if elements <= FEW_ELEMENTS else None)
 
 
 def residency(body: Body, expensive: int | None) -> Residency:
-    """Keep loads as they are stored (half a register for 16 bits) and what is cheaper kept; the rest follows from them.
+    """The residency that takes the fewest registers, but for values of ``expensive`` operations or more, which are
+    kept.
 
-    A value is kept instead of what it is computed from when that takes more room (a sum of two float32 operands), or
-    as much and it is expensive to compute (the exponential of one), or when it costs ``expensive`` operations or more
-    (None: whatever it costs).
+    Loaded elements are kept as they are stored (half a register for 16 bits), and what is computed from them is
+    recomputed, unless keeping the result instead of its operands takes fewer registers (a sum of two float32 operands),
+    or as many and it is costly (the exponential of one), or it takes ``expensive`` operations (None: no number does).
     """
-    when = first_needed(body)
-    passes = range(max(when.values()) + 1)
-    kept: list[set[int]] = [set() for _ in passes]
-    rebuilt: list[set[int]] = [set() for _ in passes]
+    first = first_needed(body)
+    passes = range(max(first.values()) + 1)
+    resident: list[set[int]] = [set() for _ in passes]
+    recomputed: list[set[int]] = [set() for _ in passes]
     for number in passes:
-        here = [position for position, first in when.items() if first == number]
+        here = [position for position, needed in first.items() if needed == number]
         used = {argument for p in here for argument in body.instructions[p].args}
-        waiting = [a for a in used if not body.instructions[a].row and when[a] < number]
+        waiting = [a for a in used if not body.instructions[a].row and first[a] < number]
         while waiting:
             position = waiting.pop()
-            if _is_kept(body, position, expensive):
-                kept[number].add(position)
-            elif position not in rebuilt[number]:
-                rebuilt[number].add(position)
+            if _is_resident(body, position, expensive):
+                resident[number].add(position)
+            elif position not in recomputed[number]:
+                recomputed[number].add(position)
                 waiting += [a for a in body.instructions[position].args if not body.instructions[a].row]
-    between = [{p for part in kept[number:] for p in part if when[p] < number} for number in passes]
+    alive = [{p for later in resident[number:] for p in later if first[p] < number} for number in passes]
     return Residency(
-        tuple(map(frozenset, kept)),
-        tuple(tuple(sorted(part)) for part in rebuilt),
-        max(1, *(sum(_size(body, position) for position in part) for part in between)),
-        max(map(len, between)),
+        tuple(map(frozenset, resident)),
+        tuple(tuple(sorted(positions)) for positions in recomputed),
+        max(1, *(sum(_size(body, position) for position in positions) for positions in alive)),
+        max(map(len, alive)),
     )
 
 
-def _is_kept(body: Body, position: int, expensive: int | None) -> bool:
+def _is_resident(body: Body, position: int, expensive: int | None) -> bool:
     instruction = body.instructions[position]
     if instruction.op in ("load", "iota"):
         return True
@@ -135,6 +145,7 @@ def _is_kept(body: Body, position: int, expensive: int | None) -> bool:
 
 
 def _size(body: Body, position: int) -> int:
+    """Bytes of registers that keep the value at ``position``."""
     instruction = body.instructions[position]
     if instruction.op == "iota":
         return 0  # computed from the column wherever it is needed

@@ -1,4 +1,4 @@
-"""Rewriting the body of a row kernel, instruction by instruction."""
+"""A rewrite of the body of a row kernel, instruction by instruction: the base of ``online.py`` and ``powers.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from jitgen.ir.program import Kernel
 
 
 class Rewriting(abc.ABC):
-    """Emits the body's instructions anew, in order, with those that ``rewrite`` knows better replaced."""
+    """Emits the instructions of a body again, in order, with others in place of those that ``rewrite`` replaces.
+
+    Attributes:
+        source: the body that is rewritten; ``instructions`` are its instructions.
+        emitted: the instructions of the new body.
+        positions: where an instruction was emitted, by what identifies it: each is emitted once.
+        at: where each instruction of the source, or what replaces it, was emitted.
+    """
 
     def __init__(self, kernel: Kernel):
         (self.source,) = kernel.bodies
@@ -22,23 +29,22 @@ class Rewriting(abc.ABC):
         self.emitted: list[Instruction] = []
         self.positions: dict[tuple[object, ...], int] = {}
         self.at: dict[int, int] = {}
-        """Where the source's instructions are now."""
 
     @abc.abstractmethod
     def rewrite(self, position: int) -> int | None:
-        """Where what is in place of the source's instruction at ``position`` was emitted; None where it stays."""
+        """The position of what replaces the source's instruction at ``position``; None where that stays."""
 
     def kernel_rewritten(self) -> Kernel:
-        """The kernel, of the same operands, results and parameters, without what nothing stored depends on."""
+        """The rewritten kernel, with the same operands, results and parameters, without what no result depends on."""
         for position, instruction in enumerate(self.instructions):
             found = self.rewrite(position)
             if found is None:
-                found = self.again(replace(instruction, args=tuple(self.at[a] for a in instruction.args)))
+                found = self.emit_instruction(replace(instruction, args=tuple(self.at[a] for a in instruction.args)))
             self.at[position] = found
         return replace(self.kernel, bodies=(replace(self.source, instructions=_alive(self.emitted)),))
 
-    def again(self, instruction: Instruction) -> int:
-        """The place of ``instruction``, whose arguments are places among those emitted; there once, however often."""
+    def emit_instruction(self, instruction: Instruction) -> int:
+        """The position of ``instruction``, whose arguments are positions among ``emitted``; emitted unless it was."""
         key = identity_of(instruction)
         if key not in self.positions:
             self.positions[key] = len(self.emitted)
@@ -46,19 +52,21 @@ class Rewriting(abc.ABC):
         return self.positions[key]
 
     def emit(self, like: Instruction, op: str, *args: int, dtype: str | None = None, attr: object = None) -> int:
-        return self.again(Instruction(op, args, dtype or like.dtype, attr, like.location))
+        """The position of ``op``, of the dtype (unless given) and the user's line of ``like``."""
+        return self.emit_instruction(Instruction(op, args, dtype or like.dtype, attr, like.location))
 
     def emit_finite(self, like: Instruction, value: int) -> int:
-        """Whether the value at ``value`` is finite."""
+        """The position of whether the value at position ``value`` is finite."""
         infinity = self.emit(like, "const", attr=math.inf)
         return self.emit(like, "lt", self.emit(like, "abs", value), infinity, dtype="bool")
 
     def is_(self, position: int, op: str, dtype: str, attr: object = None) -> bool:
+        """Whether the source's instruction at ``position`` is ``op`` with this dtype and ``attr``."""
         instruction = self.instructions[position]
         return (instruction.op, instruction.dtype, instruction.attr) == (op, dtype, attr)
 
     def mean_of(self, position: int) -> int:
-        """The element value whose mean over the row is at ``position``, as quotient of sum and length; or -1."""
+        """The position of the element value whose sum, divided by the length, is at ``position``; else -1."""
         mean = self.instructions[position]
         if not self.is_(position, "div", mean.dtype):
             return -1
@@ -78,10 +86,10 @@ class Rewriting(abc.ABC):
 
 
 def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """``instructions`` without those that nothing stored depends on."""
+    """``instructions`` without those that no store depends on."""
     needed = {position for position, instruction in enumerate(instructions) if instruction.op == "store"}
     for position in reversed(range(len(instructions))):
         if position in needed:
             needed.update(instructions[position].args)
-    now = {position: place for place, position in enumerate(sorted(needed))}
+    now = {position: number for number, position in enumerate(sorted(needed))}
     return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))

@@ -1,98 +1,124 @@
-"""How a row kernel walks its rows: pure functions from layout, row length and target to numbers.
+"""How a row kernel deals its rows out to threads: the schedule, and the numbers that the rules of all dialects share.
 
-On a GPU a row belongs to ``threads`` threads of a block (a block may hold several rows), or to a cluster of blocks when
-it is long. A thread keeps ``unroll`` vectors of ``vector`` elements in registers from pass to pass (QuACK's row kernels
-do so, with clusters for the longest). A kernel of one pass keeps nothing, and a row too long for a cluster's registers
-is read again by each pass: both *loop* over the row.
+A schedule is a pure function of kernel, layout, sizes and target. On a GPU a row belongs to some threads of one block
+(which may hold several rows) or, where it is long, to the threads of a cluster of blocks. The row is *resident* where a
+thread keeps its ``unroll`` vectors of ``vector`` elements in registers from pass to pass, as QuACK's row kernels do. It
+is not where the kernel has one pass, and nothing is needed twice, or where the row is too long for the registers of a
+cluster: then each pass loops over the row in memory.
+
+The rules are in ``cuda_schedule.py`` and ``triton_schedule.py``; that of the CPU is ``_host`` below. ``buckets.py``
+tells at which numbers of rows they change.
 """
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jitgen.families.layout import ACCESS_BYTES, CPU_LANES, item_size
+from jitgen.device import Device
+from jitgen.families.family import Problem
+from jitgen.families.operands import ACCESS_BYTES, CPU_LANES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import passes
-from jitgen.ir.parts import SPLIT_ROW, SPLIT_ROWS
 from jitgen.ir.program import Kernel
-from jitgen.spec import Target
 
-BLOCK_THREADS = 512
-SHORT_BLOCK_THREADS = 128
-THREAD_BYTES = 64
-"""Bytes of the widest operand a thread aims to hold: a few accesses in flight, before more threads are added."""
-HELD_BYTES = 128
-"""Bytes of its row a thread holds before a block of more threads is better; half as many before a cluster is, where a
-row is combined but once."""
-SHORT_ROW_BYTES, SHORT_ROW = 4096, 4096
-"""Rows up to so many bytes have twice the threads, for most of their time is latency, not transfer; where a row is
-combined but once before it is stored, rows of up to so many elements."""
 WARP = 32
-RESIDENT_THREADS = 1024
-"""Threads of a multiprocessor the registers should suffice for: with fewer, no row loads while another computes."""
-MOST_THREADS = 1024
-"""Threads of a block that has a multiprocessor to itself: what a row is read once for, where there are no clusters."""
-CLUSTER, LEAST_THREADS = 8, 128
-"""Blocks of a row too long for one. Small blocks of different rows share a multiprocessor, so that one row is loaded
-while others are combined or stored: in one block of 1024 threads such a row takes 2 to 8 % longer on an H200."""
+"""Threads of a warp. AMD's wavefronts have 64, and Triton makes its blocks of them twice as large."""
+BLOCK_THREADS = 512
+"""Threads of a block up to which a longer row gets more threads; beyond, more bytes for each thread."""
+SHORT_BLOCK_THREADS = 128
+"""Threads of a block that holds several short rows."""
+MAX_BLOCK_THREADS = 1024
+"""Threads of the largest block there is (CUDA C++ Programming Guide, "Compute Capabilities")."""
+MULTIPROCESSOR_THREADS = 1024
+"""Threads of a multiprocessor that its registers should suffice for: with fewer, no row is loaded while another one is
+reduced."""
+THREAD_BYTES = 64
+"""Bytes of the row that a thread aims at: four accesses of 16 bytes in flight. A row of more gets more threads."""
+FULL_THREAD_BYTES = 128
+"""Bytes of its row that a thread of a full block holds before a larger block or a cluster takes the row; half as many
+before a cluster does where the row is reduced once before it is stored."""
+LATENCY_BYTES = 4096
+"""Bytes of a row up to which it gets twice the threads: most of its time is latency, not transfer."""
+LATENCY_ELEMENTS = 4096
+"""Elements of a row up to which it gets twice the threads where it is reduced once before it is stored."""
 NARROW_BYTES = 2
-"""Elements up to so many bytes are computed with in more registers than they are kept in."""
-SOME_ROWS, FEW_ROWS = 32, 64
-"""A block for each of ``FEW_ROWS`` or less leaves half of an H200 idle, two for each of ``SOME_ROWS`` or less too."""
-BUSY_ROWS, ENOUGH_ROWS = 128, 1024
-"""Long rows from which on a block for each keeps an H200 busy where none has to wait for another, and a small block."""
-MANY_ROWS, MOST_TURNS, TURN_BYTES = 2**16, 4, 64
-"""Short rows beyond which a thread takes several; at most how many, and how many bytes of them."""
-FEW_TURNS = 1024
-"""Elements from which on no row is short in that sense, or hardly one."""
-LONG_ROW = 4096
-"""Elements up to which schedules are the same however few rows there are, whatever an element takes."""
-BEYOND_CACHE_BYTES = 2**17
-"""Bytes of a row from which on the rows under way in Triton do not stay in the second-level cache from pass to pass."""
-CLUSTERS, PERSISTENT_ROW = 15, 11 * 2**12
-"""Clusters of 8 blocks that an H200 has under way where each block has a multiprocessor to itself: from so many rows on
-they take one after another, where rows have so many elements."""
+"""Bytes of an element up to which it is called narrow: it is computed with in more registers than it is kept in."""
 LINE_BYTES = 128
-"""Of neighbouring rows' elements that a block of columns reads at least, where they are aligned."""
+"""Bytes of a cache line: what a block that reduces columns reads at least of neighbouring columns, where aligned."""
 COLUMN_THREADS = 512
-"""Of a block of columns, before a cluster of blocks is better."""
-MANY_COLUMNS = 16384
-"""Columns from which on blocks are enough without clusters."""
+"""Threads of a block that reduces columns; for longer columns a cluster of blocks is better than a larger block."""
+BEYOND_CACHE_BYTES = 2**17
+"""Bytes of a row from which on the rows in flight under Triton do not stay in the second-level cache between passes."""
 
-CPU_BESIDE = 1024
-"""Neighbouring rows that a CPU thread walks together: a page of each operand in a row of memory."""
-CPU_SHORT = 16
-"""Rows shorter than this are walked together too: one alone does not fill a vector."""
-CPU_KEPT = 2**18
-"""Elements of a row up to which what is costly is kept. Beyond the second-level cache too, reading an exponential costs
-less than computing it; rows much longer would drive others out of the last-level cache."""
-CPU_LONG = 256
-"""Rows shorter than this are taken by as many as the shortest has: more accumulators cost more than they hide."""
+CLUSTER_BLOCKS = 8
+"""Blocks of a cluster that shares a row too long for one block. Small blocks of different rows share a multiprocessor,
+so that one row is loaded while others are reduced or stored: in one block of 1024 threads such a row takes 2 to 8 %
+longer (H200)."""
+MIN_CLUSTER_THREADS = 128
+"""Threads of the smallest block of such a cluster."""
+LONG_ROW = 4096
+"""Elements of a row up to which its schedule is the same however few rows there are."""
+SOME_ROWS = 32
+"""Rows up to which two blocks for each leave half of an H200's 132 multiprocessors idle."""
+FEW_ROWS = 64
+"""Rows up to which one block for each leaves half of an H200's 132 multiprocessors idle."""
+BUSY_ROWS = 128
+"""Rows beyond which one block for each keeps an H200 busy, where no block waits for another one."""
+ENOUGH_ROWS = 1024
+"""Rows beyond which one small block for each keeps an H200 busy."""
+MANY_ROWS = 2**16
+"""Short rows beyond which a thread takes several of them in one iteration."""
+MAX_ROWS_PER_ITERATION = 4
+"""Rows that a thread takes in one iteration at most."""
+ITERATION_BYTES = 64
+"""Bytes of all its rows that a thread aims at in one iteration."""
+SHORT_ROW = 1024
+"""Elements of a row up to which it is called short: its threads may take several rows in one iteration, and they load
+deferred operands with the row."""
+PERSISTENT_ROW = 11 * 2**12
+"""Elements of a row from which on persistent clusters may take rows one after another."""
+PERSISTENT_CLUSTERS = 15
+"""Clusters of 8 blocks that an H200 runs at once where each block has a multiprocessor to itself; with more rows than
+that, clusters take one row after another."""
+MANY_COLUMNS = 16384
+"""Columns beyond which there are enough blocks without clusters."""
+
+CPU_TILE_ROWS = 1024
+"""Neighbouring rows that a CPU thread walks together, as a tile: a page (4 KiB of float32) of each operand in a
+step."""
+CPU_SHORT_ROW = 16
+"""Elements below which rows are walked in tiles too: a shorter one does not fill a vector by itself."""
+CPU_LONG_ROW = 256
+"""Elements from which on a row has ``CPU_LANES`` accumulators. Shorter rows have ``CPU_SHORT_ROW``: more accumulators
+would cost more to combine than they hide of an addition's latency."""
+CPU_SCRATCH_ROW = 2**18
+"""Elements of a row up to which values that are costly to compute are kept in scratch memory between passes. Reading an
+exponential costs less than computing it beyond the second-level cache too; much longer rows would drive others out of
+the last-level cache."""
 
 
 @dataclass(frozen=True)
 class Persistent:
-    """How clusters that stay take rows, of which each block has a multiprocessor to itself.
+    """Clusters that take one row after another, each block with a multiprocessor to itself.
 
     Attributes:
-        parked: of the operands that all rows read, so many, the first, lie in shared memory, and the others in
+        shared_operands: how many of the row-invariant operands, the first, lie in shared memory; the others lie in
             registers.
-        shared_bytes: of shared memory for a block.
+        shared_bytes: dynamic shared memory of a block, in bytes.
     """
 
-    parked: int
+    shared_operands: int
     shared_bytes: int
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What all rows read and only a later pass needs, on its way into shared memory while the row comes.
+    """Deferred row-invariant operands that are copied to shared memory while the row is loaded.
 
     Attributes:
-        operands: by index, all that no earlier pass needs. An access moves as many elements of each as a vector has.
-        vectors: of each thread, the first; the others come into registers.
+        operands: all of them, by index. An access moves as many elements of each as a vector has.
+        vectors: how many vectors of each thread, the first, are copied there; the others are loaded into registers.
     """
 
     operands: tuple[int, ...]
@@ -101,150 +127,193 @@ class Staged:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Which elements of rows are asked for before any is waited for.
+    """What is prefetched into the second-level cache before the kernel waits for the one ahead of it.
 
     Attributes:
-        operands: by index, with elements of their own for each row.
-        rows: from the first, so many; None for all.
-        every: of those, only each so-manieth.
-        common: by index, operands that all rows read, of which every block asks for a share where there are few rows.
+        operands: by index, operands of which each row has its own elements.
+        first_rows: how many rows, from the first, are prefetched; None for all.
+        every_nth: of those, every nth row is prefetched.
+        row_invariant: by index, operands that all rows read; every block prefetches a share of them where there are
+            few blocks.
     """
 
     operands: tuple[int, ...]
-    rows: int | None = None
-    every: int = 1
-    common: tuple[int, ...] = ()
+    first_rows: int | None = None
+    every_nth: int = 1
+    row_invariant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class RowSchedule:
-    """How rows are walked.
+    """How the rows of one kernel are dealt out.
+
+    An operand is *deferred* where only a later pass than the first reads it, *row-invariant* where all rows read the
+    same elements of it.
 
     Attributes:
-        threads: of one row in one block (GPU), a power of two; 1 on the CPU.
-        rows: rows of one block.
-        cluster: blocks of one row.
-        vector: elements of one access; on the CPU, of a group.
-        unroll: vectors of one thread (kept), or started before the first is used (looping).
-        kept: whether the row stays on chip between passes.
-        whole: vectors of a thread that lie in the row for every thread, so that they need no mask: all of ``unroll``,
-            or all but the last, or 0.
-        wide: 64-bit indices.
-        blocks: that must fit a multiprocessor's registers together.
-        online: whether what an earlier pass can have is computed there (see ``online.py``).
-        beside: neighbouring rows of one thread, whose elements it moves in one access; 1 where rows' own elements are
-            neighbours.
-        turns: rows that a thread takes one after another; all are asked for before the first is used.
-        shared_vectors: of the vectors of one thread of a kept row, so many, the last, lie in shared memory.
-        early: whether what only a later pass needs comes into registers with the row, not when the row has been read.
-        staged: what of later passes' operands lies in shared memory.
-        persistent: where clusters stay and take row after row; None where each row has blocks of its own.
-        prefetch: what is brought into the second-level cache while the kernel ahead ends.
-        once: whether elements that no other row has are read past the first-level cache, which is left to what rows
-            share.
+        threads: threads of one block that share a row (GPU), a power of two; 1 on the CPU.
+        rows_per_block: rows of one block; on the CPU, rows of one tile.
+        cluster: blocks that share a row.
+        vector: elements of one access; on the CPU, of one group.
+        unroll: vectors that a thread holds of a resident row; of another, that it loads before it uses the first.
+        resident: whether the row stays in registers between passes; on the CPU, whether costly values stay in scratch
+            memory.
+        unmasked_vectors: how many of the ``unroll`` vectors, the first, lie inside the row for every thread and so need
+            no mask: all, all but the last, or 0.
+        wide: whether indices have 64 bits.
+        blocks_per_multiprocessor: blocks that the registers of a multiprocessor must suffice for.
+        online: whether reductions that wait for another one are accumulated in the same pass (``online.py``).
+        rows_per_thread: neighbouring rows of a thread, whose elements it moves in one access; 1 where the elements of
+            one row are neighbours.
+        rows_per_iteration: rows that a thread takes one after another, all of which it loads before it uses the first.
+        shared_vectors: how many of the ``unroll`` vectors of a resident row, the last, lie in shared memory.
+        preload_deferred: whether deferred operands are loaded into registers with the row, not after it was reduced.
+        staged: deferred operands that are copied to shared memory.
+        persistent: set where clusters take one row after another; None where each row has a cluster of its own.
+        prefetch: what is prefetched while the kernel ahead ends.
+        streaming_loads: whether loads of elements that no other row has bypass the first-level cache, which is left to
+            row-invariant operands.
     """
 
     threads: int
-    rows: int
+    rows_per_block: int
     cluster: int
     vector: int
     unroll: int
-    kept: bool
-    whole: int
+    resident: bool
+    unmasked_vectors: int
     wide: bool
-    blocks: int = 1
+    blocks_per_multiprocessor: int = 1
     online: bool = False
-    beside: int = 1
-    turns: int = 1
+    rows_per_thread: int = 1
+    rows_per_iteration: int = 1
     shared_vectors: int = 0
-    early: bool = False
+    preload_deferred: bool = False
     staged: Staged | None = None
     persistent: Persistent | None = None
     prefetch: Prefetch | None = None
-    once: bool = False
-    pdl: ClassVar[bool] = True
-    """A GPU's sources are made for programmatic dependent launch (see ``gemm/schedule.py``)."""
+    streaming_loads: bool = False
 
     @property
     def block_threads(self) -> int:
         return self.threads * self.lanes
 
     @property
-    def resident(self) -> int:
-        """Blocks of a multiprocessor where blocks stay; 0 where they do not."""
-        return int(self.persistent is not None)
-
-    @property
     def shared_bytes(self) -> int:
-        """Of dynamic shared memory for a block."""
+        """Dynamic shared memory of a block, in bytes."""
         if self.staged:
             return len(self.staged.operands) * self.staged.vectors * self.block_threads * ACCESS_BYTES
         return self.persistent.shared_bytes if self.persistent else 0
 
     @property
     def lanes(self) -> int:
-        """Threads of a block side by side, each with other rows."""
-        return self.rows // self.beside
+        """Threads of a block that lie side by side, each with rows of its own."""
+        return self.rows_per_block // self.rows_per_thread
 
     @property
-    def elements(self) -> int:
-        """That a thread holds at once."""
-        return self.vector * self.unroll * self.beside
+    def elements_per_thread(self) -> int:
+        """Elements that a thread holds at once."""
+        return self.vector * self.unroll * self.rows_per_thread
 
     @property
-    def full(self) -> bool:
-        """Whether the row is a multiple of what is held at once, so that nothing is masked."""
-        return self.whole == self.unroll
+    def is_unmasked(self) -> bool:
+        """Whether the row is a multiple of what its threads hold at once, so that no access needs a mask."""
+        return self.unmasked_vectors == self.unroll
 
     @property
     def tile(self) -> int:
         """Elements of a row that one block holds at once."""
         return self.threads * self.vector * self.unroll
 
+    @property
+    def is_host(self) -> bool:
+        """Whether the schedule is a CPU's: no block of a GPU has a single thread, or 1024 threads with a row each."""
+        return self.threads == 1 and self.lanes in (1, CPU_TILE_ROWS)
 
-def schedule(
-    kernel: Kernel, layouts: tuple[RowLayout, ...], geometries: tuple[RowGeometry, ...], target: Target, backend: str
-) -> RowSchedule:
-    """The schedule of ``kernel`` on ``target``, made by ``backend``."""
-    (layout,), (geometry,) = layouts, geometries
-    if target.kind == "cpu":
-        beside = layout.columns or geometry.length < CPU_SHORT
-        lanes = CPU_LANES if beside or geometry.length >= CPU_LONG else CPU_SHORT
-        kept = not beside and geometry.length <= CPU_KEPT and passes(kernel) > 1
-        return RowSchedule(1, CPU_BESIDE if beside else 1, 1, lanes, 1, kept, 0, True)
-    walks = importlib.import_module(f"jitgen.families.reduction.{backend}_schedule")
-    found: RowSchedule = (walks.columns if layout.columns else walks.rows)(kernel, layout, geometry, target)
-    return found
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        return ", ".join(self._host_words() if self.is_host else self._gpu_words())
+
+    def _host_words(self) -> list[str]:
+        words = ["one row at a time" if self.rows_per_block == 1 else f"tiles of {self.rows_per_block} rows"]
+        words.append(f"groups of {self.vector} elements")
+        if self.resident:
+            words.append("costly values stay in scratch memory")
+        return words
+
+    def _gpu_words(self) -> list[str]:
+        words = [
+            f"{_counted(self.threads, 'thread')} a row" + f" in each of {self.cluster} blocks" * (self.cluster > 1)
+        ]
+        if self.rows_per_block > 1:
+            words.append(f"{self.rows_per_block} rows a block")
+        if self.rows_per_thread > 1:
+            words.append(f"{self.rows_per_thread} neighbouring rows a thread")
+        if self.rows_per_iteration > 1:
+            words.append(f"{self.rows_per_iteration} rows an iteration")
+        words.append(f"{_counted(self.unroll, 'access', 'es')} a thread of {_counted(self.vector, 'element')}")
+        if not self.is_unmasked:
+            words.append(f"the first {self.unmasked_vectors} unmasked" if self.unmasked_vectors else "all masked")
+        words.append("the row stays in registers" if self.resident else "each pass reads the row from memory")
+        if self.shared_vectors:
+            words.append(f"its last {_counted(self.shared_vectors, 'access', 'es')} a thread in shared memory")
+        if self.online:
+            words.append("online accumulation")
+        if self.persistent:
+            words.append("persistent clusters")
+        if self.staged:
+            words.append("deferred operands staged in shared memory")
+        if self.preload_deferred:
+            words.append("deferred operands loaded with the row")
+        if self.prefetch:
+            words.append("prefetch to the L2 cache")
+        if self.streaming_loads:
+            words.append("streaming loads")
+        if self.blocks_per_multiprocessor > 1:
+            words.append(f"{self.blocks_per_multiprocessor} blocks a multiprocessor")
+        if self.wide:
+            words.append("64-bit indices")
+        return words
 
 
-def row_blocks(target: Target, backend: str) -> int:
-    """How many blocks of a kernel can share a row, in a cluster; 0 on the CPU, whose threads share what they like."""
-    if target.kind == "cpu":
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (layout,), (geometry,) = problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (_host(problem.kernel, layout, geometry),)
+    rules = importlib.import_module(f"jitgen.families.reduction.{device.dialect}_schedule")
+    rule = rules.columns if layout.columns else rules.rows
+    return (rule(problem.kernel, layout, geometry, device.target),)
+
+
+def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
+    """The schedule of the CPU: tiles of neighbouring or very short rows, and any other row by itself."""
+    tiled = layout.columns or geometry.length < CPU_SHORT_ROW
+    return RowSchedule(
+        threads=1,
+        rows_per_block=CPU_TILE_ROWS if tiled else 1,
+        cluster=1,
+        vector=CPU_LANES if tiled or geometry.length >= CPU_LONG_ROW else CPU_SHORT_ROW,
+        unroll=1,
+        resident=not tiled and geometry.length <= CPU_SCRATCH_ROW and passes(kernel) > 1,
+        unmasked_vectors=0,
+        wide=True,
+    )
+
+
+def blocks_per_row(device: Device) -> int:
+    """The most blocks of a kernel that can share a row, in a cluster; 0 on the CPU, where any threads can."""
+    if not device.is_gpu:
         return 0
-    return CLUSTER if backend == "cuda" and target.capability >= 90 else 1
+    return CLUSTER_BLOCKS if device.dialect == "cuda" and device.target.capability >= 90 else 1
 
 
-def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
-    """Upper ends of the numbers of rows between which schedules for rows of ``length`` elements differ.
-
-    ``columns``: as of ``RowLayout``.
-    """
-    if columns:
-        return (MANY_COLUMNS,)
-    if length <= FEW_TURNS:
-        return (MANY_ROWS,)
-    if length <= LONG_ROW:
-        return ()
-    ends = {SOME_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS}
-    if length >= SPLIT_ROW:
-        ends.add(SPLIT_ROWS)
-    if length >= PERSISTENT_ROW:
-        ends.add(CLUSTERS)
-    return tuple(sorted(ends))
-
-
-def walked_size(kernel: Kernel, layout: RowLayout) -> int:
+def row_item_size(kernel: Kernel, layout: RowLayout) -> int:
     """Bytes of the widest element of an operand that varies along the row."""
     (body,) = kernel.bodies
-    walked = [o for o, kind in zip(body.operands, layout.operands, strict=True) if kind not in ("row", "broadcast")]
-    return max((item_size(o.dtype) for o in walked if o.buffer is not None), default=4)
+    varying = [o for o, kind in zip(body.operands, layout.operands, strict=True) if kind not in ("row", "broadcast")]
+    return max((item_size(o.dtype) for o in varying if o.buffer is not None), default=4)

@@ -1,9 +1,10 @@
-"""The context of ``templates/triton/reduction.py.j2``.
+"""The context of ``templates/reduction/reduction.py.j2``.
 
-A program holds a block of ``schedule.rows`` rows by ``schedule.tile`` elements; the elements' values are such blocks,
-a row's are ``[rows, 1]``, and Triton's broadcasting does the rest. A resident row is one tile, whose values are plain
-variables from pass to pass. A longer one is walked tile by tile in every pass: each place of the tile accumulates its
-own part of a reduction, and the parts are combined once, behind the loop, in an order that is always the same.
+A program holds a block of ``schedule.rows_per_block`` rows by ``schedule.tile`` elements. Values of elements are such
+blocks, values of rows are ``[rows, 1]``, and Triton broadcasts the one to the other. A resident row is one tile, whose
+values are plain variables from pass to pass. A longer row is loaded tile by tile in every pass: each position of the
+tile accumulates a state of its own, and the states of a row are combined once, behind the loop, always in the same
+order.
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ import torch
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
-from jitgen.families.layout import ACCESS_BYTES, item_size
+from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
-from jitgen.families.reduction.schedule import RowSchedule
+from jitgen.families.reduction.schedule import WARP, RowSchedule
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
-WARP = 32
-AHEAD_BYTES = 64
-"""Of operands that only a later pass needs, for each thread: up to here they are loaded with the row."""
+PRELOADED_BYTES = 64
+"""Bytes of deferred operands for each thread up to which they are loaded with the row."""
 STAGES = 4
-"""Tiles under way at once, in shared memory, where passes loop over a row that lies in memory."""
+"""Tiles in flight at once, in shared memory, where passes loop over a row that lies in memory."""
 STAGED_BYTES = 208 * 1024
-"""Of shared memory for those: what a Hopper block can have, less what reductions take."""
+"""Bytes of shared memory for those tiles: what a Hopper block can have, less what reductions take."""
 HEADERS = ("jitgen_triton.py", "jitgen_triton_online.py")
 
 _PAIRS = {
@@ -44,7 +44,7 @@ _PAIRS = {
     "argmax": "larger_at({0}, {0}_at, {1}, {2})",
     "argmin": "smaller_at({0}, {0}_at, {1}, {2})",
 }
-"""How one more value ``{1}`` (at ``{2}``) enters what is accumulated in ``{0}``."""
+"""How one more value ``{1}``, with the index ``{2}``, enters the state ``{0}``."""
 
 _ROWS = {
     "sum": "tl.sum({0}, 1, keep_dims=True)",
@@ -56,16 +56,20 @@ _ROWS = {
     "argmax": "tl.reduce(({0}, {1}), 1, larger_at, keep_dims=True)",
     "argmin": "tl.reduce(({0}, {1}), 1, smaller_at, keep_dims=True)",
 }
-"""How a block ``{0}`` (at columns ``{1}``) becomes one value for each row."""
+"""How a block of states ``{0}``, with indices ``{1}``, becomes one value for each row."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What is known of a program's block: ``shape`` as text, and what masks it along the row and as a whole.
+    """The block of a program.
 
-    ``inside`` masks columns, ``live`` an access to elements, ``row_live`` one to a row's value; each is empty where
-    there is nothing to mask. ``full_values`` are the values that have an element for each of the block. ``columns``:
-    as of ``RowLayout``.
+    Attributes:
+        shape: as text.
+        inside: the mask along the row; empty, as the next two, where nothing is masked.
+        live: the mask of an access to elements.
+        row_live: the mask of an access to a row's value.
+        full_values: the values that have an element for each of the block.
+        columns: as ``RowLayout.columns``.
     """
 
     shape: str
@@ -79,21 +83,21 @@ class Block:
 def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
-    whole_rows = schedule.rows == 1
+    whole_rows = schedule.rows_per_block == 1
     block = Block(
-        shape=f"({schedule.rows}, {schedule.tile})",
-        inside="" if schedule.full else "inside",
-        live=" & ".join(([] if whole_rows else ["row_live"]) + ([] if schedule.full else ["inside"])),
+        shape=f"({schedule.rows_per_block}, {schedule.tile})",
+        inside="" if schedule.is_unmasked else "inside",
+        live=" & ".join(([] if whole_rows else ["row_live"]) + ([] if schedule.is_unmasked else ["inside"])),
         row_live="" if whole_rows else "row_live",
         full_values=_full_values(kernel, layout),
         columns=layout.columns,
     )
     passes = [_pass(p, rows, layout, schedule, block, dialect) for p in rows.passes]
-    if schedule.kept and _ahead_bytes(rows, schedule) <= AHEAD_BYTES:
-        for p in passes[1:]:  # asked for with the row, not when it has been combined
+    if schedule.resident and _deferred_bytes(rows, schedule) <= PRELOADED_BYTES:
+        for p in passes[1:]:  # deferred operands are loaded with the row, not after it was reduced
             passes[0]["loads"] += p["loads"]
             p["loads"] = []
-    row_loads = [_operand(o, layout, block) for o in rows.operands if o.role != "store" and _once(o)]
+    row_loads = [_operand(o, layout, block) for o in rows.operands if o.role != "store" and _is_row_value(o)]
     row_stores = [_operand(o, layout, block) for o in rows.row_stores]
     units = _units(rows, layout)
     integer = "i64" if schedule.wide else "i32"
@@ -107,11 +111,11 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
         "parameters": [*(o.pointer for o in memory), *rows.integers, *(name for name, _ in rows.scalars)],
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "tile": schedule.tile,
-        "block_rows": schedule.rows,
-        "loops": not schedule.kept,
-        "stages": _stages(rows, schedule) if schedule.online or (layout.columns and not schedule.kept) else 1,
-        "margin": " " * (4 if schedule.kept else 8),
-        "masked": not schedule.full,
+        "block_rows": schedule.rows_per_block,
+        "loops": not schedule.resident,
+        "stages": _stages(rows, schedule) if schedule.online or (layout.columns and not schedule.resident) else 1,
+        "margin": " " * (4 if schedule.resident else 8),
+        "masked": not schedule.is_unmasked,
         "row_lines": _row_lines(rows),
         "row_loads": row_loads,
         "row_stores": row_stores,
@@ -128,16 +132,16 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
 
 
 def _stages(rows: RowContext, schedule: RowSchedule) -> int:
-    """Tiles under way, as many as shared memory holds of what the pass that reads most reads."""
-    read = (sum(item_size(o.dtype) for o in (*p.loads, *p.again) if o.pointer) for p in rows.passes)
-    tile = schedule.tile * schedule.rows * max(1, *read)
+    """How many tiles are in flight: as many as shared memory holds for the pass that reads most."""
+    read = (sum(item_size(o.dtype) for o in (*p.loads, *p.reloads) if o.pointer) for p in rows.passes)
+    tile = schedule.tile * schedule.rows_per_block * max(1, *read)
     return max(1, min(STAGES, STAGED_BYTES // tile))
 
 
-def _ahead_bytes(rows: RowContext, schedule: RowSchedule) -> int:
-    """What a thread holds of the operands that only later passes need, once it has them from the start."""
-    sizes = [item_size(o.dtype) for p in rows.passes[1:] for o in p.loads if not _once(o)]
-    return sum(sizes) * schedule.rows * schedule.tile // schedule.block_threads
+def _deferred_bytes(rows: RowContext, schedule: RowSchedule) -> int:
+    """Bytes of a thread's elements of all operands that only later passes need."""
+    sizes = [item_size(o.dtype) for p in rows.passes[1:] for o in p.loads if not _is_row_value(o)]
+    return sum(sizes) * schedule.rows_per_block * schedule.tile // schedule.block_threads
 
 
 def _full_values(kernel: Kernel, layout: RowLayout) -> frozenset[str]:
@@ -163,53 +167,51 @@ def _row_lines(rows: RowContext) -> list[str]:
     return [*lines, f"i0 = {rest}"]
 
 
-def _once(operand: RowOperand) -> bool:
-    """Whether an operand is read once for the whole row."""
+def _is_row_value(operand: RowOperand) -> bool:
+    """Whether an operand has one value for the whole row."""
     return operand.kind in ("row", "broadcast")
 
 
 def _units(rows: RowContext, layout: RowLayout) -> dict[str, int]:
-    """What the sizes and strides that decide the width of an access are multiples of, at least."""
-    unit = layout.beside_unit if layout.columns else layout.unit
+    """By name, what each integer parameter that decides the width of an access is a multiple of, in elements."""
+    unit = layout.across_rows_unit if layout.columns else layout.unit
     units = {rows.sizes[-1] if layout.columns else "length": unit}
     for operand in rows.operands:
-        if layout.beside[operand.index] == "contiguous":
+        if layout.across_rows[operand.index] == "contiguous":
             strides = [*operand.strides[:-1], *([operand.inner] if operand.kind == "strided" else [])]
         elif operand.kind == "contiguous" and not layout.columns:
             strides = list(operand.strides)
         else:
             continue
-        # A unit of more than one access promises no more than that its accesses are aligned.
+        # Where a unit takes several accesses, only those are known to be aligned.
         units |= dict.fromkeys(strides, min(unit, ACCESS_BYTES // item_size(operand.dtype)))
     return units
 
 
 def _alignment(operand: RowOperand, layout: RowLayout) -> int:
-    """Bytes that an operand's address is a multiple of."""
+    """What an operand's address is a multiple of, in bytes."""
     unit = layout.unit if operand.kind == "contiguous" and not layout.columns else 1
-    if layout.columns and layout.beside[operand.index] == "contiguous":
-        unit = layout.beside_unit
+    if layout.columns and layout.across_rows[operand.index] == "contiguous":
+        unit = layout.across_rows_unit
     return min(unit * item_size(operand.dtype), ACCESS_BYTES)
 
 
 def _at(operand: RowOperand, layout: RowLayout) -> str:
     """The offset of an operand's block, in elements."""
     strides = list(operand.strides)
-    if layout.beside[operand.index] == "contiguous":
+    if layout.across_rows[operand.index] == "contiguous":
         strides[-1] = "1"
     terms = [operand.offset, *(f"i{dim}" if s == "1" else f"i{dim} * {s}" for dim, s in enumerate(strides))]
-    if not _once(operand):
+    if not _is_row_value(operand):
         terms.append("column" if operand.inner == "1" else f"column * {operand.inner}")
     return " + ".join(term for term in terms if term)
 
 
 def _operand(operand: RowOperand, layout: RowLayout, block: Block, policy: str = "") -> dict[str, Any]:
-    """An operand with its access: ``expression`` of a load or an iota, ``stored`` and ``mask`` of a store.
-
-    ``policy``: what the cache is told of a load.
-    """
+    """An operand with its access: the ``expression`` of a load or an iota; the value ``stored`` and the ``mask`` of a
+    store. ``policy`` is the eviction policy of a load."""
     at = _at(operand, layout)
-    live = block.row_live if _once(operand) else block.live
+    live = block.row_live if _is_row_value(operand) else block.live
     mask = f", mask={live}" if live else ""
     found = fields(operand) | {"at": at, "mask": mask}
     if operand.role == "store":
@@ -221,21 +223,21 @@ def _operand(operand: RowOperand, layout: RowLayout, block: Block, policy: str =
 
 
 def _policy(operand: RowOperand, number: int, rows: RowContext) -> str:
-    """A row that is read again is to stay in the cache until it is read for the last time."""
-    if any(operand in later.again for later in rows.passes[number + 1 :]):
+    """The eviction policy of a load by pass ``number``: a row stays in the cache until it is read for the last time."""
+    if any(operand in later.reloads for later in rows.passes[number + 1 :]):
         return "evict_last"
-    return "evict_first" if operand in rows.passes[number].again else ""
+    return "evict_first" if operand in rows.passes[number].reloads else ""
 
 
 def _pass(
     p: Pass, rows: RowContext, layout: RowLayout, schedule: RowSchedule, block: Block, dialect: Dialect
 ) -> dict[str, Any]:
     lines: Sequence[Line] = p.lines
-    loads = [_operand(o, layout, block) for o in p.loads if not _once(o)]
-    if not schedule.kept:
-        every = (*p.loads, *p.again)
-        loads = [_operand(o, layout, block, _policy(o, p.number, rows)) for o in every if not _once(o)]
-        lines = sorted((*p.lines, *p.repeated), key=lambda line: line.position)
+    loads = [_operand(o, layout, block) for o in p.loads if not _is_row_value(o)]
+    if not schedule.resident:
+        every = (*p.loads, *p.reloads)
+        loads = [_operand(o, layout, block, _policy(o, p.number, rows)) for o in every if not _is_row_value(o)]
+        lines = sorted((*p.lines, *p.recomputed), key=lambda line: line.position)
     return {
         "number": p.number,
         "before": p.before,
@@ -243,12 +245,13 @@ def _pass(
         "lines": lines,
         "stores": [_operand(o, layout, block) for o in p.stores],
         "reductions": [_reduction(r, schedule, block, dialect) for r in p.reductions],
-        "walks": bool(p.stores or p.reductions),
+        "reads_elements": bool(p.stores or p.reductions),
     }
 
 
 def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
-    """A reduction's lines: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; or ``end`` alone."""
+    """The lines of a reduction: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; of a resident row
+    ``end`` alone."""
     kind, value, indexed = r.kind, r.value, r.kind.startswith("arg")
     dtype = r.value_dtype
     if kind == DEVIATIONS:
@@ -262,7 +265,7 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
         value = f"tl.where({block.inside}, {value}, {neutral})"
     column = f"tl.broadcast_to(column, {block.shape})"
     names = f"{r.result}_value, {r.result}" if indexed else r.result
-    if schedule.kept:
+    if schedule.resident:
         return {"start": [], "step": "", "end": [f"{names} = {_ROWS[kind].format(value, column)}", *_index(r)]}
     total = f"total_{r.result}"
     start = [f"{total} = tl.broadcast_to({neutral}, {block.shape})"]
@@ -270,7 +273,7 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     if kind == SUM_EXP:
         return _sum_exp(r, value, schedule, block, dialect)
     if indexed:
-        # Beyond every column, so that of equal values the row's own is taken.
+        # Beyond every index, so that an element that equals the neutral value is taken instead of it.
         beyond = "9223372036854775807, tl.int64" if schedule.wide else "2147483647, tl.int32"
         start.append(f"{total}_at = tl.full({block.shape}, {beyond})")
         totals = f"{total}, {total}_at"
@@ -282,19 +285,20 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
 
 
 def _sum_exp(r: Reduction, value: str, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
-    """A thread's neighbours along the row, or its elements of a column, of each tile share what they are scaled by."""
+    """The lines of a sum of exponentials. The neighbours of a thread along the row, or its elements of a column,
+    rescale the sum together, once a tile."""
     dtype, top, total = r.value_dtype, f"top_{r.result}", f"total_{r.result}"
     lowest = dialect.constant(torch.finfo(DTYPES[dtype]).min, dtype)
-    together, dim = (schedule.unroll, 1) if block.columns else (schedule.vector, 2)
-    places = schedule.tile // together
+    count, dim = (schedule.unroll, 1) if block.columns else (schedule.vector, 2)
+    states = schedule.tile // count
     step = f"exp_sum_with({top}, {total}, {value}, {r.coarse})"
-    if together > 1:
-        shape = (schedule.rows, *((together, places) if dim == 1 else (places, together)))
+    if count > 1:
+        shape = (schedule.rows_per_block, *((count, states) if dim == 1 else (states, count)))
         step = f"exp_sum_with_several({top}, {total}, tl.reshape({value}, {shape}), {dim}, {r.coarse})"
     return {
         "start": [
-            f"{top} = tl.broadcast_to({lowest}, ({schedule.rows}, {places}))",
-            f"{total} = tl.broadcast_to({dialect.constant(0.0, dtype)}, ({schedule.rows}, {places}))",
+            f"{top} = tl.broadcast_to({lowest}, ({schedule.rows_per_block}, {states}))",
+            f"{total} = tl.broadcast_to({dialect.constant(0.0, dtype)}, ({schedule.rows_per_block}, {states}))",
         ],
         "step": f"{top}, {total} = {step}",
         "end": [f"{r.result} = exp_sum_of_row({top}, {total})"],
@@ -302,6 +306,7 @@ def _sum_exp(r: Reduction, value: str, schedule: RowSchedule, block: Block, dial
 
 
 def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
+    """The lines of a sum of squared deviations."""
     mean, total, count = f"mean_{r.result}", f"total_{r.result}", f"count_{r.result}"
     zero = dialect.constant(0.0, r.value_dtype)
     value = f"tl.where({block.inside}, {r.value}, {mean})" if block.inside else r.value
@@ -317,11 +322,12 @@ def _deviations(r: Reduction, block: Block, dialect: Dialect) -> dict[str, Any]:
 
 
 def _index(r: Reduction) -> list[str]:
+    """The line that makes an index 64-bit, as torch's are."""
     return [f"{r.result} = {r.result}.to(tl.int64)"] if r.kind.startswith("arg") else []
 
 
 def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
-    """The static headers' functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
+    """The functions of the static headers that the kernel calls: a source has no more than its kernel needs."""
     lines = [operand["expression"] for operand in context["row_loads"]]
     lines += [operand["stored"] for operand in context["row_stores"]]
     lines += [line.text for line in after]
@@ -330,5 +336,5 @@ def _used(context: dict[str, Any], after: Sequence[Line]) -> str:
         lines += [operand["expression"] for operand in p["loads"]]
         lines += [operand["stored"] for operand in p["stores"]]
         lines += [text for r in p["reductions"] for text in (*r["start"], r["step"], *r["end"])]
-    headers = "\n".join(environment.header("triton", name) for name in HEADERS)
+    headers = "\n".join(environment.header(name, environment.family_folder("reduction")) for name in HEADERS)
     return environment.select_functions(headers, "\n".join(lines))

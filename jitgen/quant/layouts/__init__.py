@@ -1,13 +1,14 @@
-"""The ways a quantised weight lies in memory: one module and one row here each.
+"""The memory layouts of a quantised weight; each has a module in this package and a row in ``LAYOUTS``.
 
-``portable`` is what is stored and what every other layout is made from. A layout's module has two functions that are
-exact inverses of each other::
+Files hold weights in the ``portable`` layout, and every other layout is made from it. A layout's module defines two
+functions that are exact inverses of each other::
 
-    pack(format, group_size, shape, parts) -> parts        # from the portable layout
-    unpack(format, group_size, shape, parts) -> parts      # to the portable layout
+    pack(format, group_size, shape, tensors) -> tensors        # from the portable layout
+    unpack(format, group_size, shape, tensors) -> tensors      # to the portable layout
 
-``shape`` is (N, K); ``parts`` are (codes, scales) or (codes, scales, zeros), contiguous tensors of one device. They are
-plain torch operations, so that they work on any device, ``meta`` included. Modules are imported when first needed.
+``shape`` is (N, K). ``tensors`` are (codes, scales) or (codes, scales, zeros), contiguous and on one device. Both
+functions consist of plain torch operations, so that they work on any device, ``meta`` included. A module is imported
+when its layout is first used.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import Format
 
 Parts = tuple[torch.Tensor, ...]
+"""The tensors a quantised weight consists of: (codes, scales) or (codes, scales, zeros)."""
 
 LAYOUTS: dict[str, str] = {
     "portable": "jitgen.quant.layouts.portable",
@@ -30,16 +32,16 @@ LAYOUTS: dict[str, str] = {
     "mma": "jitgen.quant.layouts.mma",
     "interleaved": "jitgen.quant.layouts.interleaved",
 }
-"""Layouts by name, and where each is."""
+"""Layout name -> the module that defines it."""
 
 
 class Conversion(Protocol):
-    def __call__(self, format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts: ...
+    def __call__(self, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts: ...
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout: how to get there from the portable one, and back."""
+    """A layout: ``pack`` converts to it from the portable layout, ``unpack`` converts back."""
 
     name: str
     pack: Conversion
@@ -48,7 +50,7 @@ class Layout:
 
 @functools.cache
 def find(name: str) -> Layout:
-    """The layout ``name``; UnsupportedError listing the names there are."""
+    """The layout called ``name``; UnsupportedError, with the list of known names, if there is none."""
     if name not in LAYOUTS:
         raise UnsupportedError(f"unknown layout {name!r} of quantised weights; expected one of {', '.join(LAYOUTS)}")
     module = importlib.import_module(LAYOUTS[name])
@@ -56,11 +58,11 @@ def find(name: str) -> Layout:
 
 
 def convert(
-    parts: Parts, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
+    tensors: Parts, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
 ) -> Parts:
-    """``parts`` of layout ``source`` in layout ``target``."""
+    """``tensors``, which are in layout ``source``, converted to layout ``target``."""
     if source == target:
-        return parts
+        return tensors
     with torch.no_grad():
-        portable = find(source).unpack(format, group_size, shape, parts)
+        portable = find(source).unpack(format, group_size, shape, tensors)
         return find(target).pack(format, group_size, shape, portable)

@@ -1,21 +1,23 @@
-"""The layout "interleaved": rows of codes one after the other, each thread's share of a tensor-core operand together.
+"""The layout "interleaved": row-major, with the codes that one thread feeds to a tensor core next to each other.
 
-Thread t of the four that hold a row of a tensor-core instruction's left operand has of sixteen columns 2t, 2t + 1,
-2t + 8 and 2t + 9. Of every 32 columns its eight codes lie side by side here, so that a tile loaded as words is that
-operand already but for the decoding, and neither bytes nor 16-bit halves have to be gathered from shared memory.
+Four threads share a row of the left operand of a tensor-core instruction: of 16 columns thread t reads 2t, 2t + 1,
+2t + 8 and 2t + 9. This layout stores the eight codes that a thread reads of 32 columns contiguously. A tile loaded as
+words then is the operand up to decoding, and neither bytes nor 16-bit halves are gathered through shared memory.
+
+Np and Kp are N and K after padding: N is padded to a multiple of 16 with rows of scale 0, K as in the portable layout.
 
 codes
-    ``int32[Np/16, 16, Kp * bits / 32]``; by 16 rows, row, and 32 columns, in which column 16s + 8h + 2t + n is in
-    (4-bit) word t, its bits 4(2s + h) + 16n and up, or (8-bit) word 2t + s, its byte h + 2n. Signed codes of 4 bits
-    have 8 added.
+    ``int32[Np/16, 16, Kp * bits / 32]``, indexed by block of 16 rows, row, and word. Of every 32 columns, column
+    16s + 8h + 2t + n (s, h and n are 0 or 1, t is 0 to 3) is, with 4 bits, in word t at bit 4(2s + h) + 16n; with 8
+    bits, in word 2t + s at byte h + 2n. Signed 4-bit codes are stored with a bias of 8.
 scales
-    ``[Np/16, 16, groups]`` of the format's scale dtype: a row's lie together, so that a thread which loads those of its
-    rows step by step finds most in the first-level cache.
+    ``[Np/16, 16, groups]`` of the format's scale dtype. The scales of a row are contiguous, so that a thread which
+    advances along its rows finds most of them in the first-level cache.
 zeros
-    ``int16[Np/16, 16, groups]``, for formats with zero-points. (How Triton spreads an operand over threads depends on
-    the narrowest number that it is computed from: it must not be bytes.)
+    ``int16[Np/16, 16, groups]``, in formats with zero-points. They are not bytes, because Triton chooses how to
+    distribute an operand over threads by the narrowest type that it is computed from.
 
-N is padded to whole sixteens with rows of scale 0. Read by ``families/gemm/triton_products.py``.
+``families/gemm/triton_products.py`` reads this layout.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ import torch
 
 from jitgen.quant.formats import Format, geometry
 from jitgen.quant.layouts import Parts
-from jitgen.quant.layouts.portable import grown
+from jitgen.quant.layouts.portable import padded
 
 BLOCK_ROWS = 16
 CHUNK = 32
-"""Columns of which each thread's codes lie together; every group is whole chunks."""
+"""The columns of which a thread's codes are contiguous. Every group size is a multiple of it."""
 
 
-def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
-    """The parts of this layout, from those of the portable one."""
+def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+    """The tensors of this layout, made from ``tensors`` of the portable one."""
     sizes = geometry(group_size, shape)
-    codes, *rest = (grown(part, sizes.padded_rows, part.shape[1]) for part in parts)
+    codes, *rest = (padded(tensor, sizes.padded_rows, tensor.shape[1]) for tensor in tensors)
     rows, chunks, blocks = sizes.padded_rows, sizes.padded_columns // CHUNK, sizes.padded_rows // BLOCK_ROWS
     if format.bits == 8:
         packed = codes.view(torch.uint8).view(rows, chunks, 2, 2, 4, 2).permute(0, 1, 4, 2, 5, 3)
@@ -43,14 +45,14 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], parts: 
         first, second = biased.view(rows, chunks, 2, 2, 4).permute(0, 1, 4, 2, 3).unbind(-1)  # .., t, s
         packed = torch.stack([first & 0x0F | second << 4, first >> 4 | second & 0xF0], -2)
     words = packed.flatten().view(torch.int32).view(blocks, BLOCK_ROWS, codes.shape[1] // 4)
-    scales = (part if part.is_floating_point() else part.to(torch.int16) for part in rest)
-    return (words, *(part.view(blocks, BLOCK_ROWS, sizes.groups) for part in scales))
+    per_group = (tensor if tensor.is_floating_point() else tensor.to(torch.int16) for tensor in rest)
+    return (words, *(tensor.view(blocks, BLOCK_ROWS, sizes.groups) for tensor in per_group))
 
 
-def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts: Parts) -> Parts:
-    """The parts of the portable layout, from those of this one."""
+def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+    """The tensors of the portable layout, made from ``tensors`` of this one."""
     sizes = geometry(group_size, shape)
-    codes, *rest = parts
+    codes, *rest = tensors
     rows, chunks = sizes.padded_rows, sizes.padded_columns // CHUNK
     if format.bits == 8:
         plain = codes.view(torch.uint8).view(rows, chunks, 4, 2, 2, 2).permute(0, 1, 3, 5, 2, 4)
@@ -60,6 +62,6 @@ def unpack(format: Format, group_size: int | None, shape: tuple[int, int], parts
         plain = halves.permute(0, 1, 3, 4, 2)
         plain = plain ^ 0x88 if format.signed else plain
     plain = plain.reshape(rows, sizes.padded_columns // format.codes_per_byte)[: sizes.rows]
-    scales = (part.view(rows, sizes.groups)[: sizes.rows] for part in rest)
-    portable = (part if part.is_floating_point() else part.to(torch.uint8) for part in scales)
-    return (plain.contiguous().view(format.storage_dtype), *(part.contiguous() for part in portable))
+    per_group = (tensor.view(rows, sizes.groups)[: sizes.rows] for tensor in rest)
+    portable = (tensor if tensor.is_floating_point() else tensor.to(torch.uint8) for tensor in per_group)
+    return (plain.contiguous().view(format.storage_dtype), *(tensor.contiguous() for tensor in portable))

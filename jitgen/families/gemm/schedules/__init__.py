@@ -1,1 +1,1 @@
-"""The rule of each dialect by which ``schedule`` chooses: ``choose(problem) -> GemmSchedule``."""
+"""The rules of each dialect: ``choose(problem)`` gives a schedule, ``prologue(computed, target)`` decides on fusion."""

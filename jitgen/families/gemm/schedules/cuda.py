@@ -1,13 +1,20 @@
-"""Which mainloop and tiles the cuda dialect takes.
+"""The mainloops and tiles of the cuda dialect.
 
-``mma``: quantised weights from global memory straight to the tensor cores (``gemm_mma.cuh``); ``rows`` and ``columns``:
-so 16-bit weights, along k or along their rows, of few rows of x (``gemm_rows.cuh``); ``dense``: 16-bit weights through
-shared memory (``gemm_dense.cuh``); ``stream`` and ``stream_outer``: float32 and float64 weights, along k or along their
-rows, of few rows of x (``gemm_stream.cuh``); ``simt``: those of many (``gemm_simt.cuh``); on sm_90a and for more than a
-few rows ``wgmma_quantized`` and ``wgmma_dense``. The tables are measured on an H200; elsewhere they are as good a guess
-as any.
+======================  ========================================  ============================================
+path                    for                                       weights are read
+======================  ========================================  ============================================
+``wgmma_quantized``     quantised weights, many rows, sm_90a      by tensor copies, decoded in registers
+``wgmma_dense``         16-bit weights, many rows, sm_90a         by tensor copies, into shared memory
+``mma``                 quantised weights otherwise               from global memory into mma.sync's fragments
+``rows``, ``columns``   16-bit weights, few rows of x             the same; contiguous along K, or along N
+``dense``               16-bit weights otherwise                  through shared memory (``gemm_dense.cuh``)
+``stream``,             float32 and float64, few rows of x        from global memory into registers; contiguous
+``stream_outer``                                                  along K, or along N
+``simt``                float32 and float64 otherwise             through shared memory (``gemm_simt.cuh``)
+======================  ========================================  ============================================
 
-``cuda_streams`` has the rules for few rows; ``cuda_shape`` tells what a schedule's numbers mean for its mainloop.
+The rules for few rows of x are in ``cuda_streams``. ``cuda_shape`` computes what a schedule's numbers mean for its
+mainloop. The numbers of this module were measured on an H200, and other devices use the same ones.
 """
 
 from __future__ import annotations
@@ -25,18 +32,23 @@ from jitgen.quant import formats
 __all__ = ["choose", "prologue"]
 
 FEW_ROWS = 8
-"""Up to so many rows weights are streamed by mma.sync; wgmma's tiles begin to pay beyond."""
-CAMPING = 8192
-"""A K that is a power of two from here on puts the tiles that wgmma's blocks copy at one time into few memory channels:
-up to ``STREAMED_ROWS`` rows, while memory is the bound, mma.sync's order of reading is the faster one; up to
-``STAGGERED_ROWS`` neighbouring tiles begin a step apart."""
+"""Rows of x up to which the ``mma`` mainloop is faster than wgmma (H200)."""
+CAMPING_LENGTH = 8192
+"""K from which on, if it is a power of two, tiles that are copied at the same time are in few memory channels
+("partition camping"). Up to ``STREAMED_ROWS`` rows, where memory bandwidth is the limit, the mma.sync mainloop reads in
+an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin one iteration apart."""
 STAGGERED_ROWS = 64
+"""Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
 MULTIPROCESSORS = 132
-"""Of an H200."""
+"""Multiprocessors of an H200."""
 SIMT_TALL_BYTES = 256 * 132 * 4
-"""Of shared memory, for the sums of the tallest tile."""
-SIMT_DEPTH, SIMT_DEEP = 16, 64
-"""Of K in a step of the ``simt`` mainloop, and where a thread's loads are most of its work."""
+"""Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, padded to 132."""
+SIMT_BLOCK_K = 16
+"""Extent of K in a tile of the ``simt`` mainloop."""
+SIMT_BLOCK_K_FEW_ROWS = 64
+"""The same up to 8 rows of x, where a thread's work is mostly loads."""
+SHARED_BYTES_SM90 = 227 * 1024
+"""Shared memory that a block can have on sm_90, in bytes (CUDA C++ Programming Guide, technical specifications)."""
 
 
 def choose(problem: Problem) -> GemmSchedule:
@@ -45,23 +57,34 @@ def choose(problem: Problem) -> GemmSchedule:
         candidate = stream(problem) or _simt(problem)
     else:
         candidate = _wgmma(problem) or (mma(problem) if problem.quantized else rows(problem) or _dense(problem))
-    if candidate.maps:
-        return _fitted(replace(candidate, wide=problem.wide), problem)
     candidate = replace(candidate, wide=problem.wide)
+    if candidate.tensor_maps:
+        return _with_wgmma_stages_that_fit(candidate, problem)
     if not has_clusters(problem.target):
-        candidate = replace(candidate, split=1)
-    contractions, dtype = len(problem.contractions), problem.dtype
-    limit = problem.target.shared_bytes
+        candidate = replace(candidate, cluster_k_splits=1)
+    return _with_stages_that_fit(candidate, problem)
+
+
+def _with_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
+    """``candidate`` with as many of its stages as the target's shared memory holds, but at least two."""
+    contractions, dtype, limit = len(problem.contractions), problem.dtype, problem.target.shared_bytes
     while candidate.stages > 2 and shape_of(candidate, contractions, dtype).shared_bytes > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
 
 
-# ---------------------------------------------------------------------------------------------------------- the rules
+def _with_wgmma_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
+    """``candidate``, a wgmma schedule, with as many of its stages as shared memory holds."""
+    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > SHARED_BYTES_SM90:
+        candidate = replace(candidate, stages=candidate.stages - 1)
+    return replace(candidate, shared_bytes=shared_bytes)
+
+
+# -------------------------------------------------------------------------------------------------------------- wgmma
 
 
 def _wgmma(problem: Problem) -> GemmSchedule | None:
-    """For many rows on sm_90a, where the operands lie as tensor maps want them."""
+    """A wgmma schedule: for many rows on sm_90a, where tensor maps can describe the operands; else None."""
     if (
         problem.target.arch != "sm_90a"
         or problem.rows <= FEW_ROWS
@@ -75,12 +98,18 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
     group = problem.contractions[0].group_size
     if count > 2 or 0 in problem.columns or (group is not None and group % wgmma.CHUNK and group != 32):
         return None
-    if problem.quantized:
-        return _quantised(problem)
+    return _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+
+
+def _wgmma_dense(problem: Problem) -> GemmSchedule:
+    count = len(problem.contractions)
     first = problem.bodies[0].contractions[0].weight[0]
-    tiles = wgmma_tiles.choose_dense(
-        problem.rows, problem.columns, count, problem.layouts[0].operands[first] == "outer"
-    )
+    transposed = problem.layouts[0].operands[first] == "outer"
+    if problem.matrices > 1:
+        (columns,) = problem.columns
+        tiles = wgmma_tiles.choose_batched(problem.rows, columns, problem.length, problem.matrices, count, transposed)
+    else:
+        tiles = wgmma_tiles.choose_dense(problem.rows, problem.columns, count, transposed)
     return GemmSchedule(
         path=wgmma.DENSE,
         block_m=64 * tiles.down,
@@ -91,14 +120,11 @@ def _wgmma(problem: Problem) -> GemmSchedule | None:
         multicast=tiles.multicast,
         resident=tiles.resident,
         raster=8,
+        steps=tiles.epilogue_steps,
     )
 
 
-def _camping(problem: Problem) -> bool:
-    return problem.length >= CAMPING and problem.length & (problem.length - 1) == 0
-
-
-def _quantised(problem: Problem) -> GemmSchedule:
+def _wgmma_quantized(problem: Problem) -> GemmSchedule:
     count, first = len(problem.contractions), problem.contractions[0]
     format = formats.find(first.format or "")
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
@@ -111,7 +137,7 @@ def _quantised(problem: Problem) -> GemmSchedule:
         block_k=wgmma.CHUNK * tiles.span,
         warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
         stages=tiles.stages,
-        split=tiles.split,
+        cluster_k_splits=tiles.cluster_k_splits,
         steps=tiles.steps,
         resident=1,
         raster=16,
@@ -119,16 +145,18 @@ def _quantised(problem: Problem) -> GemmSchedule:
     )
 
 
-def _fitted(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
-    """``candidate`` with as many of its stages as shared memory holds."""
-    while (taken := wgmma.shared_bytes(candidate, problem.contractions)) > 227 * 1024:
-        candidate = replace(candidate, stages=candidate.stages - 1)
-    return replace(candidate, shared_bytes=taken)
+def _camping(problem: Problem) -> bool:
+    """Whether tiles that are copied at the same time are in few memory channels (see ``CAMPING_LENGTH``)."""
+    return problem.length >= CAMPING_LENGTH and problem.length & (problem.length - 1) == 0
 
 
 def _mappable(problem: Problem) -> bool:
-    """Whether x, and dense weights, are matrices that tensor maps describe, all weights alike."""
+    """Whether tensor maps can describe x and, where weights are dense, all weights, in one and the same orientation."""
     bodies = problem.bodies
+    if problem.layouts[0].batch and (
+        problem.quantized or len(bodies) > 1 or problem.layouts[0].batch > wgmma.BATCH_RANK
+    ):
+        return False
     for body, layout in zip(bodies, problem.layouts, strict=True):
         for contraction in body.contractions:
             index = contraction.activation
@@ -145,37 +173,42 @@ def _mappable(problem: Problem) -> bool:
     return len({kind for kind, _ in weights}) == 1 and all(k != "strided" and unit >= 8 for k, unit in weights)
 
 
+# --------------------------------------------------------------------------------------- tiles through shared memory
+
+
 def _dense(problem: Problem) -> GemmSchedule:
-    tiles = sum(-(-columns // 128) for columns in problem.columns)
+    """16-bit weights by mma.sync. Where there are few tiles, the blocks of a cluster share a tile's K."""
+    tiles = problem.matrices * sum(-(-columns // 128) for columns in problem.columns)
     count = len(problem.contractions)
     if problem.rows <= 16:
         tokens = 8 if problem.rows <= 8 else 16
         if tiles * count <= 100 and problem.length >= 1024:
-            return GemmSchedule("dense", tokens, 32, 256, 8, 4 if count == 1 else 3, 2)
+            return GemmSchedule("dense", tokens, 32, 256, 8, 4 if count == 1 else 3, cluster_k_splits=2)
         return GemmSchedule("dense", tokens, 128, 64, 8, 5 if count == 1 else 4)
     if problem.rows <= 64:
-        return GemmSchedule("dense", 64, 128 // count, 64, 8, 4, 2 if tiles <= 66 and problem.length >= 1024 else 1)
+        splits = 2 if tiles <= 66 and problem.length >= 1024 else 1
+        return GemmSchedule("dense", 64, 128 // count, 64, 8, 4, cluster_k_splits=splits)
     return GemmSchedule("dense", 128, 128 // count, 64, 8, 3)
 
 
 def _simt(problem: Problem) -> GemmSchedule:
+    """float32 and float64 by ordinary multiply-adds. Tiles get larger as long as every multiprocessor has a block,
+    because reads of shared memory are the limit, and a thread makes more products of each number as its tile grows."""
     if problem.rows <= 8:
-        # Few products for each weight: what counts is how many loads are in flight.
-        depth = SIMT_DEPTH if problem.quantized or len(problem.contractions) > 1 else SIMT_DEEP
-        split = 4 if problem.length >= 512 else 1
-        return GemmSchedule("simt", 8, 64, depth, 4, 2, split)
+        # Each weight is used for few products: the number of loads in flight decides.
+        block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_BLOCK_K_FEW_ROWS
+        splits = 4 if problem.length >= 512 and problem.matrices == 1 else 1
+        return GemmSchedule("simt", 8, 64, block_k, 4, 2, cluster_k_splits=splits)
     if problem.dtype == "float64" or len(problem.contractions) > 1:
-        return GemmSchedule("simt", 64, 64, SIMT_DEPTH, 8 if problem.dtype == "float64" else 4, 2)
-    # A thread's products for a number it reads from shared memory, which is the bound, grow with its tile: as large a
-    # one as leaves every multiprocessor a block.
+        return GemmSchedule("simt", 64, 64, SIMT_BLOCK_K, 8 if problem.dtype == "float64" else 4, 2)
     if problem.rows > 1024 and problem.target.shared_bytes > SIMT_TALL_BYTES:
-        return GemmSchedule("simt", 256, 128, SIMT_DEPTH, 8, 2)
+        return GemmSchedule("simt", 256, 128, SIMT_BLOCK_K, 8, 2)
     if problem.rows > 256:
-        return GemmSchedule("simt", 128, 128, SIMT_DEPTH if problem.quantized else SIMT_DEPTH // 2, 8, 2)
-    narrow = problem.rows <= 64 and sum(problem.columns) <= 64 * MULTIPROCESSORS
-    width, most = (64, MULTIPROCESSORS) if narrow else (128, 2 * MULTIPROCESSORS)
-    tiles = -(-problem.rows // 64) * sum(-(-columns // width) for columns in problem.columns)
-    split = 1
-    while split < 8 and 2 * split * tiles <= most and problem.length >= 1024 * split:
-        split *= 2
-    return GemmSchedule("simt", 64, width, 2 * SIMT_DEPTH, 4, 2, split)
+        return GemmSchedule("simt", 128, 128, SIMT_BLOCK_K if problem.quantized else SIMT_BLOCK_K // 2, 8, 2)
+    narrow = problem.rows <= 64 and problem.matrices * sum(problem.columns) <= 64 * MULTIPROCESSORS
+    width, most_blocks = (64, MULTIPROCESSORS) if narrow else (128, 2 * MULTIPROCESSORS)
+    tiles = problem.matrices * -(-problem.rows // 64) * sum(-(-columns // width) for columns in problem.columns)
+    splits = 1
+    while splits < 8 and 2 * splits * tiles <= most_blocks and problem.length >= 1024 * splits:
+        splits *= 2
+    return GemmSchedule("simt", 64, width, 2 * SIMT_BLOCK_K, 4, 2, cluster_k_splits=splits)

@@ -1,7 +1,8 @@
-"""Which tiles the cuda dialect takes for few rows of x, where weights are streamed from memory once and the products
-are little work: ``mma``, ``rows``, ``columns``, ``stream`` and ``stream_outer``; and whether such a kernel computes x.
+"""Schedules of the cuda dialect for few rows of x, where each weight is streamed from memory once and used for little
+arithmetic: the paths ``mma``, ``rows``, ``columns``, ``stream`` and ``stream_outer``. Also the decision whether such a
+kernel computes its activation (``prologue``).
 
-The tables are measured on an H200, on layers of Llama 3 8B and 70B; elsewhere they are as good a guess as any.
+The tables were measured on an H200, on the layers of Llama 3 8B and 70B, and other devices use the same ones.
 """
 
 from __future__ import annotations
@@ -9,68 +10,77 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
-from jitgen.families.layout import item_size
-from jitgen.ir.contractions import Decision, Prologue
+from jitgen.families.operands import item_size
+from jitgen.ir.program import Decision
 from jitgen.spec import Target
 
 STREAMED_ROWS = 16
-"""Up to so many rows there is little else to do than to stream weights."""
+"""Rows of x up to which weights are streamed once and there is little else to do (H200, Llama 3 8B and 70B layers)."""
 STREAM_SUMS = 64
-"""Registers of sums that a lane of the ``stream`` mainloop has."""
+"""Registers that a lane of the stream mainloops has for sums."""
 CHEAP = {"add", "sub", "mul", "fma", "neg", "abs", "sign", "minimum", "maximum", "fmin", "fmax", "copysign"}
 CHEAP |= {"floor", "ceil", "round", "trunc", "cast", "where", "eq", "ne", "lt", "le", "gt", "ge"}
 CHEAP |= {"isnan", "isinf", "signbit", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
-"""Operations of an instruction or two."""
-CHEAP_COST, DEAR_COST = 3e-7, 8e-7
-"""Microseconds of an H200 for computing an element of x in shared memory, and more for an operation that is not cheap:
-measured over relu(x), silu(g) * u and rows scaled, 1 to 16 rows, on layers of 8 and 70 billion parameters."""
+"""Operations that take one or two instructions."""
+ELEMENT_MICROSECONDS = 3e-7
+"""Time to compute one element of x into shared memory, in microseconds of the whole device (H200; fitted over relu(x),
+silu(g) * u and scaled rows, 1 to 16 rows, on Llama 3 8B and 70B layers)."""
+EXPENSIVE_OPERATION_MICROSECONDS = 8e-7
+"""What each operation that is not ``CHEAP`` adds to it (same fit)."""
 LAUNCH_MICROSECONDS = 2.4
-"""What the kernel of a small activation takes, on the same."""
+"""Time of the separate kernel that computes a small activation, in microseconds (same device and layers)."""
 
-# For up to so many tokens: up to so many row tiles of a GPU's all weights, (row tiles of a warp, warps along N, warps
-# along K, blocks along K, steps in flight). Measured on the projections of Llama 3 8B and 70B.
-_MMA: dict[int, list[tuple[int, tuple[int, int, int, int, int]]]] = {
+Shape = tuple[int, int, int, int, int]
+"""(a warp's row tiles, warps along N, warps along K, blocks of a cluster along K, stages)."""
+
+_MMA: dict[int, list[tuple[int, Shape]]] = {
     1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
     4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
     8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
     16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
 }
-_MMA_MORE: dict[int, tuple[int, int, int, int, int]] = {
+"""The ``mma`` mainloop, by the most tokens, and then by the most row tiles: pieces of 16 rows, of all weights."""
+_MMA_MORE: dict[int, Shape] = {
     1: (2, 2, 4, 1, 2),
     4: (2, 7, 2, 1, 2),
     8: (2, 7, 2, 1, 2),
     16: (7, 4, 2, 1, 2),
 }
+"""The same for more row tiles than ``_MMA`` has."""
 MANY_TOKENS = 64
+"""Tokens of a tile of the ``mma`` mainloop for more rows than ``_MMA`` has."""
 
 
 def mma(problem: Problem) -> GemmSchedule:
-    """By the number of row tiles, of all regions: few of them are shared out along K, many stream.
+    """A schedule by the number of row tiles of all regions: where they are few, more warps and blocks share K.
 
-    The aim is one wave of blocks, as many as there are multiprocessors or a small multiple, with enough 16-byte loads
-    in flight: of many tokens few large blocks, so that x is read less often.
+    The aim is one wave of blocks (as many as there are multiprocessors, or a small multiple of that) with enough
+    16-byte loads in flight. For many tokens blocks are few and large, so that x is read less often.
     """
     first = problem.contractions[0]
     count = len(problem.contractions)
     tiles = count * sum(-(-columns // 16) for columns in problem.columns)
     tokens = next((most for most in _MMA if problem.rows <= most), MANY_TOKENS)
     if tokens == MANY_TOKENS:
-        # More scales take more registers.
+        # Groups shorter than 64 have more scales, and they take registers.
         taller = 2 if first.group_size is None or first.group_size % 64 == 0 else 1
         shape = (1, 4, 2, 2, 2) if tiles * problem.rows <= 640 * MANY_TOKENS else (taller, 8, 1, 1, 2)
     else:
         shape = next((shape for most, shape in _MMA[tokens] if tiles <= most), _MMA_MORE[tokens])
-    row_tiles, warps_n, warps_k, split, stages = shape
+    row_tiles, warps_n, warps_k, splits, stages = shape
     if row_tiles == 7 and (count > 1 or not _plain(problem)):
-        row_tiles = 4  # what they need beside the sums would not fit the registers
+        row_tiles = 4  # the registers would not hold the decoding of such weights next to the sums
     if not has_clusters(problem.target):
-        row_tiles, split = max(1, row_tiles // split), 1
+        row_tiles, splits = max(1, row_tiles // splits), 1
     row_tiles = max(1, row_tiles // count)
     if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
         stages = 2
-    warps_k, split = _shared_out(warps_k, split, problem.length // 64)
-    return GemmSchedule("mma", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, split)
+    warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+    return GemmSchedule(
+        "mma", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
+    )
 
 
 def _plain(problem: Problem) -> bool:
@@ -80,35 +90,40 @@ def _plain(problem: Problem) -> bool:
     return first.format == "int4" and coarse and problem.dtype == "bfloat16"
 
 
-# As ``_MMA``, of dense weights that lie along k.
-_ROWS: dict[int, list[tuple[float, tuple[int, int, int, int, int]]]] = {
+_ROWS: dict[int, list[tuple[float, Shape]]] = {
     1: [(math.inf, (1, 1, 16, 1, 2))],
     4: [(264, (1, 2, 8, 1, 2)), (400, (1, 1, 8, 1, 2)), (math.inf, (2, 1, 8, 1, 2))],
     8: [(264, (1, 2, 8, 1, 2)), (math.inf, (1, 2, 4, 1, 2))],
     16: [(264, (1, 2, 8, 1, 2)), (math.inf, (2, 2, 4, 1, 2))],
 }
-# Of dense weights that lie along their rows, of which a warp has 64: for up to so many row tiles of 64, (warps along N,
-# warps along K, blocks along K, steps in flight).
+"""As ``_MMA``, for dense weights that are contiguous along K."""
 _COLUMNS: list[tuple[float, tuple[int, int, int, int]]] = [
     (66, (1, 8, 2, 1)),
     (132, (1, 8, 1, 1)),
     (math.inf, (2, 4, 2, 1)),
 ]
-MANY_COLUMNS = 256
-"""Row tiles of 64 from which on ``dense``, through shared memory, has blocks enough and is the faster one."""
-# For up to so many tokens: (what a lane takes of a tile, warps along N, along K, blocks along K, tiles in flight).
-_STREAM: dict[int, tuple[int, int, int, int, int]] = {
+"""For dense weights that are contiguous along N: by the most row tiles, of 64 rows here, (warps along N, warps along K,
+blocks of a cluster along K, stages)."""
+MOST_COLUMN_TILES = 256
+"""Row tiles of 64 rows up to which ``columns`` is used. With more of them ``dense``, through shared memory, has enough
+blocks and is faster (H200)."""
+_STREAM: dict[int, Shape] = {
     1: (4, 1, 8, 1, 2),
     4: (4, 4, 4, 1, 2),
     8: (4, 4, 2, 1, 2),
     16: (4, 8, 1, 2, 2),
 }
-OUTER_RUN, OUTER_WARPS, OUTER_SPLIT = 8, 8, 8
-"""Of the ``stream_outer`` mainloop: k's of a tile, warps and blocks along K, these for few tokens or few tiles."""
+"""The ``stream`` mainloop, by the most tokens: as ``Shape``, but with the weight rows of a lane for the row tiles."""
+OUTER_TILE_K = 8
+"""Extent of K in a tile of the ``stream_outer`` mainloop."""
+OUTER_WARPS = 8
+"""Warps along K of the ``stream_outer`` mainloop."""
+OUTER_CLUSTER = 8
+"""Blocks of a cluster along K of the ``stream_outer`` mainloop, for few tokens or few tiles."""
 
 
 def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
-    """How all dense weights lie, and by how many elements all of them may be read at once."""
+    """(kinds, unit): the layouts of all dense weights, and how many elements one access may read of each of them."""
     weights = [
         (layout.operands[index], layout.units[index])
         for body, layout in zip(problem.bodies, problem.layouts, strict=True)
@@ -119,7 +134,8 @@ def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
 
 
 def rows(problem: Problem) -> GemmSchedule | None:
-    """For few rows of x and weights that are contiguous along one dimension, all the same one, 16 bytes by 16 bytes."""
+    """``rows`` or ``columns``: for few rows of x and 16-bit weights that are contiguous along one dimension (the same
+    one for all) and can be read in accesses of 16 bytes; else None."""
     kinds, unit = _dense_kinds(problem)
     along_k = kinds == {"k"}
     units = [problem.layouts[0].length_unit] if along_k else [layout.columns_unit for layout in problem.layouts]
@@ -129,65 +145,78 @@ def rows(problem: Problem) -> GemmSchedule | None:
     count = len(problem.contractions)
     if not along_k:
         tiles = count * sum(-(-columns // 64) for columns in problem.columns)
-        if tiles > MANY_COLUMNS and not problem.prologue:
+        if tiles > MOST_COLUMN_TILES and not problem.prologue:
             return None
-        warps_n, warps_k, split, stages = next(shape for most, shape in _COLUMNS if tiles <= most)
-        warps_k, split = _shared_out(warps_k, split, problem.length // 64)
-        return GemmSchedule("columns", tokens, 64 * warps_n, 64 * warps_k, warps_n * warps_k, stages, split)
+        warps_n, warps_k, splits, stages = next(shape for most, shape in _COLUMNS if tiles <= most)
+        warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+        return GemmSchedule(
+            "columns", tokens, 64 * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
+        )
     tiles = count * sum(-(-columns // 16) for columns in problem.columns)
-    row_tiles, warps_n, warps_k, split, stages = next(shape for most, shape in _ROWS[tokens] if tiles <= most)
+    row_tiles, warps_n, warps_k, splits, stages = next(shape for most, shape in _ROWS[tokens] if tiles <= most)
     row_tiles = max(1, row_tiles // count)
-    warps_k, split = _shared_out(warps_k, split, problem.length // 64)
-    return GemmSchedule("rows", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, split)
+    warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+    return GemmSchedule(
+        "rows", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
+    )
 
 
-def _shared_out(warps_k: int, split: int, steps: int) -> tuple[int, int]:
-    """As many warps and blocks along K as there are steps, at most."""
-    while warps_k * split > max(1, steps):
-        warps_k, split = (warps_k, split // 2) if split > 1 else (warps_k // 2, split)
-    return warps_k, split
+def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
+    """``warps_k`` and ``splits``, halved until there are no more warps along K than ``steps`` of it."""
+    while warps_k * splits > max(1, steps):
+        warps_k, splits = (warps_k, splits // 2) if splits > 1 else (warps_k // 2, splits)
+    return warps_k, splits
 
 
 def stream(problem: Problem) -> GemmSchedule | None:
-    """For few rows of x and weights that are contiguous along one dimension, all the same one."""
+    """``stream`` or ``stream_outer``: for few rows of x and float32 or float64 weights that are contiguous along one
+    dimension (the same one for all); else None."""
     if problem.quantized or problem.rows > STREAMED_ROWS:
         return None
     kinds, unit = _dense_kinds(problem)
     if kinds not in ({"k"}, {"outer"}):
         return None
     tokens = next(most for most in _STREAM if problem.rows <= most)
-    run, warps_n, warps_k, split, stages = _STREAM[tokens]
+    lane_rows, warps_n, warps_k, splits, stages = _STREAM[tokens]
     sums = STREAM_SUMS // (len(problem.contractions) * tokens * (item_size(problem.dtype) // 4))
     if kinds == {"k"}:
-        run = max(1, min(run, sums))
+        lane_rows = max(1, min(lane_rows, sums))
         vector = min(unit, problem.layouts[0].length_unit)
-        warps_k, split = _shared_out(warps_k, split, problem.length // (32 * vector))
+        warps_k, splits = _shortened(warps_k, splits, problem.length // (32 * vector))
         return GemmSchedule(
-            "stream", tokens, run * warps_n, 32 * vector * warps_k, warps_n * warps_k, stages, split, steps=vector
+            "stream",
+            tokens,
+            lane_rows * warps_n,
+            32 * vector * warps_k,
+            warps_n * warps_k,
+            stages,
+            splits,
+            steps=vector,
         )
     vector = max(1, min(unit, sums, *(layout.columns_unit for layout in problem.layouts)))
     tiles = sum(-(-columns // (32 * vector)) for columns in problem.columns)
-    split = OUTER_SPLIT if tokens <= 4 or tiles < 132 else 1
-    warps_k, split = _shared_out(OUTER_WARPS, split, problem.length // OUTER_RUN)
-    return GemmSchedule("stream_outer", tokens, 32 * vector, OUTER_RUN * warps_k, warps_k, 1, split, steps=vector)
+    splits = OUTER_CLUSTER if tokens <= 4 or tiles < 132 else 1
+    warps_k, splits = _shortened(OUTER_WARPS, splits, problem.length // OUTER_TILE_K)
+    return GemmSchedule("stream_outer", tokens, 32 * vector, OUTER_TILE_K * warps_k, warps_k, 1, splits, steps=vector)
 
 
 def prologue(computed: Prologue, target: Target) -> Decision:
-    """Where a launch of its own and a temporary cost more than computing it again in every block along N."""
-    if computed.kept:
+    """Fused where a separate kernel and a temporary would cost more than computing x again in every block along N."""
+    if computed.is_result:
         return Decision(False, "it is a result too")
     if computed.rows > STREAMED_ROWS:
         return Decision(False, f"above {STREAMED_ROWS} rows tiles read it by the copy engine, and are many")
     blocks = -(-computed.columns // _block_rows(computed))
-    dear = sum(operation not in CHEAP for operation in computed.operations)
-    microseconds = computed.rows * computed.length * blocks * (CHEAP_COST + DEAR_COST * dear)
+    expensive = sum(operation not in CHEAP for operation in computed.operations)
+    element = ELEMENT_MICROSECONDS + EXPENSIVE_OPERATION_MICROSECONDS * expensive
+    microseconds = computed.rows * computed.length * blocks * element
     if microseconds > LAUNCH_MICROSECONDS:
         return Decision(False, f"{blocks} blocks would compute it again, for longer than a launch of its own takes")
     return Decision(True, f"that {blocks} blocks compute it costs less than a launch of its own")
 
 
 def _block_rows(computed: Prologue) -> int:
-    """Rows of a weight that a block has for few rows of x."""
+    """Rows of a weight in a block's tile, in the mainloop for few rows of x."""
     tokens = next(most for most in _MMA if computed.rows <= most)
     tiles = -(-computed.columns // 16)
     if computed.dtype in ("float32", "float64"):
@@ -198,4 +227,5 @@ def _block_rows(computed: Prologue) -> int:
 
 
 def has_clusters(target: Target) -> bool:
+    """Whether the target has clusters of blocks: sm_90 and up."""
     return int(target.arch.removeprefix("sm_").rstrip("af")) >= 90

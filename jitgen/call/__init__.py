@@ -1,0 +1,16 @@
+"""What a decorated function does when it is called: find the launch of these arguments, or make it.
+
+Imports point downwards::
+
+    function         JitFunction: a call's path on one screen, methods, ``lower`` and the rest of the public face
+    lower            the same for specs and for targets that are not here
+    dispatch, plan   "same as the last call? launch"; outputs: which ``out=`` a plan accepts
+    resolver         a call that is new: trace, lower, fetch, bind; recording: what it writes into manifests
+    specialization   one trace, and the launchers bound from it
+    arguments        leaves and structure; signature: what of them is compared
+    routing          backend, compiler and target
+    methods          what is remembered of each instance of a decorated method
+    warm             the text of generated functions
+
+``eager_linear`` uses ``function`` for products with quantised weights outside ``jitgen.jit``.
+"""

@@ -1,0 +1,197 @@
+"""Dispatchers: how a warm call finds its launch.
+
+The types of a call's arguments select a *dispatcher*, a function generated for exactly those types (``warm.py``). It
+compares what may differ from the last call: shapes, strides, dtypes, devices, alignment, static values. Where something
+does, its ``DispatchState`` looks in a table of all calls, and asks the ``Resolver`` for those it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jitgen.call import warm
+from jitgen.call.arguments import Parameters
+from jitgen.call.resolver import BoundLaunch, Resolver
+from jitgen.call.signature import NUMBERS, TENSORS, check
+from jitgen.errors import UnsupportedError
+from jitgen.quant import weights
+from jitgen.runtime.generated import define
+from jitgen.runtime.guards import layout_check
+from jitgen.trace.guards import tracing
+from jitgen.trace.host_scalars import exchanged
+
+MAX_LAUNCHES = 4096
+"""Launches remembered per function and argument types; a table that is full is emptied."""
+
+Dispatcher = Callable[..., Any]
+
+
+class Dispatchers:
+    """The dispatchers of one function.
+
+    Attributes:
+        table: by the types of positional arguments, or by (structure, types of leaves).
+    """
+
+    def __init__(self, resolver: Resolver, parameters: Parameters):
+        self.table: dict[Any, Dispatcher] = {}
+        self._resolver = resolver
+        self._parameters = parameters
+        resolver.when_numbers_become_static = self.table.clear
+
+    def find(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
+        """The dispatcher of these leaves: ``(*leaves) -> result``."""
+        kinds = tuple(map(type, leaves))
+        key = kinds if tree is None else (tree, kinds)
+        dispatcher = self.table.get(key)
+        if dispatcher is None:
+            check(self._resolver.name, leaves, host_scalars=True)
+            dispatcher = self.table[key] = self._make(kinds, tree)
+        return dispatcher
+
+    def add_quantized(self, args: Sequence[Any]) -> None:
+        """Enter a dispatcher for positional arguments of these types, quantised weights among them."""
+        kinds = tuple(map(type, args))
+        if kinds not in self.table:
+            self.table[kinds] = self._make_quantized(args)
+
+    def _make(self, kinds: tuple[type, ...], tree: Any) -> Dispatcher:
+        """A function of leaves of exactly these types."""
+        tensors = [index for index, kind in enumerate(kinds) if kind in TENSORS]
+        numbers = [index for index, kind in enumerate(kinds) if kind in NUMBERS]
+        static = [index for index, kind in enumerate(kinds) if kind not in TENSORS and kind not in NUMBERS]
+        static += [index for number, index in enumerate(numbers) if number in self._resolver.static_numbers]
+        if not tensors or any(kind in (list, tuple, dict) for kind in kinds):
+            return self._make_resolving(tree)
+        arguments = warm.Arguments(len(kinds), tensors, numbers)
+        values = [f"exact(arg{index})" if kinds[index] is float else f"arg{index}" for index in static]
+        # A GPU's 16-byte accesses depend on the address; the CPU's do not.
+        values += [f"{address} & 15" for address in arguments.addresses] if torch.cuda.is_available() else []
+        known = [f"known{index}" for index in range(len(values))]
+        conditions = [f"{value} == {name}" for value, name in zip(values, known, strict=True)]
+        compared = arguments.tensor_names
+        facts = ("shape", "stride()", "dtype", "device", "requires_grad")
+        layout = warm.tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
+        leaves, launched = warm.tuple_text(arguments.all), warm.tuple_text(arguments.launched)
+        text = warm.function_text(
+            [f"def dispatch({', '.join(arguments.all)}):"],
+            arguments,
+            # A trace in progress refuses to read an address: then this call is part of its kernel.
+            unreadable="UnsupportedError",
+            inline=f"state.inline({', '.join(arguments.all)})",
+            attempts=warm.launch_if_same("state.last", known, compared, conditions, arguments.launched),
+            otherwise=f"state.cold({layout}, {warm.tuple_text(values)}, {leaves}, {launched})",
+        )
+        state = DispatchState(self, self._resolver, tree, tensors, len(values))
+        names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
+        return define("dispatch", f"dispatch of {self._resolver.name}", text, names)
+
+    def _make_resolving(self, tree: Any) -> Dispatcher:
+        """A function that resolves every call, for functions without tensor arguments."""
+        resolver = self._resolver
+
+        def dispatch(*leaves: Any) -> Any:
+            if tracing.get() is not None:
+                return resolver.inline(leaves, tree)
+            found, captured = resolver.resolve(leaves, tree)
+            tensors = [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *captured]
+            numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
+            return found.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
+
+        return dispatch
+
+    def _make_quantized(self, args: Sequence[Any]) -> Dispatcher:
+        """A function of arguments of which some are quantised weights.
+
+        It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
+        """
+        names = [f"arg{index}" for index in range(len(args))]
+        quantized = [index for index, arg in enumerate(args) if weights.is_quantized(arg)]
+        unpacked = ", ".join(f"*{name}.parts" if index in quantized else name for index, name in enumerate(names))
+        arguments = ", ".join(names)
+        text = "\n".join(
+            [
+                f"def dispatch({arguments}):",
+                "    if tracing.get() is not None:",
+                f"        return resolver.function({arguments})",
+                f"    dispatcher = table.get({warm.tuple_text([f'arg{index}.token' for index in quantized])})",
+                "    if dispatcher is None:",
+                f"        return learn({arguments})",
+                f"    return dispatcher({unpacked})",
+                "",
+            ]
+        )
+        table: dict[Any, Dispatcher] = {}
+        resolver, parameters = self._resolver, self._parameters
+
+        def learn(*args: Any) -> Any:
+            leaves, tree, _ = parameters.flatten(args, {}, resolver.layout_of)
+            dispatcher = self.find(leaves, tree)
+            # Only now have weights of the portable layout the layout, and so the token, that later calls have.
+            if all(args[index].token.layout == resolver.layout_of(args[index]) for index in quantized):
+                table[tuple(args[index].token for index in quantized)] = dispatcher
+            return dispatcher(*leaves)
+
+        used = {"tracing": tracing, "resolver": resolver, "table": table, "learn": learn}
+        return define("dispatch", f"dispatch of {resolver.name}", text, used)
+
+
+class DispatchState:
+    """What one dispatcher knows of its calls.
+
+    Attributes:
+        last: (layout check, launcher, static values and address remainders) of the last call for which equal arguments
+            suffice: no captured tensors, no guarded values, no argument that requires grad.
+        table: the launches of all calls, by layouts and values.
+    """
+
+    __slots__ = ("dispatchers", "last", "resolver", "table", "tensors", "tree")
+
+    def __init__(self, dispatchers: Dispatchers, resolver: Resolver, tree: Any, tensors: Sequence[int], values: int):
+        self.dispatchers = dispatchers
+        self.resolver = resolver
+        self.tree = tree
+        self.tensors = tensors
+        self.last: tuple[Any, ...] = (_never, None, *(None,) * values)
+        self.table: dict[Any, BoundLaunch] = {}
+
+    def inline(self, *leaves: Any) -> Any:
+        return self.resolver.inline(leaves, self.tree)
+
+    def cold(
+        self, layout: tuple[Any, ...], values: tuple[Any, ...], leaves: tuple[Any, ...], launched: tuple[Any, ...]
+    ) -> Any:
+        """A call that differs from the last one, or whose launch needs checks at every call.
+
+        Args:
+            layout: facts of every tensor.
+            values: static values, and the remainders of addresses.
+            leaves: the arguments.
+            launched: what the launch takes of them: tensors, addresses, numbers.
+        """
+        tensors = [leaves[index] for index in self.tensors]
+        needs_grad = any(tensor.requires_grad for tensor in tensors)
+        if needs_grad and torch.is_grad_enabled():
+            check(self.resolver.name, leaves, host_scalars=True)
+        key = (layout, values)
+        found = self.table.get(key)
+        captured = found.captured_tensors() if found is not None else None
+        if found is None and (scalars := exchanged(leaves)) is not None:
+            return self.dispatchers.find(scalars, self.tree)(*scalars)
+        if found is None or captured is None:
+            found, captured = self.resolver.resolve(leaves, self.tree)
+            if len(self.table) >= MAX_LAUNCHES:
+                self.table.clear()
+            self.table[key] = found
+        if found.depends_on_arguments_alone and not needs_grad:
+            self.last = (layout_check(tensors), found.launch, *values)
+        count = len(tensors)
+        addresses, numbers = launched[count : 2 * count], launched[2 * count :]
+        return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+
+
+def _never(*tensors: torch.Tensor) -> bool:
+    return False

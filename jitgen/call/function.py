@@ -1,0 +1,233 @@
+"""``JitFunction``: what ``@jitgen.jit`` makes of a function, and the path of a call.
+
+::
+
+    __call__   types of the arguments -> dispatcher        dispatch.py   same as the last call? launch
+                    | unknown types
+    _call      Parameters.flatten -> leaves, structure     arguments.py
+                    | with out=: LaunchPlan                plan.py       same as the last call? launch
+               Dispatchers.find -> dispatcher              dispatch.py
+                    | unknown sizes, strides, values
+               Resolver.resolve -> BoundLaunch             resolver.py   trace, lower, fetch, bind
+
+"Same as the last call? launch" is a generated function (``warm.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+
+from jitgen.call import methods
+from jitgen.call.arguments import Parameters
+from jitgen.call.dispatch import MAX_LAUNCHES, Dispatchers
+from jitgen.call.lower import lower
+from jitgen.call.plan import LaunchPlan
+from jitgen.call.resolver import Resolver
+from jitgen.call.routing import Routing
+from jitgen.call.signature import plan_key
+from jitgen.call.specialization import Specialization
+from jitgen.codegen.text import function_name
+from jitgen.inspect import Lowered
+from jitgen.lowering import Route
+from jitgen.quant import eager, weights
+from jitgen.spec import Target
+from jitgen.trace.guards import tracing
+from jitgen.trace.weak_method import WeakMethod
+
+_new = object.__new__
+
+
+class JitFunction:
+    """A function whose calls run generated kernels. Made by ``jitgen.jit``.
+
+    Call it as the original. On the first call of a signature it is traced, lowered, and its kernels come from the store
+    or are compiled; later calls launch. ``bind``, ``source``, ``reference``, ``specializations`` and ``lower`` are for
+    looking inside. A decorated method has them too: ``model.forward.source(x)``.
+
+    Attributes:
+        backend, compiler: as they were asked for; None for the default.
+        name: of the function, for messages and kernels.
+    """
+
+    # All JitFunctions of one method and instance share one __dict__; __wrapped__ refers to the instance.
+    __slots__ = ("__dict__", "__weakref__", "__wrapped__")
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        backend: str | None = None,
+        compiler: str | None = None,
+        name: str | None = None,
+    ):
+        """``name``: by default the function's own."""
+        self.backend = backend
+        self.compiler = compiler
+        self.name: str = function_name(name or getattr(function, "__name__", type(function).__name__))
+        functools.update_wrapper(self, function)
+        self._parameters = Parameters(function)
+        self._resolver = Resolver(function, Routing(self.name, backend, compiler))
+        self._dispatchers = Dispatchers(self._resolver, self._parameters)
+        self._by_types = self._dispatchers.table
+        """The same dict: a warm call has no time for another attribute."""
+        self._plans: dict[Any, LaunchPlan] = {}
+        """Of calls with ``out=``."""
+        self._methods: methods.Rows = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            dispatcher = self._by_types.get(tuple(map(type, args)))
+            if dispatcher is not None:
+                return dispatcher(*args)
+        return self._call(args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<jitgen.jit {self.name}>"
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The original."""
+        return self.__wrapped__
+
+    @property
+    def __jitgen_function__(self) -> Callable[..., Any]:
+        """The original, for a trace that meets this function (``trace/captures.py``)."""
+        return self.__wrapped__
+
+    @property
+    def requested(self) -> tuple[str, str | None]:
+        """Backend, which may be ``"auto"``, and compiler, which may be None."""
+        return self._resolver.routing.requested
+
+    def route(self, device: torch.device) -> Route:
+        """Backend, compiler and target for tensors on ``device``."""
+        return self._resolver.routing.on_device(device)
+
+    # -------------------------------------------------------------------------------------------------------- methods
+
+    def __get__(self, instance: Any, owner: type | None = None) -> JitFunction:
+        """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
+        not, and is found again by every look-up of the method."""
+        if instance is None:
+            return self
+        row = self._methods.get(id(instance))
+        if row is None or row[0]() is not instance:
+            return self._bound_to(instance)
+        bound: JitFunction = _new(JitFunction)
+        bound.__dict__ = row[1]
+        bound.__wrapped__ = MethodType(self.__wrapped__, instance)
+        return bound
+
+    def _bound_to(self, instance: Any) -> JitFunction:
+        """``__get__`` of an instance that is new."""
+        if isinstance(self.__wrapped__, MethodType):  # a method belongs to its own instance
+            return self
+        method = MethodType(self.__wrapped__, instance)
+        try:
+            weak_method = WeakMethod(self.__wrapped__, instance)
+        except TypeError:  # the instance has no weak references: each look-up of the method has its own traces
+            return JitFunction(method, self.backend, self.compiler)
+        made = JitFunction(weak_method, self.backend, self.compiler)
+        methods.add(self._methods, instance, vars(made), made._forget)
+        return self.__get__(instance)
+
+    def _forget(self) -> None:
+        """Release everything resolved, captured tensors among it."""
+        self._resolver.forget()
+        self._by_types.clear()
+        self._plans.clear()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JitFunction) and other._resolver is self._resolver
+
+    def __hash__(self) -> int:
+        return hash(self._resolver)
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled as functions and methods are: a function by name, a method with its instance."""
+        if isinstance(self.__wrapped__, MethodType):
+            return _of_method, (self.__wrapped__, self.backend, self.compiler, self.name)
+        return self.__wrapped__.__qualname__
+
+    # ---------------------------------------------------------------------------------------------------- inspection
+
+    def lower(
+        self, *args: Any, target: str | Target | None = None, backend: str | None = None, **kwargs: Any
+    ) -> Lowered:
+        """Lower for these arguments without running or compiling anything.
+
+        Args:
+            args: tensors or ``TensorSpec``s (no device is needed), numbers and whatever else a call takes.
+            target: such as ``"sm_90a"``; the default is where the tensors are, for specs this host's CPU.
+            backend: ``"cuda"``, ``"triton"`` or ``"cpp"``; the default is the function's own, else by the target.
+
+        Raises:
+            TraceError, UnsupportedError: as a call would.
+        """
+        return Lowered(lower(self._resolver, self._parameters, args, kwargs, target, backend))
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The generated source that a call with these arguments runs."""
+        return self.lower(*args, **kwargs).source
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The same call in eager torch, on dequantised weights."""
+        token = eager.dequantizes.set(True)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            eager.dequantizes.reset(token)
+
+    @property
+    def specializations(self) -> tuple[Specialization, ...]:
+        """What this process has resolved, in the order it met them."""
+        return self._resolver.specializations
+
+    def bind(self, *args: Any, **kwargs: Any) -> LaunchPlan:
+        """The launch plan of these arguments' signature. ``plan(*args, out=...)`` skips the look-up.
+
+        Raises:
+            what a call raises; TraceError for keyword or nested arguments, which a plan does not take.
+        """
+        leaves, tree, out = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
+        if out is not None:
+            raise TypeError("bind takes the function's arguments; give out= to the plan")
+        tokens = [arg.token if weights.is_quantized(arg) else None for arg in args] if tree is not None else []
+        plan = LaunchPlan(self._resolver, leaves, tree, tokens if any(tokens) and not kwargs else ())
+        plan.function = self
+        return plan
+
+    # ---------------------------------------------------------------------------------------------------- cold calls
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose types no dispatcher has, or that has keywords."""
+        if tracing.get() is not None:  # a function being traced calls this one: it is part of that kernel
+            return self.function(*args, **kwargs)
+        leaves, tree, out = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
+        if out is not None:
+            return self._plan(leaves, tree)(*leaves, out=out)
+        dispatcher = self._dispatchers.find(leaves, tree)
+        if not kwargs and any(map(weights.is_quantized, args)):
+            self._dispatchers.add_quantized(args)
+        return dispatcher(*leaves)
+
+    def _plan(self, leaves: Sequence[Any], tree: Any) -> LaunchPlan:
+        """The plan of a call with ``out=``, made where such arguments have none yet."""
+        plan = self._plans.get(plan_key(leaves, tree, self._resolver.static_numbers))
+        if plan is None:
+            plan = LaunchPlan(self._resolver, leaves, tree)
+            if len(self._plans) >= MAX_LAUNCHES:
+                self._plans.clear()
+            # The key again: the trace may have found that it depends on a number.
+            self._plans[plan_key(leaves, tree, self._resolver.static_numbers)] = plan
+        return plan
+
+
+def _of_method(method: Any, backend: str | None, compiler: str | None, name: str) -> JitFunction:
+    """The copy of a ``JitFunction``: ``method`` is decorated already where its class has it so."""
+    return method if isinstance(method, JitFunction) else JitFunction(method, backend, compiler, name)

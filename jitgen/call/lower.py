@@ -1,0 +1,97 @@
+"""Lowering for arguments without a call: tensors or ``TensorSpec``s, for a target that this machine need not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen import lowering
+from jitgen.call.arguments import Parameters
+from jitgen.call.resolver import Resolver
+from jitgen.call.routing import Routing
+from jitgen.call.signature import NUMBERS, check
+from jitgen.call.specialization import memory_of
+from jitgen.ir.views import Memory, Strided
+from jitgen.lowering import Route
+from jitgen.quant import weights
+from jitgen.spec import SYMBOL_HINT, Target, TensorSpec, host_target
+
+_PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
+
+
+def lower(
+    resolver: Resolver,
+    parameters: Parameters,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: str | Target | None,
+    backend: str | None,
+) -> lowering.Lowered:
+    """What a call with these arguments would run. Nothing is compiled, and quantised weights keep their layout.
+
+    Raises:
+        TraceError, UnsupportedError: as a call would.
+    """
+    route = _route(resolver.routing, (args, kwargs), target, backend)
+    layout = weights.LAYOUTS[route.backend]
+    leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: layout, in_place=False)
+    sizes = _Sizes()
+    # Leaves as a call has them, where a spec is a tensor without memory.
+    concrete = [sizes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves]
+    tensors = [leaf for leaf in concrete if isinstance(leaf, torch.Tensor)]
+    specs = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorSpec))]
+    for spec in specs:
+        if isinstance(spec, torch.Tensor):
+            check(resolver.name, [spec])
+    numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
+    device = torch.device("cuda:0" if route.target.kind in ("cuda", "hip") else "cpu")
+    found, captured, environment = resolver.specialize(concrete, tree, tensors, numbers, device, route)
+    memory = [
+        _memory(tensor, spec, route) for tensor, spec in zip([*tensors, *captured], [*specs, *captured], strict=True)
+    ]
+    return found.lower(environment, memory, ())
+
+
+def _route(routing: Routing, arguments: Any, target: str | Target | None, backend: str | None) -> Route:
+    devices = (
+        torch.device("meta") if isinstance(leaf, TensorSpec) else getattr(leaf, "device", None)
+        for leaf in pytree.tree_leaves(arguments)
+    )
+    device = next((device for device in devices if device is not None), torch.device("cpu"))
+    if target is not None:
+        return routing.for_target(Target.parse(target), backend)
+    if device.type == "meta":
+        return routing.for_target(host_target(), backend)
+    return (Routing(routing.name, backend, None) if backend else routing).on_device(device)
+
+
+def _memory(tensor: torch.Tensor, spec: torch.Tensor | TensorSpec, route: Route) -> Memory:
+    if isinstance(spec, TensorSpec):
+        alignment = 16 if route.target.kind == "cpu" else min(16, spec.alignment)
+        return Memory(Strided(tuple(tensor.shape), tuple(tensor.stride())), alignment)
+    return memory_of(tensor, route.target.kind == "cpu")
+
+
+class _Sizes:
+    """Concrete sizes for symbolic ones; the same name has the same size."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+
+    def size(self, size: int | str) -> int:
+        if isinstance(size, int):
+            return size
+        if size not in self._sizes:
+            # Distinct primes times 16: the sizes of two names are neither equal nor multiples of each other.
+            self._sizes[size] = SYMBOL_HINT * _PRIMES[len(self._sizes) % len(_PRIMES)]
+        return self._sizes[size]
+
+    def tensor(self, spec: TensorSpec) -> torch.Tensor:
+        """A tensor like ``spec``, without memory."""
+        shape = tuple(map(self.size, spec.shape))
+        with torch._C.DisableTorchFunction():
+            if spec.strides is None:
+                return torch.empty(shape, dtype=spec.dtype, device="meta")
+            return torch.empty_strided(shape, spec.strides, dtype=spec.dtype, device="meta")

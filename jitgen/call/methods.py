@@ -1,0 +1,31 @@
+"""What is remembered of each instance of a decorated method.
+
+A method has traces and launches of its own for each instance, because they depend on what the instance refers to. They
+are found by the identity of the instance: two equal instances may differ in attributes that their ``__eq__`` ignores.
+And they do not keep the instance alive (``trace/weak_method.py``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+Rows = dict[int, tuple[weakref.ref[Any], dict[str, Any]]]
+"""By the id of the instance: a reference to it, and what the ``JitFunction``s of the method share.
+
+A later object may have the same id, so a look-up compares the instance. These are plain tuples, because every call of a
+method looks one up.
+"""
+
+
+def add(rows: Rows, instance: Any, attributes: dict[str, Any], when_dead: Callable[[], None]) -> None:
+    """Remember ``attributes`` until the instance dies; then call ``when_dead``."""
+    key = id(instance)
+
+    def died(reference: weakref.ref[Any]) -> None:
+        if key in rows and rows[key][0] is reference:
+            del rows[key]
+        when_dead()
+
+    rows[key] = weakref.ref(instance, died), attributes

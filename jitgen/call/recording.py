@@ -1,0 +1,54 @@
+"""What a call that was resolved writes into the manifests being recorded (``deploy/record.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from jitgen import pipeline
+from jitgen.call.routing import Routing
+from jitgen.call.signature import NUMBERS, number_symbols, size_symbols
+from jitgen.call.specialization import memory_of
+from jitgen.deploy import manifest, record, row_variants
+from jitgen.ir.graph import Graph
+from jitgen.ir.views import Memory
+from jitgen.lowering import Lowered, Route
+from jitgen.trace.tracer import Traced
+
+
+def active() -> bool:
+    """Whether a manifest is being recorded."""
+    return record.recording()
+
+
+def note(
+    graph: Graph, lowered: Lowered, environment: Mapping[str, Any], memory: Sequence[Memory], routing: Routing
+) -> None:
+    """Record the call."""
+    record.note(manifest.entry_of(graph, lowered, environment, memory, routing.requested))
+
+
+def note_more_rows(
+    leaves: Sequence[Any], tree: Any, route: Route, routing: Routing, trace: Callable[[Sequence[Any]], Traced]
+) -> None:
+    """Record what the call would be with two rows where it has one: a trace of a size of 1 is for that size alone.
+
+    Args:
+        trace: traces the function for other leaves.
+    """
+    for enlarged in row_variants.enlarged(leaves, tree):
+        try:
+            traced = trace(enlarged)
+        except Exception:  # the function's own included: the user wrote it for one row
+            continue
+        captured = [found.value for found in traced.captured]
+        tensors = [*(leaf for leaf in enlarged if isinstance(leaf, torch.Tensor)), *captured]
+        numbers = [leaf for leaf in enlarged if type(leaf) in NUMBERS]
+        environment = number_symbols(numbers) | size_symbols(tensors)
+        if any(not guard.holds(environment) for guard in traced.graph.guards):
+            continue
+        memory = [memory_of(tensor, True) for tensor in tensors]
+        lowered = pipeline.lower(traced.graph, environment, memory, route)
+        note(traced.graph, lowered, environment, memory, routing)

@@ -1,0 +1,71 @@
+"""Which route a call takes: the backend, compiler and target of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from jitgen import settings
+from jitgen.compile import routes
+from jitgen.errors import UnsupportedError
+from jitgen.lowering import Route
+from jitgen.spec import Target, host_target, runs_here
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the user asked for when decorating a function.
+
+    Attributes:
+        name: the function's, for messages.
+        backend: None for the setting ``JITGEN_BACKEND``, at the time of the call.
+        compiler: None for the backend's own.
+    """
+
+    name: str
+    backend: str | None
+    compiler: str | None
+
+    @property
+    def requested(self) -> tuple[str, str | None]:
+        """Backend, which may be ``"auto"``, and compiler, which may be None."""
+        return self.backend or settings.get("JITGEN_BACKEND"), self.compiler
+
+    def on_device(self, device: torch.device) -> Route:
+        """The route of a call with tensors on ``device``.
+
+        Raises:
+            UnsupportedError: the backend does not run there, or this processor cannot run the code.
+        """
+        backend = routes.backend_for(self.requested[0], "cuda" if device.type == "cuda" else "cpu")
+        compiler = self.compiler or routes.default_compiler(backend)
+        if device.type == "cuda":
+            from jitgen.runtime.cuda import target_of
+
+            target = target_of(device.index)
+        elif backend == "triton" and settings.interpreting_triton():
+            target = Target.parse("interpreter")
+        else:
+            target = host_target()
+            if not runs_here(target):
+                raise UnsupportedError(f"this processor cannot run code for {target}; unset JITGEN_CPU_TARGET")
+        if backend != "cpp" and target.kind == "cpu":
+            raise UnsupportedError(
+                f"{self.name}: backend {backend!r} needs CUDA tensors, these are on the CPU"
+                + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
+            )
+        routes.check(backend, compiler, target)
+        return Route(backend, compiler, target)
+
+    def for_target(self, target: Target, backend: str | None) -> Route:
+        """The route of kernels for ``target``, which this machine need not have; ``backend``: another one.
+
+        Raises:
+            UnsupportedError: the backend makes no kernels for the target.
+        """
+        name = routes.backend_for(backend or self.requested[0], target.kind)
+        own = self.compiler if name == self.backend else None
+        compiler = own or routes.default_compiler(name)
+        routes.check(name, compiler, target)
+        return Route(name, compiler, target)

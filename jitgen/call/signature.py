@@ -1,0 +1,113 @@
+"""What of a call's arguments is compared with earlier calls, and which arguments jitgen takes.
+
+A leaf of the arguments is a tensor, a number, whose value a kernel takes at the launch, or *static*: a value that the
+trace has seen and that every later call must have again. Three comparisons follow, from the widest to the narrowest:
+``trace_key`` (which calls may share a trace), ``plan_key`` (which calls share a plan), and the layout checks of warm
+calls (``runtime/guards.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir.graph import size_one_pattern
+from jitgen.runtime.guards import TensorFacts
+from jitgen.spec import dtype_name
+from jitgen.trace.host_scalars import HOST_SCALARS, base, common_device, is_host_scalar
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
+STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple[list[torch.Tensor], list[Any]]:
+    """The tensors and the numbers among ``leaves``, after all checks that need no trace.
+
+    Args:
+        name: the function's, for messages.
+        host_scalars: whether 0-d CPU tensors may be among CUDA tensors.
+
+    Raises:
+        UnsupportedError: an argument of another type, or tensors that cannot be arguments of one kernel.
+    """
+    tensors: list[torch.Tensor] = []
+    numbers: list[Any] = []
+    for leaf in leaves:
+        if type(leaf) in TENSORS:
+            tensors.append(leaf)
+        elif isinstance(leaf, torch.Tensor):
+            raise UnsupportedError(f"{name}: tensors of type {type(leaf).__name__} are not supported")
+        elif type(leaf) in NUMBERS:
+            numbers.append(base(type(leaf))(leaf))
+        elif not isinstance(leaf, STATIC):
+            raise UnsupportedError(
+                f"{name}: an argument of type {type(leaf).__name__}; jitgen takes tensors, numbers, bools, "
+                "strings, dtypes and None, in lists, tuples and dicts too. Close over any other object"
+            )
+    device = common_device(tensors) if tensors else None
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise UnsupportedError(f"{name}: a tensor of layout {tensor.layout}; only strided ones are supported")
+        if tensor.device != device and not (host_scalars and device and is_host_scalar(tensor, device)):
+            raise UnsupportedError(
+                f"{name}: arguments on {device} and {tensor.device}; move them to one device, with .to(device)"
+            )
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"{name}: an argument requires grad, and gradients are not supported in this version; "
+                "call it under torch.no_grad(), or detach the argument"
+            )
+        dtype_name(tensor.dtype)
+    if device is not None and device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"{name}: tensors on {device}; jitgen runs on cpu and cuda")
+    return tensors, numbers
+
+
+def trace_key(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """What calls of one trace have in common: dtypes, ranks, sizes of 1, types of numbers, static values."""
+    return tuple(map(_trace_fact, leaves))
+
+
+def _trace_fact(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, size_one_pattern(leaf.shape)
+    if type(leaf) in NUMBERS:
+        return type(leaf)
+    return type(leaf), leaf
+
+
+def plan_key(leaves: Sequence[Any], tree: Any, static_numbers: Collection[int]) -> tuple[Any, ...]:
+    """What calls of one plan have in common; numbers by value where the trace depends on one."""
+    key = [tree]
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind in TENSORS:
+            key.append(TensorFacts.of(leaf))
+        elif kind in NUMBERS and static_numbers:
+            key.append((kind, leaf.hex() if kind is float else leaf))
+        else:
+            key.append((kind, leaf) if kind in STATIC else kind)
+    return tuple(key)
+
+
+def same_trace_fact(spec: Any, tensor: Any) -> bool:
+    """Whether a captured tensor still fits ``spec``, the input of the graph that a trace made of it."""
+    return (
+        type(tensor) in TENSORS
+        and dtype_name(tensor.dtype) == spec.dtype
+        and size_one_pattern(tensor.shape) == size_one_pattern(spec.shape)
+    )
+
+
+def size_symbols(tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    """A value for every size symbol (``ir/symbols.py``): ``s0_1`` is dimension 1 of tensor 0."""
+    return {f"s{index}_{dim}": size for index, tensor in enumerate(tensors) for dim, size in enumerate(tensor.shape)}
+
+
+def number_symbols(numbers: Sequence[Any]) -> dict[str, Any]:
+    """A value for every symbol of a numeric argument: ``a0`` is the first."""
+    return {f"a{index}": number for index, number in enumerate(numbers)}

@@ -1,0 +1,334 @@
+"""One trace of one function, and the launchers bound from it.
+
+A ``Specialization`` is for the dtypes, ranks, sizes of 1, devices and static values of a call, and for the facts its
+trace relied on; every call with these shares it, whatever its sizes. Binding it to concrete sizes and strides makes a
+launcher (``runtime/launcher.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen import pipeline
+from jitgen.errors import UnsupportedError
+from jitgen.families.family import OVERLAPS
+from jitgen.families.operands import item_size
+from jitgen.ir import symbols
+from jitgen.ir.graph import Guard, described_inputs
+from jitgen.ir.symbols import Expr
+from jitgen.ir.views import Memory, Strided
+from jitgen.lowering import Lowered, Partitioned, Route
+from jitgen.pipeline import BuiltKernel
+from jitgen.runtime import overlap
+from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
+from jitgen.spec import DTYPES
+from jitgen.store import Store
+from jitgen.trace.tracer import Traced
+
+
+@dataclass(repr=False)
+class Specialization:
+    """See the module.
+
+    Attributes:
+        name: the function's.
+        traced: the trace.
+        route: backend, compiler and target of its kernels.
+        partitions: how its graph was partitioned into kernels, once for each range of sizes that needs other kernels.
+    """
+
+    name: str
+    traced: Traced
+    route: Route
+    partitions: list[Partitioned] = field(default_factory=list)
+    _built: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict, repr=False)
+    _functions: dict[tuple[str, int | None], Any] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        static = ", ".join(f"{name}={value}" for name, value in self.static_sizes.items())
+        kernels = ", ".join(kernel.name for kernel in self.kernels)
+        return f"Specialization({self.name}{self.signature}, static={{{static}}}, kernels=({kernels}))"
+
+    @property
+    def kernels(self) -> tuple[BuiltKernel, ...]:
+        """The compiled kernels that calls have launched so far, each once, in the order they were first needed.
+
+        More than one call needs where sizes, strides or alignment asked for several variants.
+        """
+        return tuple({kernel.key: kernel for built in self._built.values() for kernel in built}.values())
+
+    @property
+    def signature(self) -> str:
+        """The inputs, with symbolic sizes by name: ``(bfloat16[s0_0, 4096], ...)``."""
+        return f"({', '.join(described_inputs(self.traced.graph, self.static_sizes))})"
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The conditions of the trace, and then those of its partitions."""
+        partitioned = (guard for partition in self.partitions for guard in partition.guards)
+        return tuple(dict.fromkeys([*self.traced.graph.guards, *partitioned]))
+
+    @property
+    def static_sizes(self) -> dict[str, Any]:
+        """Symbols the trace fixed to a number, with that number."""
+        found: dict[str, Any] = {}
+        for guard in self.traced.graph.guards:
+            expr, value = guard.expr, guard.value
+            if expr.op == "eq" and value is True and isinstance(expr.args[0], Expr) and type(expr.args[1]) is int:
+                expr, value = expr.args
+            if expr.op == "symbol" and expr.kind != "bool":
+                found[expr.args[0]] = value
+        return found
+
+    def fits(self, environment: Mapping[str, Any]) -> bool:
+        """Whether the sizes and numbers of a call meet every guard of the trace."""
+        return all(guard.holds(dict(environment)) for guard in self.traced.graph.guards)
+
+    def lower(self, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]) -> Lowered:
+        """The kernels of a call: see ``pipeline.lower``."""
+        lowered = pipeline.lower(self.traced.graph, environment, memory, self.route, out, self.partitions)
+        if lowered.partitioned not in self.partitions:
+            self.partitions.append(lowered.partitioned)
+        return lowered
+
+    def built(self, lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
+        """The kernels that a call of ``lowered`` launches, compiled; none where it has nothing to compute."""
+        if lowered.is_empty:
+            return ()
+        found = self._built.get(lowered.key)
+        if found is None:
+            found = self._built[lowered.key] = pipeline.fetch(lowered, store)
+        return found
+
+    # ------------------------------------------------------------------------------------------------ launching
+
+    def bind(
+        self,
+        lowered: Lowered,
+        kernels: Sequence[BuiltKernel],
+        environment: Mapping[str, Any],
+        device: torch.device,
+        numbers: int,
+        caller_outputs: frozenset[int],
+    ) -> Any:
+        """The launcher of a call with this layout; ``runtime/launcher.py`` says what it takes.
+
+        Args:
+            numbers: how many numeric arguments the call has.
+            caller_outputs: the results whose memory the caller owns.
+        """
+        program = lowered.program
+        first_result = len(program.inputs) + len(program.temporaries)
+        updated = {position: index for index, position in program.mutated}
+        allocations = [
+            Allocation(memory.view.sizes, memory.view.strides, DTYPES[buffer.dtype])
+            for buffer, memory in zip(program.buffers, lowered.memories, strict=True)
+        ]
+        returns: list[int | View] = []
+        for output, strided in zip(program.outputs, lowered.laid_out.aliases, strict=True):
+            if isinstance(output, int):
+                returns.append(first_result + output)
+            elif not output.movements:
+                returns.append(View(output.input, None))
+            else:
+                assert strided is not None
+                returns.append(View(output.input, strided.sizes, strided.strides, strided.offset))
+        rebuild, values = self._rebuild(environment)
+        spec = LaunchSpec(
+            name=self.name,
+            device=device,
+            inputs=len(program.inputs),
+            numbers=numbers,
+            temporaries=tuple(allocations[len(program.inputs) : first_result]),
+            results=tuple(updated.get(i, a) for i, a in enumerate(allocations[first_result:])),
+            steps=tuple(self._steps(lowered, kernels, environment, device)),
+            returns=tuple(returns),
+            rebuild=rebuild,
+            values=values,
+            caller_outputs=caller_outputs,
+            extents=tuple(
+                overlap.extent(memory.view.sizes, memory.view.strides, item_size(buffer.dtype))
+                for buffer, memory in zip(program.inputs, lowered.memories, strict=False)
+            ),
+        )
+        return make_launcher(spec)
+
+    def _rebuild(self, environment: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+        """How the output tensors become the function's return value, and the text of values computed at the call."""
+        leaves, tree = self.traced.leaves, self.traced.tree
+        if tree == _LEAF and leaves[0].index is not None:
+            return None, ()
+        if tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
+            return tuple, ()
+        dynamic = [leaf.value for leaf in leaves if leaf.index is None and isinstance(leaf.value, Expr)]
+        texts = tuple(_text(value, environment) for value in dynamic)
+
+        def rebuild(tensors: list[torch.Tensor], *values: Any) -> Any:
+            computed = iter(values)
+            flat = [
+                tensors[leaf.index]
+                if leaf.index is not None
+                else next(computed)
+                if isinstance(leaf.value, Expr)
+                else leaf.value
+                for leaf in leaves
+            ]
+            return pytree.tree_unflatten(flat, tree)
+
+        return rebuild, texts
+
+    def _steps(
+        self, lowered: Lowered, kernels: Sequence[BuiltKernel], environment: Mapping[str, Any], device: torch.device
+    ) -> Any:
+        for number, built in enumerate(kernels):
+            if not lowered.work(number).elements:
+                continue
+            scalars = tuple(_text(expr, environment) for expr, _ in built.kernel.scalars)
+            formats = "".join(_FORMATS[dtype] for _, dtype in built.kernel.scalars)
+            if self.route.compiler == "load_inline":
+                yield self._operator_step(lowered, number, built, scalars)
+                continue
+            make = {"cpu": self._cpu_step, "cuda": self._cuda_step, "interpreter": self._interpreter_step}
+            kind = self.route.target.kind
+            if kind not in make:
+                raise UnsupportedError(f"kernels for {self.route.target} can be compiled here but not run")
+            yield make[kind](lowered, number, built, scalars, formats, device)
+
+    def _cpu_step(
+        self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
+    ) -> Step:
+        from jitgen.runtime import cpu
+
+        arguments, work, entry = lowered.arguments(number), lowered.work(number), built.artifact.meta["entry"]
+        function = self._function(built, None, lambda: cpu.load_packed(str(built.artifact.path()), entry))
+        streaming = int(work.moved > cpu.last_level_cache())
+        tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
+        pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
+        threaded = cpu.worth_threads(work.moved, work.flops)
+        return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded)
+
+    def _cuda_step(
+        self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
+    ) -> Step:
+        from jitgen.runtime import cuda
+        from jitgen.runtime.tensor_map import TensorMap
+
+        meta, index = built.artifact.meta, device.index
+        shape, arguments, triton = lowered.launch(number), lowered.arguments(number), self.route.backend == "triton"
+        # Triton decides how much shared memory a kernel that it compiled takes.
+        shared = meta.get("shared_bytes", 0) if triton else shape.shared_bytes
+        function = self._function(built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, shared))
+        parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
+        parameters += ("q" if arguments.wide else "i") * len(arguments.integers) + formats
+        varying = len(arguments.maps) + len(arguments.pointers)
+        values = (*(None,) * varying, *arguments.integers, *(None,) * len(scalars))
+        if triton:
+            parameters, values = parameters + "PP", (*values, 0, 0)
+        launch = cuda.Launch(
+            function,
+            parameters,
+            values,
+            cuda.resident_grid(function, shape),
+            shape.block,
+            shared,
+            pdl=OVERLAPS in shape.attributes,
+        )
+        maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
+        return Step("cuda", launch, arguments.pointers, scalars, maps=maps)
+
+    def _operator_step(self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any) -> Step:
+        from jitgen.runtime import cpu, torch_operator
+
+        arguments, work = lowered.arguments(number), lowered.work(number)
+        if arguments.maps:
+            raise UnsupportedError(
+                f"{self.name}: this product copies by tensor maps, which a torch operator is not given; "
+                "use the backend's own compiler, without compiler='load_inline'"
+            )
+        meta = built.artifact.meta
+        operator = self._function(
+            built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"])
+        )
+        written = tuple(
+            o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None
+        )
+        kinds = [dtype for _, dtype in built.kernel.scalars]
+        integers = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype == "int64")
+        floats = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype != "int64")
+        if self.route.target.kind == "cpu":
+            constants = (*arguments.integers, int(work.moved > cpu.last_level_cache()))
+            threaded = cpu.worth_threads(work.moved, work.flops)
+            return Step(
+                "operator",
+                operator,
+                arguments.pointers,
+                floats,
+                threaded=threaded,
+                constants=constants,
+                written=written,
+                leading=integers,
+            )
+        shape = lowered.launch(number)
+        return Step(
+            "operator",
+            operator,
+            arguments.pointers,
+            floats,
+            constants=arguments.integers,
+            written=written,
+            trailing=integers,
+            grid=(*shape.grid, *shape.block, shape.shared_bytes),
+        )
+
+    def _interpreter_step(
+        self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
+    ) -> Step:
+        from jitgen.runtime import interpreter
+
+        meta, arguments = built.artifact.meta, lowered.arguments(number)
+        kernel = interpreter.load(built.artifact.text("kernel.py"), meta["entry"], meta["signature"])
+        grid = lowered.launch(number).grid
+        return Step(
+            "interpreter",
+            lambda *values: kernel(grid, *values),
+            arguments.pointers,
+            scalars,
+            constants=arguments.integers,
+        )
+
+    def _function(self, built: BuiltKernel, device: int | None, load: Any) -> Any:
+        key = (built.artifact.key, device)
+        if key not in self._functions:
+            self._functions[key] = load()
+        return self._functions[key]
+
+
+_LEAF = pytree.tree_flatten(0)[1]
+_FORMATS = {"float32": "f", "float64": "d", "int64": "q"}
+
+
+def _text(expr: Any, environment: Mapping[str, Any]) -> str:
+    """Python text of ``expr`` at the call: sizes are known when it is bound, numeric arguments by name."""
+    if not isinstance(expr, Expr):
+        return repr(expr)
+    if not any(name.startswith("a") for name in symbols.symbols_of(expr)):
+        value = symbols.evaluate(expr, environment)
+        return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
+    known = {name: value for name, value in environment.items() if not name.startswith("a")}
+    return re.sub(r"\b[s]\d+_\d+\b", lambda match: f"({known[match.group()]})", symbols.format_expr(expr))
+
+
+def memory_of(tensor: torch.Tensor, aligned: bool = False) -> Memory:
+    """The memory of ``tensor``; ``aligned``: the target's accesses do not depend on its address."""
+    alignment = 16
+    if not aligned:
+        address = tensor.data_ptr()
+        while address % alignment:
+            alignment //= 2
+    return Memory(Strided(tuple(tensor.shape), tuple(tensor.stride())), alignment)

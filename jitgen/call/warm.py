@@ -1,0 +1,133 @@
+"""The text of a warm call: "are the arguments those of the last call? then launch".
+
+A warm call has microseconds, and a loop over arguments that asks what each of them is spends them on questions whose
+answers do not change. So dispatchers (``dispatch.py``) and plans (``plan.py``) are generated functions, each for the
+kinds of its arguments. This module has the lines that both consist of; they differ in what they do when the arguments
+are other ones. For two tensors on a GPU and a number, the dispatcher reads::
+
+    def dispatch(arg0, arg1, arg2):
+        try:
+            address0 = arg0.data_ptr()
+            address1 = arg1.data_ptr()
+        except UnsupportedError:
+            return state.inline(arg0, arg1, arg2)
+        same_layout, launch, known0, known1 = state.last
+        if same_layout(arg0, arg1) and address0 & 15 == known0 and address1 & 15 == known1:
+            return launch(arg0, arg1, address0, address1, arg2)
+        return state.cold(...)
+
+and the plan::
+
+    def __call__(self, arg0=missing, arg1=missing, arg2=missing, *more, out=None):
+        try:
+            address0 = arg0.data_ptr()
+            address1 = arg1.data_ptr()
+        except AttributeError:
+            return self._launch((arg0, arg1, arg2, *more,), out)
+        if out is None:
+            last = self._last
+            if last is not None and not more and type(arg2) is kind2:
+                same_layout, launch, remainder0, remainder1 = last
+                if same_layout(arg0, arg1) and not (address0 | address1) & 15:
+                    return launch(arg0, arg1, address0, address1, arg2)
+        else:
+            ...the same with ``self._last_out``, ``out`` and its address
+        return self._launch((arg0, arg1, arg2, *more,), out)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The names of a generated function's arguments.
+
+    Attributes:
+        count: of all arguments.
+        tensors: indices of those that are tensors.
+        numbers: indices of those that are numbers the launch takes.
+    """
+
+    count: int
+    tensors: Sequence[int]
+    numbers: Sequence[int]
+
+    @property
+    def all(self) -> list[str]:
+        return [f"arg{index}" for index in range(self.count)]
+
+    @property
+    def tensor_names(self) -> list[str]:
+        return [f"arg{index}" for index in self.tensors]
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the tensors, which ``function_text`` reads first."""
+        return [f"address{index}" for index in self.tensors]
+
+    @property
+    def launched(self) -> list[str]:
+        """What a launcher takes (``runtime/launcher.py``): tensors, their addresses, numbers."""
+        return [*self.tensor_names, *self.addresses, *(f"arg{index}" for index in self.numbers)]
+
+
+def launch_if_same(
+    remembered: str,
+    names: Iterable[str],
+    compared: Sequence[str],
+    conditions: Iterable[str],
+    launched: Iterable[str],
+    result: str | None = None,
+) -> list[str]:
+    """The lines "are the arguments those of the last call? then launch".
+
+    Args:
+        remembered: the expression of what the last call left: a tuple of its layout check, its launcher and values.
+        names: the names of these values, for ``conditions``.
+        compared: the tensors whose layouts the check takes.
+        conditions: what else must hold.
+        launched: the launcher's arguments.
+        result: what the function returns after the launch; by default what the launch returns.
+    """
+    launch = f"launch({', '.join(launched)})"
+    same = " and ".join([f"same_layout({', '.join(compared)})", *conditions])
+    then = [f"return {launch}"] if result is None else [launch, f"return {result}"]
+    return [
+        f"{', '.join(['same_layout', 'launch', *names])} = {remembered}",
+        f"if {same}:",
+        *(f"    {line}" for line in then),
+    ]
+
+
+def function_text(
+    header: Sequence[str], arguments: Arguments, unreadable: str, inline: str, attempts: Sequence[str], otherwise: str
+) -> str:
+    """The text of a whole function.
+
+    Args:
+        header: its ``def`` line and the statements before any other, these indented.
+        unreadable: the exception that an argument without an address raises.
+        inline: what the function returns then.
+        attempts: lines of ``launch_if_same``.
+        otherwise: what the function returns where none of them did.
+    """
+    read = [
+        f"{name} = arg{index}.data_ptr()" for name, index in zip(arguments.addresses, arguments.tensors, strict=True)
+    ]
+    body = [
+        "try:",
+        *(f"    {line}" for line in read or ["pass"]),
+        f"except {unreadable}:",
+        f"    return {inline}",
+        *attempts,
+        f"return {otherwise}",
+    ]
+    return "\n".join([*header, *(f"    {line}" for line in body), ""])
+
+
+def tuple_text(items: Sequence[str]) -> str:
+    """The tuple of these expressions."""
+    return f"({''.join(f'{item}, ' for item in items)})"

@@ -1,0 +1,99 @@
+"""Manifests: which specialisations a program meets, as JSON that needs none of its code.
+
+A manifest is self-contained: each entry holds a function's graph (``ir/graph.py``), the sizes, strides and alignments
+of its tensors, and the backend the user asked for, mostly ``"auto"``. It names no device, no target and no layout of
+quantised weights: what was recorded on a laptop's CPU is built for a GPU on a machine that has none, and the kernels
+are the very ones, under the very keys, that the deployed program asks for.
+
+``record`` writes manifests, and ``prewarm`` builds what they hold. A manifest that is read is checked first, all of it
+(``manifest_schema``): it may come from anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jitgen import pipeline
+from jitgen.deploy import manifest_schema
+from jitgen.ir import graph as graphs
+from jitgen.ir.graph import Graph
+from jitgen.ir.views import Memory, Strided
+from jitgen.lowering import Lowered, Route
+from jitgen.quant import weights
+from jitgen.quant.relayout import relaid
+from jitgen.spec import SCHEMA, digest
+
+Entry = Mapping[str, Any]
+"""An entry of a manifest, as JSON."""
+
+
+def entry_of(
+    graph: Graph,
+    lowered: Lowered,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    requested: tuple[str, str | None],
+) -> Entry:
+    """The entry of one specialisation.
+
+    Args:
+        graph: as it was traced, without what lowering for this machine added.
+        lowered: for this machine; its layouts and schedules tell variants of one graph apart.
+        environment: a value for every symbol.
+        memory: of every input.
+        requested: backend, possibly ``"auto"``, and compiler, if one was asked for.
+    """
+    inputs = len(lowered.program.inputs)
+    results = lowered.memories[inputs + len(lowered.program.temporaries) :] if lowered.caller_output else ()
+    portable = relaid(graph, environment, memory, "portable")
+    return {
+        "name": graph.name,
+        "graph": graphs.to_json(portable.graph),
+        "environment": dict(portable.environment),
+        "inputs": [_memory_to_json(memory) for memory in portable.memory],
+        "results": [_memory_to_json(memory) for memory in results],
+        "backend": requested[0],
+        "compiler": requested[1],
+        "variant": digest([list(map(repr, lowered.layouts)), list(map(repr, lowered.schedules))]),
+    }
+
+
+def identity_of(entry: Entry) -> str:
+    """What makes two entries one."""
+    return digest([entry[part] for part in ("graph", "variant", "backend", "compiler")])
+
+
+def _memory_to_json(memory: Memory) -> dict[str, Any]:
+    view = memory.view
+    return {"sizes": list(view.sizes), "strides": list(view.strides), "alignment": memory.alignment}
+
+
+def _memory_from_json(data: Mapping[str, Any]) -> Memory:
+    return Memory(Strided(tuple(data["sizes"]), tuple(data["strides"])), data["alignment"])
+
+
+def write(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Write ``entries``, by identity, to ``path``, with those that a manifest already there has."""
+    merged = dict(entries)
+    if path.exists():
+        for entry in manifest_schema.read(path):
+            merged.setdefault(identity_of(entry), entry)
+    content = {"schema": SCHEMA, "entries": [merged[identity] for identity in sorted(merged)]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "w") as file:
+        json.dump(content, file, indent=1)
+    os.replace(temporary, path)
+
+
+def relower(entry: Entry, route: Route) -> Lowered:
+    """A recorded specialisation, lowered as a process on that target would."""
+    memory = [_memory_from_json(memory) for memory in entry["inputs"]]
+    results = [_memory_from_json(memory) for memory in entry["results"]]
+    found = relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
+    return pipeline.lower(found.graph, found.environment, found.memory, route, results)

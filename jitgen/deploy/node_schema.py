@@ -1,0 +1,370 @@
+"""Which nodes a manifest's graph may hold: one row of ``NODES`` for each node operation of ``ir/graph.py``.
+
+A row says how many operands a node has, and checks its attributes against their dtypes and shapes, the latter with the
+sizes of the recorded call. A new node operation is a row here; pointwise operations are taken from ``ir/ops.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.deploy import expression_schema as expressions
+from jitgen.deploy.fields import Field, shown
+from jitgen.errors import FormatError
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.equations import equation
+from jitgen.ir.graph import REDUCTIONS
+from jitgen.ir.ops import INTS, OPS
+from jitgen.ir.scans import PLACES, SCANS
+from jitgen.quant import weights
+from jitgen.quant.formats import FORMATS, check_group_size
+from jitgen.spec import DTYPES, dtype_name
+
+OPERAND_LIMIT = 4096
+"""Operands of a concatenation."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node that has been checked; ``shape`` is that of the recorded call.
+
+    ``index``: of an input. ``weight``: a quantised weight, or a view of one, which only products read.
+    """
+
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    index: int | None = None
+    weight: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node being checked.
+
+    ``inputs`` are the graph's: dtype, and the symbolic shape as it stands in the file.
+    """
+
+    field: Field
+    op: str
+    operands: tuple[Value, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    attrs: Field
+    environment: Mapping[str, Any]
+    inputs: Sequence[tuple[str, Any]]
+
+    def attributes(self, count: int) -> list[Field]:
+        return self.attrs.items(count, count)
+
+    def require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.field.refuse(f"{self.op}: {problem}")
+
+    def has_shape(self, sizes: Sequence[int]) -> None:
+        if self.shape != tuple(sizes):
+            self.field.refuse(f"{self.op}: its shape is {list(self.shape)} in the recorded call, not {list(sizes)}")
+
+    def has_dtype(self, *names: str) -> None:
+        if self.dtype not in names:
+            self.field.refuse(f"{self.op}: its dtype is {self.dtype}, not {' or '.join(names)}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a node operation takes.
+
+    Attributes:
+        least, most: operands.
+        check: of attributes, dtypes and shapes.
+        weights: whether an operand may be a quantised weight, or a view of one.
+    """
+
+    least: int
+    most: int
+    check: Callable[[Node], None]
+    weights: bool = False
+
+
+# ----------------------------------------------------------------------------------------------------------- leaves
+
+
+def _input(node: Node) -> None:
+    (index,) = node.attributes(1)
+    dtype, shape = node.inputs[index.integer(0, len(node.inputs))]
+    node.has_dtype(dtype)
+    node.require(node.field.value["shape"] == shape, f"its shape is not that of input {index.value}")
+
+
+def _const(node: Node) -> None:
+    (attr,) = node.attributes(1)
+    value = expressions.number(attr)
+    node.has_shape(())
+    dtype = DTYPES[node.dtype]
+    kind = float if dtype.is_floating_point else bool if node.dtype == "bool" else int
+    node.require(type(value) is kind, f"{shown(attr.value)} is not a number of {node.dtype}")
+    if kind is int:
+        bits = 8 * dtype.itemsize
+        low = 0 if node.dtype == "uint8" else -(2 ** (bits - 1))
+        node.require(low <= value < low + 2**bits, f"{shown(value)} is out of the range of {node.dtype}")
+
+
+def _scalar(node: Node) -> None:
+    (attr,) = node.attributes(1)
+    if not expressions.is_expression(attr):
+        attr.refuse(f"{shown(attr.value)} is not an expression; a number is a const")
+    expressions.scalar(attr, node.environment)
+    node.has_shape(())
+
+
+def _iota(node: Node) -> None:
+    (dim,) = node.attributes(1)
+    dim.integer(0, len(node.shape))
+    node.has_dtype(*INTS)
+
+
+# --------------------------------------------------------------------------------------------------------- movement
+
+
+def _permute(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
+    order = [dim.integer(0, len(sizes)) for dim in attrs[0].items(len(sizes), len(sizes))]
+    if len(set(order)) != len(order):
+        attrs[0].refuse("names a dimension twice")
+    node.has_shape([sizes[dim] for dim in order])
+
+
+def _slice(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
+    dim, step = attrs[0].integer(0, len(sizes)), attrs[2].integer(-(2**31), 2**31)
+    if not step:
+        attrs[2].refuse("a step of 0")
+    start = expressions.scalar(attrs[1], node.environment)
+    node.require(len(node.shape) == len(sizes), f"its rank is {len(node.shape)}, its operand's {len(sizes)}")
+    length, size = node.shape[dim], sizes[dim]
+    node.has_shape((*sizes[:dim], length, *sizes[dim + 1 :]))
+    if type(start) is not int or not -1 <= start <= size:
+        attrs[1].refuse(f"is {shown(start)}, which is no place in a dimension of {size}")
+    if length:
+        last = start + (length - 1) * step
+        node.require(0 <= start < size and 0 <= last < size, f"reaches from {start} to {last} of {size} elements")
+
+
+def _expand(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
+    fits = not sizes or len(sizes) == len(node.shape)
+    fits = fits and all(old in (1, new) for old, new in zip(sizes, node.shape, strict=False))
+    node.require(fits, f"{list(sizes)} does not expand to {list(node.shape)}")
+
+
+def _unsqueeze(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
+    dim = attrs[0].integer(0, len(sizes) + 1)
+    node.has_shape((*sizes[:dim], 1, *sizes[dim:]))
+
+
+def _squeeze(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
+    dim = attrs[0].integer(0, len(sizes))
+    node.require(sizes[dim] == 1, f"dimension {dim} has {sizes[dim]} elements, not 1")
+    node.has_shape((*sizes[:dim], *sizes[dim + 1 :]))
+
+
+def _reshape(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
+    count = expressions.elements(node.field, sizes)
+    same = expressions.elements(node.field, node.shape) == count
+    node.require(same, f"{list(sizes)} and {list(node.shape)} have different numbers of elements")
+
+
+VIEWS: dict[str, tuple[int, Callable[[Node, list[Field], tuple[int, ...]], None]]] = {
+    "permute": (1, _permute),
+    "slice": (3, _slice),
+    "expand": (0, _expand),
+    "unsqueeze": (1, _unsqueeze),
+    "squeeze": (1, _squeeze),
+    "reshape": (0, _reshape),
+}
+"""Kinds of ``ir/views.py``: how many parameters each has, and what they must be."""
+
+
+def _view(node: Node) -> None:
+    kind = node.attrs.items(4, 1)[0].one_of(VIEWS)
+    parameters, check = VIEWS[kind]
+    _, *attrs = node.attributes(1 + parameters)
+    (operand,) = node.operands
+    node.has_dtype(operand.dtype)
+    check(node, attrs, operand.shape)
+
+
+def _cat(node: Node) -> None:
+    (attr,) = node.attributes(1)
+    dim = attr.integer(0, len(node.shape))
+    for operand in node.operands:
+        node.has_dtype(operand.dtype)
+        fits = len(operand.shape) == len(node.shape)
+        fits = fits and (*node.shape[:dim], operand.shape[dim], *node.shape[dim + 1 :]) == operand.shape
+        node.require(fits, f"{list(operand.shape)} does not fit beside the others along dimension {dim}")
+    total = sum(operand.shape[dim] for operand in node.operands)
+    node.require(total == node.shape[dim], f"its operands have {total} elements along dimension {dim}")
+
+
+# ------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def _reduce(node: Node) -> None:
+    kind, dims = node.attributes(2)
+    kind.one_of(REDUCTIONS)
+    (operand,) = node.operands
+    reduced = [dim.integer(0, len(operand.shape)) for dim in dims.items(expressions.RANK_LIMIT, 1)]
+    if reduced != sorted(set(reduced)):
+        dims.refuse("is not in ascending order, each dimension once")
+    node.has_shape([1 if dim in reduced else size for dim, size in enumerate(operand.shape)])
+    if kind.value in ("any", "all"):
+        node.require(operand.dtype == "bool", f"{kind.value} of {operand.dtype}")
+    node.has_dtype("int64" if kind.value in ("argmax", "argmin") else operand.dtype)
+
+
+def _scan(node: Node) -> None:
+    kind, dim, reverse = node.attributes(3)
+    kind.one_of(SCANS)
+    (operand,) = node.operands
+    dim.integer(0, len(operand.shape))
+    node.require(type(reverse.value) is bool, "whether it runs in reverse is true or false")
+    node.has_shape(operand.shape)
+    node.has_dtype("int64" if kind.value in PLACES else operand.dtype)
+
+
+def _contract(node: Node) -> None:
+    named, accumulator, precision = node.attributes(3)
+    precision.one_of(("ieee", "tf32"))
+    x, weight = node.operands
+    node.require(not x.weight, "its activation is a quantised weight")
+    batch, rank = len(weight.shape) - 2, len(x.shape)
+    node.require(0 <= batch <= rank - 1, "it is of (batch..., ..., K) and (batch..., N, K)")
+    node.require(not (weight.weight and batch), "a quantised weight is a matrix")
+    try:
+        expected = equation(batch, rank - 1 - batch)
+    except ValueError as problem:
+        node.field.refuse(str(problem))
+    named.one_of((expected,))
+    accumulator.one_of((compute_dtype(x.dtype),))
+    node.require(x.shape[:batch] == weight.shape[:batch], "its operands have other batches")
+    node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} and {weight.shape[-1]}")
+    node.require(x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
+    node.require(weight.weight or weight.dtype == x.dtype, f"of {x.dtype} and {weight.dtype}")
+    node.has_dtype(x.dtype)
+    node.has_shape((*x.shape[:-1], weight.shape[-2]))
+
+
+ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
+"""Dtypes a product is computed of."""
+
+
+def _dequantize(node: Node) -> None:
+    format, group, layout = node.attributes(3)
+    format.one_of(FORMATS)
+    layout.one_of(("portable",))
+    node.require(DTYPES[node.dtype].is_floating_point, f"a weight of {node.dtype}")
+    sizes = node.field.value["shape"]
+    node.require(len(sizes) == 2 and all(type(size) is int for size in sizes), "its shape is not (N, K) in numbers")
+    try:
+        check_group_size(group.value)
+        parts = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), "portable")
+    except (FormatError, RuntimeError) as error:  # torch's, where sizes are too large
+        node.field.refuse(f"dequantize: {shown(str(error))}")
+    node.require(len(node.operands) == len(parts), f"a weight of {format.value} has {len(parts)} parts")
+    for operand, part in zip(node.operands, parts, strict=True):
+        expected = dtype_name(part.dtype), tuple(part.shape)
+        node.require(operand.op == "input", f"its parts are inputs, not a {operand.op}")
+        node.require(
+            (operand.dtype, operand.shape) == expected,
+            f"a part is {operand.dtype} {list(operand.shape)}, not {expected[0]} {list(expected[1])}",
+        )
+
+
+def _cast(node: Node) -> None:
+    (operand,) = node.operands
+    node.has_shape(operand.shape)
+    attrs = node.attrs.items(2)
+    if not attrs:
+        return
+    node.has_dtype(operand.dtype)
+    kind = attrs[0].one_of(("contiguous", "copy"))
+    *_, last = node.attributes(1 if kind == "contiguous" else 2)
+    if kind == "copy":
+        last.integer(0, 2**31)
+
+
+def _pointwise(node: Node) -> None:
+    op = OPS[node.op]
+    node.attributes(0)
+    for operand in node.operands:
+        immediate = operand.op in ("const", "scalar")
+        node.require(immediate or operand.shape == node.shape, f"an operand is {list(operand.shape)}")
+    dtypes = [operand.dtype for operand in node.operands]
+    if node.op == "where":
+        node.require(dtypes.pop(0) == "bool", "its condition is not bool")
+    node.require(len(set(dtypes)) == 1, f"its operands are {', '.join(dtypes)}, not of one dtype")
+    node.require(compute_dtype(dtypes[0]) in op.domain, f"not defined for {dtypes[0]}")
+    node.has_dtype("bool" if op.predicate else dtypes[0])
+
+
+NODES: dict[str, Row] = {
+    "input": Row(0, 0, _input),
+    "const": Row(0, 0, _const),
+    "scalar": Row(0, 0, _scalar),
+    "iota": Row(0, 0, _iota),
+    "view": Row(1, 1, _view, weights=True),
+    "cat": Row(2, OPERAND_LIMIT, _cat),
+    "reduce": Row(1, 1, _reduce),
+    "scan": Row(1, 1, _scan),
+    "contract": Row(2, 2, _contract, weights=True),
+    "dequantize": Row(2, 3, _dequantize),
+    "cast": Row(1, 1, _cast),
+    **{op.name: Row(op.arity, op.arity, _pointwise) for op in OPS.values()},
+}
+"""Every node operation that a manifest's graph may hold."""
+_MEMBERS = ("op", "inputs", "dtype", "shape", "attrs")
+
+
+def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], inputs: Sequence[Any]) -> Value:
+    """Check one node of a graph.
+
+    Args:
+        before: the nodes before it, which alone can be its operands.
+        environment: a value for every symbol.
+        inputs: of the graph: dtype and symbolic shape.
+    """
+    op, operands, dtype, shape, attrs = field.members(*_MEMBERS)
+    if not isinstance(op.value, str) or op.value not in NODES:
+        op.refuse(f"{shown(op.value)} is no node operation")
+    row = NODES[op.value]
+    found = []
+    for item in operands.items(row.most, row.least):
+        operand = before[item.integer(0, len(before))]
+        if operand.weight and not row.weights:
+            item.refuse(f"{op.value} of a quantised weight; only products and views read one")
+        found.append(operand)
+    dtype.one_of(DTYPES)
+    sizes = expressions.shape(shape, environment)
+    row.check(Node(field, op.value, tuple(found), dtype.value, sizes, attrs, environment, inputs))
+    index = attrs.value[0] if op.value == "input" else None
+    weight = op.value == "dequantize" or (op.value == "view" and found[0].weight)
+    return Value(op.value, dtype.value, sizes, index, weight)
+
+
+def weight_parts(nodes: Sequence[Field]) -> frozenset[int]:
+    """The inputs, by the numbers of their nodes, that quantised weights consist of. Nothing else may read one.
+
+    A weight is laid out anew for every backend, so that its parts get other shapes.
+    """
+    parts: set[int] = set()
+    for field in nodes:
+        operands = field.members(*_MEMBERS)[1].items(OPERAND_LIMIT) if field.value["op"] == "dequantize" else []
+        for operand in operands:
+            if operand.value in parts:
+                operand.refuse("is a part of another weight already")
+            parts.add(operand.value)
+    for field in nodes:
+        if parts and field.value["op"] != "dequantize":
+            for operand in field.members(*_MEMBERS)[1].items(OPERAND_LIMIT):
+                if operand.value in parts:
+                    operand.refuse("is a part of a quantised weight, which only the weight reads")
+    return frozenset(parts)

@@ -1,0 +1,69 @@
+"""Recording which specialisations a program meets, into a manifest (``manifest``)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jitgen import settings
+from jitgen.deploy import manifest
+from jitgen.deploy.manifest import Entry
+
+
+@dataclass(eq=False)
+class Recorder:
+    """What is recorded into one file: entries by identity."""
+
+    path: str
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def write(self) -> None:
+        manifest.write(Path(self.path), self.entries)
+
+
+_lock = threading.Lock()
+_recorders: list[Recorder] = []
+
+
+def recording() -> bool:
+    """Whether a manifest is being recorded: specialisations are then told to ``note``."""
+    path = settings.get("JITGEN_RECORD")
+    if path and not any(recorder.path == path for recorder in _recorders):
+        atexit.register(_start(path).write)
+    return bool(_recorders)
+
+
+def note(entry: Entry) -> None:
+    """Add ``entry`` to every manifest being recorded."""
+    identity = manifest.identity_of(entry)
+    with _lock:
+        for recorder in _recorders:
+            recorder.entries.setdefault(identity, entry)
+
+
+@contextmanager
+def record(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within this context every specialisation met is written to the manifest ``path`` (merged with one already there).
+
+    Specialisations bound before the context are met again only when a new signature or layout comes; start recording
+    before the first call. Also ``JITGEN_RECORD=path`` for a whole process.
+    """
+    recorder = _start(os.fspath(path))
+    try:
+        yield
+    finally:
+        with _lock:
+            _recorders.remove(recorder)
+        recorder.write()
+
+
+def _start(path: str) -> Recorder:
+    recorder = Recorder(path)
+    with _lock:
+        _recorders.append(recorder)
+    return recorder

@@ -1,0 +1,215 @@
+"""What pointwise kernels claim: everything that other families leave, with concatenations removed.
+
+``cat([a, b])`` computed element by element would need a predicate on every load. Instead the iteration space is divided
+at the boundaries of the concatenated tensors: one region computes the elements that come from ``a``, another one those
+that come from ``b``, and both run in one kernel. In a rotary embedding, ``x * cos + cat([-x2, x1]) * sin`` becomes two
+regions with plain strided loads.
+
+The expressions of a region hold no ``cat``: only pointwise nodes over ``const``, ``scalar``, and chains of views over
+``input`` and ``iota``. Each value is stored through a chain of views of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from jitgen.families.family import POINTWISE, Claim, Partition
+from jitgen.ir import symbols
+from jitgen.ir.body import Body
+from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
+from jitgen.ir.symbols import Size
+from jitgen.ir.views import BARRIERS, Mover
+
+MOST_UNRELATED_LEAVES = 4
+"""Tensors that two regions without a common tensor may read together to be merged into one."""
+
+MOST_LEAVES = 24
+"""Tensors that merged regions may read together; loads of more would take too many registers."""
+
+MAX_STORES = 32
+"""Results that one region writes at most; more results of a shape become several regions, each with its own loads."""
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Regions for all ``values``."""
+    return Claim(_regions(values, partition.mover, partition.materialize), [None] * len(values))
+
+
+def joins(bodies: Sequence[Body], body: Body) -> bool:
+    """Any pointwise regions may share a kernel."""
+    return True
+
+
+def _region(shape: Shape, stores: Sequence[Store]) -> Region:
+    return Region(POINTWISE, grid_axes(shape), tuple(stores))
+
+
+def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:
+    """The regions that compute ``results``.
+
+    ``materialize`` is called for a node that must be in memory first (a concatenation below a view that cannot be moved
+    through it); it returns the ``input`` node that stands for the temporary.
+    """
+    groups: dict[Shape, list[Store]] = {}
+    for index, node in enumerate(results):
+        groups.setdefault(node.shape, []).append(Store(index, node))
+    regions: list[Region] = []
+    pending = [_region(shape, group) for shape, stores in groups.items() for group in _in_groups(stores)]
+    while pending:
+        region = pending.pop(0)
+        replacements = _without_one_concatenation(region, mover, materialize)
+        if replacements is None:
+            _add(regions, region, mover)
+        else:
+            pending[:0] = replacements
+    return regions
+
+
+def _in_groups(stores: Sequence[Store]) -> Iterator[tuple[Store, ...]]:
+    """``stores`` in order, in groups that write and read few enough tensors for one region."""
+    group: list[Store] = []
+    reads: set[int] = set()
+    for store in stores:
+        own_reads = {id(leaf) for leaf in _leaves([store])}
+        if group and (len(group) == MAX_STORES or len(reads | own_reads) > MAX_READS):
+            yield tuple(group)
+            group, reads = [], set()
+        group.append(store)
+        reads |= own_reads
+    if group:
+        yield tuple(group)
+
+
+def _add(regions: list[Region], region: Region, mover: Mover) -> None:
+    """Merge ``region`` into one that has the same iteration space and reads some of the same tensors, or append it.
+
+    The two halves of a rotary embedding read the same four tensors; merged, they read each of them once.
+    """
+    leaves = _leaves(region.stores)
+    for index, other in enumerate(regions):
+        if len(other.shape) == len(region.shape) and len(other.stores) + len(region.stores) <= MAX_STORES:
+            theirs = _leaves(other.stores)
+            shared = {id(leaf) for leaf in leaves} & {id(leaf) for leaf in theirs}
+            merged = len(leaves) + len(theirs) - len(shared)
+            if (shared or merged <= MOST_UNRELATED_LEAVES) and merged <= MOST_LEAVES:
+                equal = [symbols.compare("eq", a, b) for a, b in zip(other.shape, region.shape, strict=True)]
+                # Sizes that are equal in this call may differ in others. Requiring them to be equal (``mover.decide``)
+                # restricts the kernel to such calls, which only a shared tensor is worth.
+                known = all(condition is True for condition in equal)
+                if known or (shared and mover.likely(equal) and all(mover.decide(condition) for condition in equal)):
+                    regions[index] = _region(other.shape, (*other.stores, *region.stores))
+                    return
+    regions.append(region)
+
+
+def _leaves(stores: Sequence[Store]) -> list[Node]:
+    """The inputs, or views of inputs, that ``stores`` read."""
+    seen: dict[int, Node] = {}
+    stack = [store.value for store in stores]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen[id(node)] = node
+            if node.op not in ("input", "view"):
+                stack.extend(node.inputs)
+    return [node for node in seen.values() if node.op in ("input", "view")]
+
+
+def _without_one_concatenation(
+    region: Region, mover: Mover, materialize: Callable[[Node], Node]
+) -> list[Region] | None:
+    """Regions that replace ``region`` and have one concatenation less, or one that is nearer to the region's own
+    coordinates; None where ``region`` has none."""
+    nodes = topological(store.value for store in region.stores)
+    inside = _reached_without_views(region)
+    for node in nodes:
+        if node.op == "cat" and id(node) in inside:
+            return _divided_at(region, node, mover)
+    for node in nodes:
+        if node.op == "view" and id(node) in inside and under_views(node).op == "cat":
+            source = node.inputs[0]
+            if node.attrs[0] == "reshape" and source.op == "cat":
+                return [_reshaped(region, source.shape, mover)]
+            temporary = materialize(under_views(node))
+            return [_substitute(region, under_views(node), temporary, mover)]
+    return None
+
+
+def _reached_without_views(region: Region) -> set[int]:
+    """Nodes that are computed at the region's own coordinates: reached from a store through pointwise nodes."""
+    reached: set[int] = set()
+    stack = [store.value for store in region.stores]
+    while stack:
+        node = stack.pop()
+        if id(node) not in reached:
+            reached.add(id(node))
+            if node.op not in ("cat", "view"):
+                stack.extend(node.inputs)
+    return reached
+
+
+def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
+    """One region for each tensor that ``cat`` concatenates."""
+    dim = cat.attrs[0]
+    start: Size = 0
+    regions = []
+    for concatenated in cat.inputs:
+        length = concatenated.shape[dim]
+        shape = (*region.shape[:dim], length, *region.shape[dim + 1 :])
+        memo: dict[int, Node] = {id(cat): concatenated}
+        stores = tuple(
+            replace(
+                store,
+                value=_sliced(store.value, dim, start, length, mover, memo),
+                movements=(*store.movements, (("slice", dim, start, 1), shape)),
+            )
+            for store in region.stores
+        )
+        regions.append(_region(shape, stores))
+        start = symbols.add(start, length)  # type: ignore[assignment]
+    return regions
+
+
+def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
+    """``node`` at [start, start + length) of ``dim``, with the nodes in ``memo`` replaced."""
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        pointwise = top.op not in ("const", "scalar", *BARRIERS)
+        waiting = [n for n in top.inputs if id(n) not in memo] if pointwise and id(top) not in memo else []
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if id(top) in memo:
+            continue
+        if top.op in ("const", "scalar"):
+            memo[id(top)] = top
+        elif not pointwise:
+            memo[id(top)] = mover.slice(top, dim, start, length)
+        else:
+            shape = (*top.shape[:dim], length, *top.shape[dim + 1 :])
+            memo[id(top)] = mover.builder.like(top, [memo[id(n)] for n in top.inputs], shape)
+    return memo[id(node)]
+
+
+def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:
+    """``region`` with the iteration space ``shape``, which has the same elements in the same order."""
+    stores = tuple(
+        replace(
+            store,
+            value=mover.move(store.value, ("reshape",), shape),
+            movements=(*store.movements, (("reshape",), shape)),
+        )
+        for store in region.stores
+    )
+    return _region(shape, stores)
+
+
+def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
+    """``region`` with ``new`` in place of ``old``."""
+    memo: dict[int, Node] = {id(old): new}
+    stores = tuple(replace(store, value=mover.substituted(store.value, memo)) for store in region.stores)
+    return _region(region.shape, stores)

@@ -1,0 +1,314 @@
+"""What a kernel family is: one frozen object with everything that the rest of jitgen asks of it.
+
+A family lives in a package of its own below ``jitgen/families`` (or anywhere else, see ``registry.register``) and
+exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
+
+1. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
+2. ``claim``: which of these results can one region hold, and what must be in memory before? The families are asked in
+   the order of the registry, each about what the ones before it left.
+3. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands need a copy, and which regions
+   may share a kernel.
+4. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
+5. ``layout``: the strides of a call, split into what decides the source and what a launch passes.
+6. ``problem``, ``candidates``, ``cost``: the schedules that would do, and what each is estimated to take.
+7. ``render``: the source. Imported only where one is needed: a process that finds its kernels in the store renders
+   nothing.
+8. ``launch``, ``arguments``, ``work``: how a call launches the kernel, what it passes, and what that amounts to.
+
+``explain`` says what a kernel does, ``buckets`` at which numbers of rows its schedules change. A kernel's layouts and
+schedule are frozen values, and with the graph and the route they are the request key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jitgen.device import Device
+from jitgen.fingerprint import folders_digest
+from jitgen.ir.body import Body
+from jitgen.ir.graph import Graph, Node
+from jitgen.ir.program import Buffer, Decision, Kernel
+from jitgen.ir.regions import Region
+from jitgen.ir.symbols import Scalar
+from jitgen.ir.views import Memory, Mover, Strided
+
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+    from jitgen.spec import KernelSource
+
+Dim3 = tuple[int, int, int]
+
+POINTWISE = "elementwise"
+"""The family whose regions only map: what another one needs computed pointwise, it can ask for by this name."""
+
+OVERLAPS = "programmatic_dependent_launch"
+"""A launch attribute: the kernel may begin before the one ahead of it in the stream has ended, and waits for it where
+it must (CUDA C++ Programming Guide, "Programmatic Dependent Launch")."""
+
+
+# ---------------------------------------------------------------------------------------- from a graph to kernels
+
+
+class Partition(Protocol):
+    """What a family may ask while a graph is partitioned into kernels (``families/partition.py``).
+
+    Attributes:
+        mover: moves views towards inputs, builds nodes (``mover.builder``) and decides symbolic comparisons, which
+            become guards (``mover.decide``).
+        device: what the kernels are for.
+    """
+
+    mover: Mover
+    device: Device
+
+    def materialize(self, node: Node) -> Node:
+        """The ``input`` node of a temporary that holds ``node``; some family computes it in a kernel of its own."""
+
+    def decide(self, family: str, question: Any) -> Decision:
+        """The answer of ``family.decide`` to ``question`` at this call's sizes; remembered, and explained to users."""
+
+    def strides(self, node: Node) -> Strided | None:
+        """The memory that ``node``, an input or views of one, is in this call; None where no strides describe it."""
+
+    def depends_on_strides(self) -> None:
+        """Say that this partition serves calls with these strides alone."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a family takes of the results it was shown.
+
+    Attributes:
+        regions: their stores name results by position.
+        rest: as long as the results: None where a region computes the result, else the node that is left to do.
+    """
+
+    regions: Sequence[Region]
+    rest: Sequence[Node | None]
+
+
+@dataclass(frozen=True)
+class KernelRewrite:
+    """Several kernels in place of one.
+
+    Attributes:
+        temporaries: buffers that the kernels pass on to one another.
+        kernels: makes them of the kernel (whose buffers may have been renumbered) and the number of the first of the
+            temporaries.
+    """
+
+    temporaries: tuple[Buffer, ...]
+    kernels: Callable[[Kernel, int], tuple[Kernel, ...]]
+
+
+# ------------------------------------------------------------------------------------------- from a call to a launch
+
+
+@dataclass(frozen=True)
+class Call:
+    """The sizes and memory of one call.
+
+    Attributes:
+        environment: a value for every symbol.
+        buffers: the memory of every buffer of the program.
+        is_gpu: whether a source may depend on how many elements one access can move.
+    """
+
+    environment: Mapping[str, Any]
+    buffers: Sequence[Memory]
+    is_gpu: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a schedule is chosen for, unless a family defines a problem of its own."""
+
+    kernel: Kernel
+    layouts: tuple[Any, ...]
+    geometries: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Persistence:
+    """Blocks that stay and take one piece of work after another, so that a grid has no more than a device holds.
+
+    Attributes:
+        scope: ``"clusters"``: as many clusters as the driver says are resident at once; ``"multiprocessors"``: a
+            number for each multiprocessor.
+        blocks: of a multiprocessor at once.
+    """
+
+    scope: str
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How a kernel is launched on a GPU; on a CPU only ``grid`` means something, the pieces of work.
+
+    Attributes:
+        grid, block: in blocks and in threads.
+        cluster: blocks of a cluster; compiled into the kernel.
+        shared_bytes: dynamic shared memory of a block. A kernel that Triton compiled says itself what it takes.
+        attributes: of the launch, such as ``OVERLAPS``.
+        persistence: None where each block has one piece of work.
+    """
+
+    grid: Dim3
+    block: Dim3 = (1, 1, 1)
+    cluster: int = 1
+    shared_bytes: int = 0
+    attributes: frozenset[str] = frozenset()
+    persistence: Persistence | None = None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a launch passes besides run-time scalars.
+
+    Attributes:
+        pointers: (buffer, byte offset) of each pointer parameter.
+        integers: values of the integer parameters.
+        wide: whether integers are 64-bit on a GPU.
+        maps: tensors that the kernel copies by tensor maps, its first parameters.
+    """
+
+    pointers: tuple[tuple[int, int], ...]
+    integers: tuple[int, ...]
+    wide: bool
+    maps: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch amounts to.
+
+    Attributes:
+        elements: computed in all; a launch of none is skipped.
+        written: bytes written.
+        moved: bytes read and written, each operand once.
+        flops: operations, by the weights of ``ir/ops.py``; a multiply-add of a product is two.
+    """
+
+    elements: int
+    written: int
+    moved: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class RowBuckets:
+    """At which numbers of rows other kernels serve.
+
+    Attributes:
+        rows: the number of rows, of a graph's sizes.
+        ends: upper ends of the buckets; rows beyond the last are one bucket more.
+    """
+
+    rows: Scalar
+    ends: tuple[int, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------------- the family
+
+
+def _keep_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    return values
+
+
+def _keep_region(region: Region, partition: Partition) -> Region:
+    return region
+
+
+def _never_merge(left: Region, right: Region, result: int) -> Region | None:
+    return None
+
+
+def _never_join(bodies: Sequence[Body], body: Body) -> bool:
+    return False
+
+
+def _keep_kernel(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
+    return None
+
+
+def _no_buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets | None:
+    return None
+
+
+def _no_decision(question: Any, device: Device) -> Decision:
+    raise AssertionError(f"a family that asks {question} has to answer it")
+
+
+def _plain_problem(kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], device: Device) -> Problem:
+    return Problem(kernel, tuple(layouts), tuple(geometries))
+
+
+def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family; see the module for when each part is asked.
+
+    Attributes:
+        name: of the package, of the templates' folder, and in the banner of a source.
+        claim: ``(values, partition) -> Claim``.
+        layout: ``(kernel, call) -> (layouts, geometries)``, one of each per region; NotViewable where a movement needs
+            a copy first.
+        candidates: ``(problem, device) -> schedules``, at least one: frozen values.
+        render: ``(kernel, layouts, schedule, device, compiler) -> (source, line origins)``.
+        launch: ``(kernel, layouts, geometries, schedule, device) -> LaunchShape``.
+        arguments: ``(kernel, layouts, geometries, schedule, device) -> Arguments``.
+        work: ``(kernel, geometries, schedule) -> Work``.
+        explain: ``(kernel, layouts, schedule, device) -> lines``, the first a title.
+        problem: ``(kernel, layouts, geometries, device) -> problem``: what a schedule may depend on.
+        cost: ``(problem, candidate, device) -> estimated time``, in any unit; the cheapest candidate is taken, of
+            equals the first.
+        rewrite_values: ``(values, partition) -> values``.
+        merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
+            where they stay two.
+        legalize: ``(region, partition) -> Region`` that reads copies of operands whose strides it cannot walk.
+        joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
+        rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
+        decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
+            ``at(environment)`` has numbers for sizes.
+        buckets: ``(graph, environment) -> RowBuckets``, or None where the graph has nothing of this family.
+        templates: for a family outside jitgen, the folder of its templates, which it also gives ``render.source``.
+        code: for a family outside jitgen, the folder of its Python files: what it generates depends on them.
+    """
+
+    name: str
+    claim: Callable[[Sequence[Node], Partition], Claim]
+    layout: Callable[[Kernel, Call], tuple[tuple[Any, ...], tuple[Any, ...]]]
+    candidates: Callable[[Any, Device], Sequence[Any]]
+    render: Callable[[Kernel, Sequence[Any], Any, Device, str], tuple[KernelSource, Rendered]]
+    launch: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], LaunchShape]
+    arguments: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Arguments]
+    work: Callable[[Kernel, Sequence[Any], Any], Work]
+    explain: Callable[[Kernel, Sequence[Any], Any, Device], list[str]]
+    problem: Callable[[Kernel, Sequence[Any], Sequence[Any], Device], Any] = _plain_problem
+    cost: Callable[[Any, Any, Device], float] = _no_cost
+    rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
+    merge: Callable[[Region, Region, int], Region | None] = _never_merge
+    legalize: Callable[[Region, Partition], Region] = _keep_region
+    joins: Callable[[Sequence[Body], Body], bool] = _never_join
+    rewrite_kernel: Callable[[Kernel, Mapping[str, Any], Device], KernelRewrite | None] = _keep_kernel
+    decide: Callable[[Any, Device], Decision] = _no_decision
+    buckets: Callable[[Graph, Mapping[str, Any]], RowBuckets | None] = _no_buckets
+    templates: Path | None = None
+    code: Path | None = None
+
+    def fingerprint(self) -> str:
+        """What of a family from outside jitgen decides its sources; jitgen's own are part of ``code_digest``."""
+        folders = [folder for folder in (self.code, self.templates) if folder is not None]
+        return folders_digest(*folders) if folders else ""
+
+    def schedule(self, problem: Any, device: Device) -> Any:
+        """The cheapest candidate for ``problem``; of equals the first."""
+        found = self.candidates(problem, device)
+        return found[0] if len(found) == 1 else min(found, key=lambda candidate: self.cost(problem, candidate, device))

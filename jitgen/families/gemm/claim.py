@@ -1,0 +1,211 @@
+"""What matmul kernels claim of a graph: products, with the pointwise work before and after them.
+
+A *contraction region* iterates over the (rows, columns) of a product, or over (batch axes..., rows, columns). It reads
+the product as if it were a tensor; in the kernel that value is an accumulator, still in a register. The pointwise
+operations between the product and a result are the region's *epilogue*. A region may have several products of one
+shape (the two of SwiGLU), and regions whose products share an activation become one kernel (the three projections of
+attention). ``claim`` finds regions in these steps:
+
+1. Products with anything but an epilogue after them are materialized (``hidden_products.py``). This happens once before
+   step 2, so that a product which is used both by an epilogue and behind a reduction remains one product, and once
+   after it, with the exact shapes.
+2. Each result is flattened to the rows and columns of its products (``matrices.py``).
+3. Of a result's products those remain that one kernel computes together, and the others become temporaries.
+4. Results that share a product share a region; what remains of each result is left to the other families.
+5. The operands of each region become tensors, or a *prologue*: an activation that is computed while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.errors import UnsupportedError
+from jitgen.families.family import Claim, Partition
+from jitgen.families.gemm.hidden_products import without_hidden_products
+from jitgen.families.gemm.matrices import flattened, is_pointwise, keeps_columns, products_of, restored
+from jitgen.ir import symbols
+from jitgen.ir.body import Body, Contraction
+from jitgen.ir.graph import Node, topological, under_views
+from jitgen.ir.regions import Axis, Region, Store
+from jitgen.ir.symbols import Size
+from jitgen.ir.views import Mover
+
+Materialize = Callable[[Node], Node]
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """The question whether a product's kernel computes its activation while reading it (``Partition.decide``).
+
+    Attributes:
+        rows: M. Sizes are symbolic until ``at`` makes them numbers.
+        columns: N, the rows of the weight.
+        length: K.
+        dtype: of the activation.
+        format: of the weight; None where it is dense.
+        operations: the pointwise operations that compute one element of the activation.
+        is_result: whether the activation is also a result, and so will be in memory anyway.
+    """
+
+    rows: Any
+    columns: Any
+    length: Any
+    dtype: str
+    format: str | None
+    operations: tuple[str, ...]
+    is_result: bool
+
+    def __str__(self) -> str:
+        return f"activation [{self.rows}, {self.length}] by {', '.join(self.operations)}"
+
+    def at(self, environment: Mapping[str, Any]) -> Prologue:
+        """The question with numbers for its sizes."""
+        rows, columns, length = (symbols.evaluate(s, environment) for s in (self.rows, self.columns, self.length))
+        return replace(self, rows=rows, columns=columns, length=length)
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Contraction regions for those of ``values`` that end in an epilogue; the others are left without products."""
+    if not any(node.op == "contract" for node in topological(values)):
+        return Claim((), values)
+    mover, materialize = partition.mover, partition.materialize
+    unflattened = [Store(position, node) for position, node in enumerate(values)]
+    unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)
+    stores = [flattened(store.result, store.value, mover) for store in unflattened]
+    stores = without_hidden_products(stores, mover, materialize, flat=True)
+    stores = [_with_products_of_one_kernel(store, mover, materialize) for store in stores]
+    regions: list[Region] = []
+    rest: list[Node | None] = list(values)
+    for store in stores:
+        whole = unflattened[store.result].value
+        if not products_of(store.value):
+            rest[store.result] = restored(store, whole, mover)
+        elif not keeps_columns(store, whole):
+            # The product is computed row by row into a temporary, and the result is a view of it, as in eager torch.
+            in_memory = Store(store.result, materialize(store.value), store.movements)
+            rest[store.result] = restored(in_memory, whole, mover)
+        else:
+            rest[store.result] = None
+            _add(regions, store)
+    temporaries: dict[int, Node] = {}
+
+    def materialize_once(node: Node) -> Node:
+        return temporaries.setdefault(id(node), materialize(node))
+
+    results = {id(node) for node in values}
+    regions = [_with_operands_in_memory(region, partition, materialize_once, results) for region in regions]
+    return Claim(regions, [None if node is None else temporaries.get(id(node), node) for node in rest])
+
+
+def joins(bodies: Sequence[Body], body: Body) -> bool:
+    """Whether a kernel of ``bodies`` may compute ``body`` too: if all have one activation and one format of weights."""
+    signatures = {tuple(_shared_by_kernel(other, c) for c in other.contractions) for other in (*bodies, body)}
+    return len(signatures) == 1
+
+
+def _shared_by_kernel(body: Body, contraction: Contraction) -> tuple[Any, ...]:
+    """What two contractions must have in common to be computed in one kernel."""
+    x = tuple((i.op, i.args, i.dtype, body.operands[i.attr] if i.op == "load" else i.attr) for i in contraction.x)
+    kinds = tuple((body.operands[index].kind, body.operands[index].dtype) for index in contraction.weight)
+    return x, kinds, replace(contraction, x=(), weight=())
+
+
+# ------------------------------------------------------------------------------------------------ stores and regions
+
+
+def _add(regions: list[Region], store: Store) -> None:
+    """Add ``store`` to the region that computes one of its products, or to a new region."""
+    for index, region in enumerate(regions):
+        if _shares_product(region, store):
+            regions[index] = replace(region, stores=(*region.stores, store))
+            return
+    regions.append(_region(store, products_of(store.value)[0].inputs[0].shape[-1]))
+
+
+def _shares_product(region: Region, store: Store) -> bool:
+    products = {id(node) for node in products_of(store.value)}
+    return region.shape == store.value.shape and any(
+        id(node) in products for other in region.stores for node in products_of(other.value)
+    )
+
+
+def _region(store: Store, length: Size) -> Region:
+    """The region of ``store``, over (batch axes..., rows, columns), with products over a K of ``length``."""
+    *batch, rows, columns = store.value.shape
+    batch_axes = [Axis(f"b{dim}", size) for dim, size in enumerate(batch)]
+    axes = (*batch_axes, Axis("m", rows), Axis("n", columns), Axis("k", length, "contracted"))
+    return Region("gemm", axes, (store,))
+
+
+def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize) -> Store:
+    """``store`` with those products that one kernel computes together: the first one, and those with the same
+    activation and a weight of the same format. The others are materialized."""
+    products = products_of(store.value)
+    others = [product for product in products if _kind(product) != _kind(products[0])]
+    if not others:
+        return store
+    memo = {id(other): materialize(other) for other in others}
+    return Store(store.result, mover.substituted(store.value, memo), store.movements)
+
+
+def _kind(product: Node) -> tuple[Any, ...]:
+    """What the products of one region have in common."""
+    x, weight = product.inputs
+    base = under_views(weight)
+    return x, base.attrs if base.op == "dequantize" else (), product.attrs
+
+
+# ---------------------------------------------------------------------------------------------- operands of a region
+
+
+def _with_operands_in_memory(
+    region: Region, partition: Partition, materialize: Materialize, results: set[int]
+) -> Region:
+    """``region`` reading only tensors: reductions, scans and concatenations in its epilogue become temporaries, and so
+    do computed weights and activations, unless the activation becomes a prologue."""
+    mover, memo = partition.mover, dict[int, Node]()
+    for node in topological((store.value for store in region.stores), leaves="contract"):
+        if node.op in ("reduce", "cat", "scan"):
+            memo[id(node)] = materialize(node)
+        elif node.op == "contract":
+            x, weight = node.inputs
+            computed = _prologue(node, results)
+            fused = computed is not None and partition.decide("gemm", computed).fused
+            x = x if fused or under_views(x).op == "input" else materialize(x)
+            operands = (x, _weight_in_memory(weight, materialize))
+            memo[id(node)] = mover.builder.like(node, operands)
+        else:
+            children = [memo[id(child)] for child in node.inputs]
+            same = all(a is b for a, b in zip(children, node.inputs, strict=True))
+            memo[id(node)] = node if same else mover.builder.like(node, children)
+    stores = tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores)
+    return replace(region, stores=stores)
+
+
+def _prologue(product: Node, results: set[int]) -> Prologue | None:
+    """The question for the activation of ``product``; None where it is a tensor, or not computed pointwise."""
+    x, (*_, rows, columns) = product.inputs[0], product.shape
+    nodes = topological([x])
+    if under_views(x).op == "input" or any(node.op in ("reduce", "cat", "scan", "contract") for node in nodes):
+        return None
+    weight = under_views(product.inputs[1])
+    format = weight.attrs[0] if weight.op == "dequantize" else None
+    operations = tuple(node.op for node in nodes if is_pointwise(node))
+    return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in results)
+
+
+def _weight_in_memory(node: Node, materialize: Materialize) -> Node:
+    """``node`` where it is a tensor or a slice of a quantised weight's rows, else a temporary."""
+    base = node
+    while base.op == "view" and base.attrs[:2] == ("slice", 0):
+        base = base.inputs[0]
+    if base.op == "dequantize" or under_views(node).op == "input":
+        return node
+    if any(child.op == "dequantize" for child in topological([node])):
+        raise UnsupportedError(
+            "a quantised weight stands for (N, K): use it as F.linear(x, w) or x @ w.T, and not cut, reshaped or "
+            "transposed otherwise; dequantise it outside the decorated function for anything else"
+        )
+    return materialize(node)

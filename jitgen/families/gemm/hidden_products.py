@@ -1,0 +1,124 @@
+"""Products that cannot be the beginning of an epilogue, and what is put into a temporary because of them.
+
+A product's kernel can compute what follows from its accumulators only where that is pointwise. A product is *hidden* if
+on the way from it to some result there is anything else: a reduction, a concatenation, another product (views are
+allowed until results have been flattened into rows and columns). In ``softmax(x @ w)`` the product is hidden behind the
+reductions; in ``relu(x @ w)`` it is not.
+
+A hidden product is materialized: a kernel computes it into a temporary, and the rest of the graph reads that. The
+temporary may as well hold a later value, if the product is needed for nothing but that value. In ``softmax(x @ w + b)``
+it holds ``x @ w + b``, so that the addition is part of the product's epilogue.
+
+The value to store is found with *post-dominators*. Node p post-dominates node n if every path from n to a result passes
+p. The nearest one is n's immediate post-dominator, and the post-dominators of n form the chain of immediate ones. The
+temporary holds the last node of the product's chain that is reached through pointwise nodes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jitgen.families.gemm.matrices import batch_rank, is_pointwise
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.regions import Store
+from jitgen.ir.views import Mover
+
+Users = Mapping[int, Sequence[Node]]
+"""The nodes that read a node, by its id."""
+
+
+def without_hidden_products(
+    stores: Sequence[Store], mover: Mover, materialize: Callable[[Node], Node], flat: bool
+) -> list[Store]:
+    """``stores`` where temporaries take the place of hidden products.
+
+    Args:
+        flat: whether the stores' values are rows and columns already. Until then views may follow a product; afterwards
+            every node of an epilogue has the product's shape.
+    """
+    while True:
+        hidden = _first_hidden([store.value for store in stores], flat)
+        if hidden is None:
+            return list(stores)
+        memo: dict[int, Node] = {id(hidden): materialize(hidden)}
+        stores = [Store(s.result, mover.substituted(s.value, memo), s.movements) for s in stores]
+
+
+def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
+    """The node to materialize because of the first hidden product; None where no product is hidden."""
+    order = topological(roots, leaves="contract")
+    users: dict[int, list[Node]] = {id(node): [] for node in order}
+    for node in order:
+        if node.op != "contract":
+            for child in node.inputs:
+                users[id(child)].append(node)
+    for product in order:
+        if product.op == "contract" and not _is_followed_by_epilogue(product, users, flat):
+            return _last_value_of_all_paths(product, order, users, {id(root) for root in roots})
+    return None
+
+
+def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
+    """Whether all that is computed from ``product`` could be its epilogue."""
+    stack, seen = [product], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if flat and (node.shape != product.shape or len(node.shape) != batch_rank(product) + 2):
+            return False
+        if not (node is product or is_pointwise(node) or (node.op == "view" and not flat)):
+            return False
+        stack.extend(users[id(node)])
+    return True
+
+
+def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int]) -> Node:
+    """The last post-dominator of ``product`` that pointwise nodes alone lead to; ``product`` itself if there is none.
+
+    Immediate post-dominators are computed in reverse topological order (Cooper, Harvey and Kennedy, "A Simple, Fast
+    Dominance Algorithm", turned round): a node's is the first one that the chains of all its users have in common. A
+    result has none, because a path ends there.
+    """
+    position = {id(node): number for number, node in enumerate(order)}
+    post_dominator: dict[int, Node | None] = {}
+    for node in reversed(order):
+        common: Node | None = None
+        for number, user in enumerate(users[id(node)]):
+            common = user if number == 0 else _first_in_common(common, user, post_dominator, position)
+        post_dominator[id(node)] = None if id(node) in results else common
+    chosen = product
+    while (following := post_dominator[id(chosen)]) is not None and _is_pointwise_between(chosen, following, users):
+        chosen = following
+    return chosen
+
+
+def _first_in_common(
+    left: Node | None, right: Node | None, post_dominator: Mapping[int, Node | None], position: Mapping[int, int]
+) -> Node | None:
+    """The first node that the chains of post-dominators of ``left`` and ``right``, each beginning with the node itself,
+    have in common; None where they have none."""
+    while left is not right:
+        if left is None or right is None:
+            return None
+        if position[id(left)] < position[id(right)]:
+            left = post_dominator[id(left)]
+        else:
+            right = post_dominator[id(right)]
+    return left
+
+
+def _is_pointwise_between(start: Node, end: Node, users: Users) -> bool:
+    """Whether every node on the paths from ``start`` to ``end``, and ``end``, is pointwise and of ``start``'s shape."""
+    stack, seen = [start], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.shape != start.shape or not (node is start or is_pointwise(node)):
+            return False
+        if node is not end:
+            stack.extend(users[id(node)])
+    return True

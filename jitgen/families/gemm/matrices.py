@@ -1,0 +1,123 @@
+"""Results as matrices: views that follow a product undone, so that the product and its epilogue have one shape.
+
+A contraction region iterates over (batch axes..., rows, columns) of its products. What a user returns often has another
+shape, such as ``F.linear(x, w).view(sequences, tokens, columns)``. ``flattened`` applies the inverse of each such view
+to the whole result. The store then remembers the inverse movements, by which the kernel finds where in the memory of
+the result an element of the matrix belongs. ``restored`` goes the other way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.equations import axes as equation_axes
+from jitgen.ir.graph import Node, under_views
+from jitgen.ir.ops import OPS
+from jitgen.ir.regions import Movement, Store
+from jitgen.ir.views import Mover
+
+MOST_MOVEMENTS = 16
+"""Views that are undone for one result; with more of them it stays as it is, and its products become temporaries."""
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether an element of ``node`` is computed from the elements of its inputs at the same coordinates."""
+    return node.op in OPS or node.op == "cast"
+
+
+def batch_rank(product: Node) -> int:
+    """How many batch axes a product has."""
+    return len(equation_axes(product.attrs[0]).batch)
+
+
+def products_of(root: Node) -> list[Node]:
+    """The products that ``root`` is computed from by pointwise operations alone."""
+    found, stack, seen = [], [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "contract":
+            found.append(node)
+        elif is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+    return found
+
+
+def flattened(result: int, node: Node, mover: Mover) -> Store:
+    """The store of ``node``, result number ``result``, as a matrix of the shape of its products; as it is where a view
+    cannot be undone, or where there are no products or products of several shapes."""
+    value = node
+    movements: tuple[Movement, ...] = ()
+    while (view := _view_of_product(value)) is not None:
+        inverse = _inverse(view)
+        if inverse is None:
+            return Store(result, node)
+        attrs, shape = inverse
+        value, movements = mover.move(value, attrs, shape), (*movements, inverse)
+        if len(movements) > MOST_MOVEMENTS:
+            return Store(result, node)
+    products = products_of(value)
+    if not products or any(product.shape != value.shape for product in products):
+        return Store(result, node)
+    shape, batch = value.shape, batch_rank(products[0])
+    if len(shape) == batch + 2:
+        return Store(result, value, movements)
+    is_vector = len(shape) == batch + 1
+    attrs = ("unsqueeze", batch) if is_vector else ("reshape",)
+    matrix = (*shape[:batch], 1 if is_vector else symbols.product(shape[batch:-1]), shape[-1])
+    return Store(result, mover.move(value, attrs, matrix), (*movements, (attrs, matrix)))
+
+
+def keeps_columns(store: Store, result: Node) -> bool:
+    """Whether the columns of the store's matrix are also the innermost dimension of ``result``."""
+    shapes = [result.shape, *(shape for _, shape in store.movements)]
+    for (attrs, shape), before in zip(store.movements, shapes, strict=False):
+        if attrs[0] == "permute" or (attrs[0] == "reshape" and (not before or before[-1] != shape[-1])):
+            return False
+    return True
+
+
+def restored(store: Store, node: Node, mover: Mover) -> Node:
+    """The value of ``store`` in the shape of ``node``, the result it was flattened from."""
+    value = store.value
+    shapes = [node.shape, *(shape for _, shape in store.movements)]
+    for (attrs, _), shape in zip(reversed(store.movements), reversed(shapes[:-1]), strict=True):
+        back = _inverse_attrs(attrs)
+        assert back is not None  # ``flattened`` makes only movements that have an inverse
+        value = mover.move(value, back, shape)
+    return value
+
+
+def _view_of_product(root: Node) -> Node | None:
+    """The first view of a product that is reached from ``root`` through pointwise nodes."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "view":
+            if under_views(node).op == "contract":
+                return node
+        elif is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+    return None
+
+
+def _inverse(view: Node) -> Movement | None:
+    """The movement from ``view`` back to its source; None where the view leaves out or repeats elements."""
+    attrs = _inverse_attrs(view.attrs)
+    return None if attrs is None else (attrs, view.inputs[0].shape)
+
+
+def _inverse_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The attrs of the movement that undoes one with ``attrs``; None where there is none."""
+    kind = attrs[0]
+    if kind == "permute":
+        return "permute", tuple(attrs[1].index(dim) for dim in range(len(attrs[1])))
+    if kind in ("squeeze", "unsqueeze"):
+        return "unsqueeze" if kind == "squeeze" else "squeeze", attrs[1]
+    return ("reshape",) if kind == "reshape" else None

@@ -1,0 +1,106 @@
+"""Where operands lie in memory, as every family asks: concrete strides, merged dimensions, sizes of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jitgen.ir import symbols
+from jitgen.ir.body import Instruction, Operand
+from jitgen.ir.ops import OPS
+from jitgen.ir.views import ACCESS_BYTES, Memory, Strided, apply, contiguous_strides
+
+__all__ = ["ACCESS_BYTES", "CPU_LANES", "INDEX_LIMIT", "MAX_UNIT", "base_of", "collapse", "item_size", "locate"]
+__all__ += ["output_strides", "pointwise_flops"]
+
+ITEM_SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+"""Bytes of an element; every other dtype has one."""
+CPU_LANES = 64
+"""Elements that a CPU thread takes at once, whose vectors are computed side by side: a cache line or more of each
+operand; in a reduction, each into an accumulator of its own."""
+MAX_UNIT = 16
+INDEX_LIMIT = 2**31 - 2**20
+"""From here on indices are 64-bit: below it, even the last block's idle threads count within 32 bits."""
+
+
+def item_size(dtype: str) -> int:
+    return ITEM_SIZES.get(dtype, 1)
+
+
+def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
+    """Operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
+    weights = (OPS[i.op].flops if i.op in OPS else int(i.op in ("reduce", "scan")) for i in instructions)
+    return elements * sum(weights)
+
+
+def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Strided:
+    """``base`` seen through ``movements``."""
+    view = base
+    for attrs, shape in movements:
+        concrete = tuple(symbols.evaluate(part, environment) for part in attrs)
+        view = apply(view, concrete, tuple(symbols.evaluate(size, environment) for size in shape))
+    return view
+
+
+def base_of(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[Memory]) -> Strided:
+    """The whole tensor an operand sees through its movements; an iota's is its index space."""
+    if operand.buffer is not None:
+        return buffers[operand.buffer].view
+    sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
+    return Strided(sizes, tuple(int(dim == operand.dim) for dim in range(len(sizes))))
+
+
+def collapse(
+    sizes: tuple[int, ...], strides: Sequence[tuple[int, ...]], store: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Sizes and strides with dimensions of 1 dropped and neighbours merged, ordered by operand ``store``'s strides."""
+    dims = [dim for dim, size in enumerate(sizes) if size != 1]
+    dims.sort(key=lambda dim: -abs(strides[store][dim]))
+    merged_sizes: list[int] = []
+    merged: list[list[int]] = []
+    for dim in dims:
+        step = [stride[dim] for stride in strides]
+        if merged and all(outer == inner * sizes[dim] for outer, inner in zip(merged[-1], step, strict=True)):
+            merged_sizes[-1] *= sizes[dim]
+            merged[-1] = step
+        else:
+            merged_sizes.append(sizes[dim])
+            merged.append(step)
+    if not merged:
+        merged_sizes, merged = [1], [[int(position >= store) for position in range(len(strides))]]
+    return tuple(merged_sizes), tuple(zip(*merged, strict=True))
+
+
+def output_strides(sizes: Sequence[int], like: Sequence[Strided]) -> tuple[int, ...]:
+    """Strides for a new output: dense, in the order of the inputs where every full-sized one agrees, else row-major.
+
+    As eager torch does, so that ``x.t() * 2`` walks memory in order and a channels-last input gives a channels-last
+    output.
+    """
+    order: tuple[int, ...] | None = None
+    for view in like:
+        if view.sizes != tuple(sizes):
+            continue
+        dims = [dim for dim, size in enumerate(sizes) if size != 1]
+        found = tuple(sorted(dims, key=lambda dim: -view.strides[dim]))
+        step = 1
+        for dim in reversed(found):
+            if view.strides[dim] != step:
+                return _row_major(sizes)
+            step *= sizes[dim]
+        if order is not None and found != order:
+            return _row_major(sizes)
+        order = found
+    if order is None:
+        return _row_major(sizes)
+    rest = [dim for dim in range(len(sizes)) if sizes[dim] == 1]
+    strides = [1] * len(sizes)
+    step = 1
+    for dim in reversed([*rest, *order]):
+        strides[dim] = step
+        step *= max(sizes[dim], 1)
+    return tuple(strides)
+
+
+def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    return contiguous_strides(sizes)

@@ -1,0 +1,345 @@
+"""From a traced graph to a program of kernels, whose bodies a dialect can print. The passes are:
+
+1. ``_move``: every view is moved to the inputs (``ir/views.py``).
+2. ``_regions``: each family in turn may rewrite results, and claims some of them for its regions. A value that a region
+   needs in memory is *materialized*: it becomes a temporary, which is partitioned in the same manner.
+3. ``kernels_of``: regions become kernels of instructions in compute dtypes (``families/kernels.py``).
+
+No family is named here. They are called in the order of ``families/registry.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families import registry
+from jitgen.families.kernels import kernels_of, with_coarse
+from jitgen.ir import symbols
+from jitgen.ir.graph import (
+    CONTIGUOUS,
+    READS_ELSEWHERE,
+    Builder,
+    Graph,
+    Node,
+    Shape,
+    equal_sizes,
+    topological,
+)
+from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
+from jitgen.ir.regions import MAX_READS, Region
+from jitgen.ir.symbols import Scalar
+from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
+
+
+def program_of(
+    graph: Graph,
+    decide: Decide,
+    environment: Mapping[str, Any],
+    memory: Sequence[Strided],
+    device: Device,
+    caller_output: bool = False,
+) -> Program:
+    """The program of ``graph``.
+
+    Args:
+        decide: decides (and records) symbolic comparisons on which the partition depends.
+        environment: a value for every symbol, from the call at hand.
+        memory: the strides of every input of that call. They only decide which reshapes need a copy first.
+        device: the device that the kernels are for.
+        caller_output: whether the caller provides the results' memory, so that a temporary cannot be returned in place
+            of a result.
+    """
+    return Partitioner(graph, decide, environment, memory, device, caller_output).program()
+
+
+class Partitioner:
+    """The state of one graph's partition. Families use it as a ``Partition`` (``families/family.py``)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        decide: Decide,
+        environment: Mapping[str, Any],
+        memory: Sequence[Strided],
+        device: Device,
+        caller_output: bool,
+    ):
+        self.graph = graph
+        self.builder = Builder()
+        self.mover = Mover(self.builder, decide, environment)
+        self.environment = environment
+        self.memory = memory
+        self.device, self.caller_output = device, caller_output
+        self.decisions: dict[tuple[str, Any], Decision] = {}
+        self.guarded_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
+        self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
+        self.temporaries: list[Node] = []
+        self.values: list[Node] = []
+        self.reads: dict[Node, frozenset[Node]] = {}
+        self.independent_of_strides = True
+
+    def program(self) -> Program:
+        moved = self._move(self.graph.results)
+        updates = list(zip((i for i, _ in self.graph.mutated), moved[len(self.graph.outputs) :], strict=True))
+        outputs: list[int | Alias] = []
+        results: list[Node] = []
+        for node in moved[: len(self.graph.outputs)]:
+            alias = _alias(node, updates)
+            if alias is not None and alias.movements and self.strides(node) is None:
+                alias = None
+            if alias is None and not any(node is result for result in results):
+                results.append(node)
+            index = next((i for i, result in enumerate(results) if result is node), -1)
+            outputs.append(index if alias is None else alias)
+        # An update is computed into its argument directly where it is the only result and reads the argument only at
+        # the elements it writes. Otherwise it is computed into a temporary, and copied to the argument at the end.
+        in_place = len(updates) == 1 and not results and self._reads_in_place(*updates[0])
+        direct = len(results) + in_place
+        mutated: list[tuple[int, int]] = []
+        for index, node in updates:
+            mutated.append((index, len(results)))
+            results.append(node if in_place else self.materialize(node))
+        regions = self._regions(results[:direct])
+        aliases = {} if self.caller_output else self._stored_in_temporaries(regions)
+        if aliases:
+            remaining = [position for position in range(len(results)) if position not in aliases]
+            new_positions = [remaining.index(p) if p in remaining else -1 for p in range(direct)]
+            regions = _renumbered(_without(regions, aliases), new_positions)
+            outputs = [_renumbered_output(output, remaining, aliases) for output in outputs]
+            mutated = [(index, remaining.index(position)) for index, position in mutated]
+            results = [results[position] for position in remaining]
+            direct -= len(aliases)
+        copies = self._regions(results[direct:])
+        stages = self._stages()
+        inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
+        temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.values)
+        buffers = (*inputs, *temporaries, *(Buffer(node.dtype, node.shape) for node in results))
+        shapes = [buffer.shape for buffer in buffers]
+        kernels: list[Kernel] = []
+        for positions, stage in stages:
+            kernels += kernels_of(stage, [len(inputs) + p for p in positions], shapes, self.graph.name, len(kernels))
+        first = len(inputs) + len(temporaries)
+        kernels += kernels_of(regions, range(first, first + direct), shapes, self.graph.name, len(kernels))
+        kernels += kernels_of(
+            copies, range(first + direct, first + len(results)), shapes, self.graph.name, len(kernels)
+        )
+        return Program(
+            self.graph.name,
+            inputs,
+            temporaries,
+            tuple(Buffer(node.dtype, node.shape, node.attrs == CONTIGUOUS) for node in results),
+            tuple(outputs),
+            tuple(mutated),
+            with_coarse(kernels, buffers, range(len(inputs), first), outputs),
+            tuple((family, question, decision) for (family, question), decision in self.decisions.items()),
+            general=self.independent_of_strides and self.mover.general,
+        )
+
+    def _stored_in_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
+        """Results that would be copies of a temporary or of a view of one, with the alias to return in their place."""
+        stores = [store for region in regions for store in region.stores if not store.movements]
+        found: dict[int, Alias] = {}
+        for store in stores:
+            alias = _alias(store.value, [])
+            memory = self.strides(store.value) if alias is not None else None
+            taken = {other.input for other in found.values()}
+            if alias is None or memory is None or alias.input < len(self.graph.inputs) or alias.input in taken:
+                continue
+            # torch has no negative strides, and a result of stride 0 would repeat elements, as no new tensor does.
+            if min(memory.strides, default=1) > 0:
+                found[store.result] = alias
+        return found
+
+    def _reads_in_place(self, index: int, node: Node) -> bool:
+        """Whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node`` can be
+        computed into that input."""
+        order = topological([node])
+        if any(other.op in READS_ELSEWHERE for other in order) or node.shape != self.graph.inputs[index].shape:
+            return False
+        return not any(other.op == "view" and (alias := _alias(other, [])) and alias.input == index for other in order)
+
+    def _move(self, roots: Sequence[Node]) -> list[Node]:
+        """``roots`` rebuilt with every view moved to the inputs."""
+        memo: dict[int, Node] = {}
+        for node in topological(roots):
+            children = [memo[id(child)] for child in node.inputs]
+            shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
+            if node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
+                memo[id(node)] = children[0]
+            elif node.op == "view":
+                attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)
+                memo[id(node)] = self.mover.move(children[0], attrs, shape)
+            else:
+                memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
+        return [memo[id(root)] for root in roots]
+
+    def _same(self, left: Shape, right: Shape) -> bool:
+        """Whether two shapes are equal: each pair of sizes is one expression, or a guard says that they are equal."""
+        return len(left) == len(right) and all(
+            a == b or (a, b) in self.guarded_equal or (b, a) in self.guarded_equal
+            for a, b in zip(left, right, strict=True)
+        )
+
+    def _narrow(self, node: Node) -> Node:
+        """``node`` with operands replaced by temporaries until it reads at most ``MAX_READS`` tensors. The operand that
+        reads the most tensors is replaced first."""
+        while node.op not in BARRIERS and len(self._reads(node)) > MAX_READS:
+            widest = max(node.inputs, key=lambda child: len(self._reads(child)))
+            temporary = self.materialize(widest)
+            node = self.builder.like(node, [temporary if child is widest else child for child in node.inputs])
+        return node
+
+    def _reads(self, root: Node) -> frozenset[Node]:
+        """The tensors, or views of them, that one element of ``root`` is computed from."""
+        for node in topological([root]) if root not in self.reads else ():
+            if node not in self.reads:
+                if node.op in ("input", "view", "contract", "scan"):
+                    self.reads[node] = frozenset([node])
+                elif node.op == "cat":
+                    self.reads[node] = max(map(self._reads, node.inputs), key=len)
+                else:
+                    self.reads[node] = frozenset().union(*map(self._reads, node.inputs))
+        return self.reads[root]
+
+    def materialize(self, node: Node) -> Node:
+        """The ``input`` node of a temporary with the value of ``node``; one temporary for each node."""
+        for position, value in enumerate(self.values):
+            if value is node:
+                return self.temporaries[position]
+        self.values.append(node)
+        index = len(self.graph.inputs) + len(self.values) - 1
+        temporary = self.builder.make("input", (), node.dtype, node.shape, (index,), node.location)
+        self.temporaries.append(temporary)
+        return temporary
+
+    def decide(self, family: str, question: Any) -> Decision:
+        """The answer of ``family.decide`` to ``question`` at this call's sizes, recorded for the program."""
+        asked = question.at(self.environment)
+        self.decisions[family, question] = registry.named(family).decide(asked, self.device)
+        return self.decisions[family, question]
+
+    def _regions(self, results: Sequence[Node]) -> list[Region]:
+        """The regions that compute ``results``. Each family claims some of those that the families before it left."""
+        regions: list[Region] = []
+        values, positions = list(results), list(range(len(results)))
+        for family in registry.FAMILIES:
+            if values:
+                values = list(family.rewrite_values(values, self))
+                claim = family.claim(values, self)
+                regions += _renumbered(claim.regions, positions)
+                positions = [position for position, node in zip(positions, claim.rest, strict=True) if node is not None]
+                values = [node for node in claim.rest if node is not None]
+        if values:
+            raise AssertionError(f"no family computes {', '.join(sorted({node.op for node in values}))}")
+        return [self._with_viewable_operands(region) for region in regions]
+
+    def _stages(self) -> list[tuple[list[int], list[Region]]]:
+        """(positions, regions) of the temporaries in an order in which each comes after those it reads. Temporaries
+        whose regions a family merges are one entry."""
+        waiting: dict[int, list[Region]] = {}
+        while len(waiting) < len(self.values):
+            position = len(waiting)
+            waiting[position] = self._regions([self.values[position]])
+        ordered: list[tuple[list[int], list[Region]]] = []
+        while waiting:
+            ready = [p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys()]
+            first, *others = ready
+            regions, positions = waiting.pop(first), [first]
+            for other in others:
+                merged = _merged(regions, waiting[other], len(positions))
+                if merged is not None:
+                    regions = [merged]
+                    positions.append(other)
+                    waiting.pop(other)
+            ordered.append((positions, regions))
+        return ordered
+
+    def _temporaries_read(self, regions: Sequence[Region]) -> set[int]:
+        nodes = topological(store.value for region in regions for store in region.stores)
+        numbers = {node.attrs[0] - len(self.graph.inputs) for node in nodes if node.op == "input"}
+        return {number for number in numbers if number >= 0}
+
+    def _with_viewable_operands(self, region: Region) -> Region:
+        """``region`` where each view that no strides describe reads a contiguous temporary instead."""
+        stores = tuple(replace(store, value=self._with_viewable_reshapes(store.value)) for store in region.stores)
+        return registry.named(region.family).legalize(replace(region, stores=stores), self)
+
+    def _with_viewable_reshapes(self, root: Node) -> Node:
+        """``root`` where reshapes that need a copy read a temporary."""
+        memo: dict[int, Node] = {}
+        for node in topological([root]):
+            children = [memo[id(child)] for child in node.inputs]
+            rebuilt = node
+            if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
+                rebuilt = self.builder.like(node, children)
+            if node.op == "view" and node.attrs[0] == "reshape" and self.strides(rebuilt) is None:
+                rebuilt = self.builder.like(node, [self.materialize(children[0])])
+            memo[id(node)] = rebuilt
+        return memo[id(root)]
+
+    def depends_on_strides(self) -> None:
+        """Record that this partition is valid only for calls with the same strides."""
+        self.independent_of_strides = False
+
+    def strides(self, node: Node) -> Strided | None:
+        """The strides in this call of ``node``, an input or views of one; None where no strides describe it."""
+        if node.op == "view":
+            source = self.strides(node.inputs[0])
+            if source is None:
+                return None
+            attrs = tuple(symbols.evaluate(attr, self.environment) for attr in node.attrs)
+            try:
+                return apply(source, attrs, tuple(symbols.evaluate(size, self.environment) for size in node.shape))
+            except NotViewable:
+                self.depends_on_strides()
+                return None
+        sizes = tuple(symbols.evaluate(size, self.environment) for size in node.shape)
+        if node.op == "input" and node.attrs[0] < len(self.memory):
+            return self.memory[node.attrs[0]]
+        if node.op == "iota":
+            return Strided(sizes, tuple(int(dim == node.attrs[0]) for dim in range(len(sizes))))
+        return Strided(sizes, contiguous_strides(sizes))
+
+
+def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
+    """One region that computes what ``left`` and ``right`` do, with the result of ``right`` as number ``result``; None
+    where they are not one region each of a family that merges them."""
+    if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
+        return None
+    return registry.named(left[0].family).merge(left[0], right[0], result)
+
+
+def _without(regions: Sequence[Region], results: Container[int]) -> list[Region]:
+    """``regions`` without the stores of ``results``."""
+    reduced = [replace(r, stores=tuple(store for store in r.stores if store.result not in results)) for r in regions]
+    return [region for region in reduced if region.stores]
+
+
+def _renumbered_output(output: int | Alias, remaining: Sequence[int], aliases: Mapping[int, Alias]) -> int | Alias:
+    """``output`` after only the results at the positions ``remaining`` are left, and ``aliases`` replace the others."""
+    if isinstance(output, Alias):
+        return output
+    return aliases[output] if output in aliases else remaining.index(output)
+
+
+def _renumbered(regions: Sequence[Region], numbers: Sequence[int]) -> list[Region]:
+    """``regions`` in which each store's result, a position, is replaced by the number at that position."""
+    return [replace(r, stores=tuple(replace(s, result=numbers[s.result]) for s in r.stores)) for r in regions]
+
+
+def _alias(node: Node, updates: Sequence[tuple[int, Node]]) -> Alias | None:
+    """``node`` as an alias: of an input, of a view of one, or of an input that is updated with it; None for others, and
+    for an input that is updated with something else."""
+    for index, value in updates:
+        if node is value:
+            return Alias(index, ())
+    movements = []
+    while node.op == "view":
+        movements.append((node.attrs, node.shape))
+        node = node.inputs[0]
+    if node.op != "input" or any(node.attrs[0] == index for index, _ in updates):
+        return None
+    return Alias(node.attrs[0], tuple(reversed(movements)))

@@ -1,0 +1,296 @@
+"""What the reduction family claims: results that are computed row by row, with reductions over the same dimensions.
+
+A *row region* iterates over ``(outer..., row...)``. For every index of the outer dimensions it makes passes over one
+row: one for each reduction of the longest chain in which one depends on another, and one for elements that are stored
+behind the last. It combines elements of the row with values of the whole row. Softmax is such a region: the maximum,
+then the sum of exponentials, then the quotients. So is any pointwise work before, between and after reductions over the
+same dimensions; there may be several results, and some of them may have one element for each row.
+
+``claim`` finds the results that such regions can hold. What does not fit is materialized: another kernel computes it
+into a temporary, which always gives the right answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from jitgen.families.family import Claim, Partition
+from jitgen.ir.analysis import rewritten, unrounded, varying
+from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.views import BARRIERS, Mover
+
+Materialize = Callable[[Node], Node]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a reduction: its operand's shape and the dimensions it reduces."""
+
+    shape: Shape
+    dims: tuple[int, ...]
+
+    @property
+    def reduced_shape(self) -> Shape:
+        """The shape of a result with one element for each row."""
+        return tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
+
+
+def has_reduce(node: Node) -> bool:
+    """Whether ``node`` is computed from a reduction, or is one."""
+    return any(each.op == "reduce" for each in topological([node]))
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Row regions for those of ``values`` they can hold; the others are left, with their reductions materialized."""
+    results, mover, materialize = values, partition.mover, partition.materialize
+    gathered: dict[_Rows, list[Store]] = {}
+    rest: list[Node | None] = list(results)
+    for position, node in enumerate(results):
+        if not has_reduce(node):
+            continue
+        rows, store = _as_rows(position, node, mover, materialize)
+        if rows is None or store is None:
+            rest[position] = without_reductions(node, mover, materialize)
+        else:
+            gathered.setdefault(rows, []).append(store)
+            rest[position] = None
+    for position, node in enumerate(results):
+        if rest[position] is not None and not has_reduce(node) and node.op != "cat":
+            rows = _rows_read_with(node, gathered)
+            if rows is not None:
+                gathered[rows].append(Store(position, node))
+                rest[position] = None
+    return Claim([_rows_last(rows, stores, mover) for rows, stores in gathered.items()], rest)
+
+
+def merge(left: Region, right: Region, result: int) -> Region | None:
+    """One region of two over the same rows that read some of the same elements; else None."""
+    if (left.shape, left.row_rank) != (right.shape, right.row_rank):
+        return None
+    if not _elements_read(left) & _elements_read(right):
+        return None
+    return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
+
+
+def _elements_read(region: Region) -> set[int]:
+    """The identities of the tensors, seen through their views, that a region reads element by element."""
+    nodes = topological(store.value for store in region.stores)
+    return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
+
+
+def legalize(region: Region, partition: Partition) -> Region:
+    """``region`` with a copy of each operand whose row, which may be several dimensions, has no single stride."""
+    stores = tuple(replace(store, value=_with_even_rows(store.value, region, partition)) for store in region.stores)
+    return replace(region, stores=stores)
+
+
+def _with_even_rows(root: Node, region: Region, partition: Partition) -> Node:
+    memo: dict[int, Node] = {}
+    for node in topological([root]):
+        leaf = under_views(node).op == "input"
+        if leaf and node.shape == region.shape and not _is_even(node, region.row_rank, partition):
+            memo[id(node)] = partition.materialize(node)
+        elif node.op == "view" and leaf:
+            memo[id(node)] = node
+        else:
+            children = [memo[id(child)] for child in node.inputs]
+            memo[id(node)] = partition.mover.builder.like(node, children) if children else node
+    return memo[id(root)]
+
+
+def _is_even(node: Node, row_rank: int, partition: Partition) -> bool:
+    """Whether all dimensions of a row of ``node`` have one stride together."""
+    memory = partition.strides(node)
+    if memory is None:
+        return False
+    row = [pair for pair in zip(memory.sizes[-row_rank:], memory.strides[-row_rank:], strict=True) if pair[0] != 1]
+    even = all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(row))
+    if not even:
+        partition.depends_on_strides()
+    return even
+
+
+def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
+    """The rows over which ``node`` can be computed, and its store in their iteration space."""
+    outermost = next(_outermost(node))
+    rows = _Rows(outermost.inputs[0].shape, outermost.attrs[1])
+    store = Store(position, node)
+    reduced = rows.reduced_shape
+    for dim, size in enumerate(reduced):
+        shape = store.value.shape
+        if size == 1 and len(shape) < len(reduced) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
+            shape = (*shape[:dim], 1, *shape[dim:])
+            moved = mover.move(store.value, ("unsqueeze", dim), shape)
+            store = Store(position, moved, (*store.movements, (("unsqueeze", dim), shape)))
+    if store.value.shape not in (rows.shape, reduced):
+        return None, None
+    if store.value.shape == rows.shape and not _is_run(rows.dims):
+        return None, None  # a row of the result would have no single stride
+    value = _fit(store.value, rows, mover, materialize)
+    return (None, None) if value is None else (rows, Store(position, value, store.movements))
+
+
+def _is_run(dims: Sequence[int]) -> bool:
+    """Whether ``dims`` follow one another, so that they have one stride together in a dense tensor."""
+    return tuple(dims) == tuple(range(dims[0], dims[0] + len(dims)))
+
+
+def _outermost(node: Node) -> Iterator[Node]:
+    """Reductions that ``node`` is computed from without another one between, in the order of its operands."""
+    stack, seen = [node], set()
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each.op == "reduce":
+            yield each
+        else:
+            stack.extend(reversed(each.inputs))
+
+
+def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Node | None:
+    """``root`` with what a row region cannot compute materialized; None where nothing is reduced over ``rows``."""
+
+    def materialize_operands(node: Node, rebuilt: Node) -> Node:
+        # The operand of a reduction may itself come from reductions over other rows: then it is materialized as a
+        # whole.
+        if _is_over(node, rows) and any(_is_foreign(each, rows) for each in topological(node.inputs)):
+            return mover.builder.like(node, [materialize(node.inputs[0])])
+        return rebuilt
+
+    def materialize_foreign(node: Node, rebuilt: Node) -> Node:
+        if node.op == "cat" or _is_foreign(node, rows):
+            return materialize(rebuilt)
+        if node.op == "view" and has_reduce(rebuilt):
+            source = rebuilt.inputs[0]
+            if not (node.attrs[0] == "expand" and source.shape == rows.reduced_shape and node.shape == rows.shape):
+                return mover.builder.like(rebuilt, [materialize(source)])
+        return rebuilt
+
+    result = rewritten(rewritten(root, mover, materialize_operands), mover, materialize_foreign)
+    return result if has_reduce(result) else None
+
+
+def _is_over(node: Node, rows: _Rows) -> bool:
+    """Whether ``node`` is a reduction of ``rows``."""
+    return node.op == "reduce" and (node.inputs[0].shape, node.attrs[1]) == (rows.shape, rows.dims)
+
+
+def _is_foreign(node: Node, rows: _Rows) -> bool:
+    """Whether ``node`` is a reduction of other rows."""
+    return node.op == "reduce" and not _is_over(node, rows)
+
+
+def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> Node:
+    """``root`` with every reduction read from a temporary.
+
+    What is computed of reductions alone, before it meets elements, is read in place of them: the reciprocal of
+    softmax's sum is computed once for each row, not once for each element.
+    """
+    order = topological([root])
+    reduced: set[int] = set()
+    for node in order:
+        if node.op == "reduce" or any(id(child) in reduced for child in node.inputs):
+            reduced.add(id(node))
+    varying_dims = varying(order)
+    materialized: dict[int, Node] = {}
+    needed = {id(root)}
+    for node in reversed(order):
+        if id(node) not in needed or id(node) not in reduced:
+            continue
+        uniform = [dim for dim, size in enumerate(node.shape) if size != 1 and dim not in varying_dims[id(node)]]
+        if node.op == "reduce":
+            materialized[id(node)] = node
+        elif node.op not in BARRIERS and uniform:
+            materialized[id(node)] = _one_of(node, uniform, mover)
+        elif node.op == "view" and node.attrs[0] == "expand" and node.inputs[0].op not in BARRIERS:
+            materialized[id(node)] = node.inputs[0]
+        else:
+            needed.update(map(id, node.inputs))
+    read: dict[int, Node] = {}
+    for node in order:
+        if id(node) not in needed or id(node) not in reduced:
+            read[id(node)] = node
+        elif id(node) in materialized:
+            one = _from_memory(materialized[id(node)], mover, materialize)
+            read[id(node)] = one if one.shape == node.shape else mover.move(one, ("expand",), node.shape)
+        elif node.op == "view":
+            read[id(node)] = mover.move(read[id(node.inputs[0])], node.attrs, node.shape)
+        else:
+            read[id(node)] = mover.builder.like(node, [read[id(child)] for child in node.inputs])
+    return read[id(root)]
+
+
+def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
+    """``node`` read from a temporary; what is no reduction is stored unrounded, in the dtype it is computed in."""
+    if node.op == "reduce" or node.dtype not in ("float16", "bfloat16"):
+        return materialize(node)
+    return unrounded(materialize(unrounded(node, "float32", mover)), node.dtype, mover)
+
+
+def _one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
+    """``root``, a pointwise result that does not vary along ``dims``, with one element along them."""
+    order = topological([root])
+    needed = {id(root)}
+    for node in reversed(order):
+        if id(node) in needed and node.op not in BARRIERS:
+            needed.update(map(id, node.inputs))
+    found: dict[int, Node] = {}
+    for node in order:
+        if id(node) not in needed:
+            continue
+        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+        if source.op in ("const", "scalar"):
+            found[id(node)] = source
+            continue
+        shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
+        if node.op not in BARRIERS:
+            found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
+        elif source is not node and all(source.shape[dim] == 1 for dim in dims):
+            found[id(node)] = mover.move(source, ("expand",), shape)
+        else:
+            found[id(node)] = node
+            for dim in dims:
+                found[id(node)] = mover.slice(found[id(node)], dim, 0, 1)
+    return found[id(root)]
+
+
+def are_columns(node: Node) -> bool:
+    """Whether neighbouring elements of the operand of the reduction ``node`` belong to different rows in a dense
+    tensor."""
+    shape = node.inputs[0].shape
+    return len(shape) - 1 not in node.attrs[1] and shape[-1] != 1
+
+
+def _rows_read_with(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
+    """The rows whose region can compute the pointwise result ``node`` at no extra read: the shape is the same, and a
+    tensor is read by both."""
+    leaves = {id(each) for each in topological([node]) if each.op in ("input", "view")}
+    if any(each.op == "cat" for each in topological([node])):
+        return None
+    for rows, stores in gathered.items():
+        read = topological(store.value for store in stores)
+        if node.shape == rows.shape and _is_run(rows.dims) and any(id(each) in leaves for each in read):
+            return rows
+    return None
+
+
+def _rows_last(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
+    """The region of ``stores``, with its dimensions permuted so that those of the row come last."""
+    outer = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
+    order = (*outer, *rows.dims)
+    shape = tuple(rows.shape[dim] for dim in order)
+    if order != tuple(range(len(order))):
+        stores = [
+            Store(
+                store.result,
+                mover.move(store.value, ("permute", order), tuple(store.value.shape[dim] for dim in order)),
+                (*store.movements, (("permute", order), tuple(store.value.shape[dim] for dim in order))),
+            )
+            for store in stores
+        ]
+    return Region("reduction", row_axes(shape, len(rows.dims)), tuple(stores))

@@ -1,0 +1,36 @@
+"""The families, in the order in which they are asked what they claim: the most particular first."""
+
+from __future__ import annotations
+
+from jitgen.families.elementwise import FAMILY as ELEMENTWISE
+from jitgen.families.family import Family
+from jitgen.families.gemm import FAMILY as GEMM
+from jitgen.families.reduction import FAMILY as REDUCTION
+from jitgen.families.scan import FAMILY as SCAN
+from jitgen.ir.program import Kernel
+
+FAMILIES: list[Family] = [GEMM, SCAN, REDUCTION, ELEMENTWISE]
+"""The last one computes whatever is left."""
+
+
+def register(family: Family) -> None:
+    """Ask ``family`` before all others. A family of that name is replaced."""
+    FAMILIES[:] = [family, *(other for other in FAMILIES if other.name != family.name)]
+
+
+def unregister(name: str) -> None:
+    """Forget the family called ``name``."""
+    FAMILIES[:] = [family for family in FAMILIES if family.name != name]
+
+
+def named(name: str) -> Family:
+    """The family called ``name``; KeyError where there is none."""
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise KeyError(name)
+
+
+def of(kernel: Kernel) -> Family:
+    """The family of ``kernel``."""
+    return named(kernel.family)

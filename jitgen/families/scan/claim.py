@@ -1,0 +1,182 @@
+"""What scan kernels claim: results computed from scans along one dimension, with pointwise work before and after.
+
+A *scan region* iterates over ``(outer..., row)``: for every index of the outer dimensions it walks one row from its
+first element to its last. Its stages are ``map``, ``scan``, ``map``: what is scanned may be computed from the elements
+of the row, several scans of one row run side by side, and results are computed from them and from further elements.
+
+A scan of a scan, a reduction of one, a view that mixes scanned elements, and whatever else does not fit is
+*materialized*: computed by a kernel of its own into a temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from jitgen.families.family import Claim, Partition
+from jitgen.ir import symbols
+from jitgen.ir.analysis import rewritten
+from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.ops import OPS
+from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.scans import EXTREMA
+from jitgen.ir.views import Mover
+
+NAME = "scan"
+MAX_STORES, MAX_STATES = 16, 5
+"""Results of one region, and states that are carried along its rows, at most; more become further regions, which read
+the row again. Where rows lie side by side a CUDA block has up to 8 KiB of shared memory for each state, of 48."""
+_NOT_POINTWISE = ("scan", "reduce", "cat", "contract")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that a scan walks: its shape, its dimension, and whether it starts from the last element."""
+
+    shape: Shape
+    dim: int
+    reverse: bool
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Scan regions for what they can hold of ``values``; the others are left with their scans materialized."""
+    gathered: dict[_Rows, list[Store]] = {}
+    rest: list[Node | None] = list(values)
+    for position, node in enumerate(values):
+        if not _has(node, ("scan",)):
+            continue
+        scan = next(_scans_at_own_place(node), None)
+        value = None
+        if scan is not None:
+            rows = _rows_of(scan)
+            value = _fitted(node, rows, partition)
+        if scan is None or value is None:
+            rest[position] = _without_scans(node, partition)
+        else:
+            gathered.setdefault(rows, []).append(Store(position, value))
+            rest[position] = None
+    for position, node in enumerate(values):
+        rows_beside = _rows_beside(node, gathered) if rest[position] is not None else None
+        if rows_beside is not None:
+            gathered[rows_beside].append(Store(position, node))
+            rest[position] = None
+    regions = [_region(rows, some, partition.mover) for rows, stores in gathered.items() for some in _parted(stores)]
+    return Claim(regions, rest)
+
+
+def _parted(stores: Sequence[Store]) -> Iterator[list[Store]]:
+    """``stores`` in order, in groups that one region may hold."""
+    group: list[Store] = []
+    for store in stores:
+        if group and not _is_one_region([*group, store]):
+            yield group
+            group = []
+        group.append(store)
+    yield group
+
+
+def _is_one_region(stores: Sequence[Store]) -> bool:
+    return len(stores) <= MAX_STORES and len(_states(store.value for store in stores)) <= MAX_STATES
+
+
+def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
+    """What the scans under ``roots`` carry along the row: an extremum and its place are one state."""
+    scans = [node for node in topological(roots) if node.op == "scan"]
+    return list(dict.fromkeys((EXTREMA.get(scan.attrs[0], scan.attrs[0]), id(scan.inputs[0])) for scan in scans))
+
+
+def merge(left: Region, right: Region, result: int) -> Region | None:
+    """Scans of the same rows that read some of the same elements are one region."""
+    if left.shape != right.shape or not _elements_read(left) & _elements_read(right):
+        return None
+    if not _is_one_region((*left.stores, *right.stores)):
+        return None
+    return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
+
+
+def _elements_read(region: Region) -> set[int]:
+    """The tensors, seen through their views, that are read element by element."""
+    nodes = topological(store.value for store in region.stores)
+    return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
+
+
+def _has(root: Node, operations: Sequence[str]) -> bool:
+    return any(node.op in operations for node in topological([root]))
+
+
+def _rows_of(scan: Node) -> _Rows:
+    return _Rows(scan.shape, scan.attrs[1], scan.attrs[2])
+
+
+def _is_pointwise(node: Node) -> bool:
+    return node.op in OPS or node.op == "cast"
+
+
+def _scans_at_own_place(root: Node) -> Iterator[Node]:
+    """The scans that ``root`` is computed from by pointwise operations alone, the first met first."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "scan":
+            yield node
+        elif _is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+
+
+def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
+    """``root`` with what a region over ``rows`` cannot compute materialized; None where no scan is left in it."""
+    own = {id(scan) for scan in _scans_at_own_place(root) if _rows_of(scan) == rows}
+    for node in topological([root]):
+        # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
+        if not _is_pointwise(node):
+            own -= {id(part) for part in topological(node.inputs) if part.op == "scan"}
+    kept = _states(scan for scan in _scans_at_own_place(root) if id(scan) in own)[:MAX_STATES]
+    own = {id(scan) for scan in _scans_at_own_place(root) if id(scan) in own and _states([scan])[0] in kept}
+    if not own:
+        return None
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        return partition.materialize(rebuilt) if node.op in _NOT_POINTWISE and id(node) not in own else rebuilt
+
+    return rewritten(root, partition.mover, change)
+
+
+def _without_scans(root: Node, partition: Partition) -> Node:
+    """``root`` with every scan read from a temporary."""
+    memo: dict[int, Node] = {}
+    for node in topological([root]):
+        if node.op == "scan" and id(node) not in memo:
+            memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
+    return partition.mover.substituted(root, memo)
+
+
+def _rows_beside(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
+    """The rows beside which a pointwise result costs nothing extra to read: same shape, and a tensor in common."""
+    if _has(node, _NOT_POINTWISE):
+        return None
+    leaves = {id(part) for part in topological([node]) if under_views(part).op == "input"}
+    for rows, stores in gathered.items():
+        read = topological(store.value for store in stores)
+        if node.shape == rows.shape and any(id(part) in leaves for part in read):
+            return rows
+    return None
+
+
+def _region(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
+    """The region, with the scanned dimension last, and walked from its first element on."""
+    rank = len(rows.shape)
+    order = (*(dim for dim in range(rank) if dim != rows.dim), rows.dim)
+    shape = tuple(rows.shape[dim] for dim in order)
+    if order != tuple(range(rank)):
+        stores = [_moved(store, ("permute", order), shape, mover) for store in stores]
+    if rows.reverse:
+        last = symbols.sub(shape[-1], 1)
+        stores = [_moved(store, ("slice", rank - 1, last, -1), shape, mover) for store in stores]
+    return Region(NAME, row_axes(shape, 1), tuple(stores))
+
+
+def _moved(store: Store, attrs: tuple[object, ...], shape: Shape, mover: Mover) -> Store:
+    return Store(store.result, mover.move(store.value, attrs, shape), (*store.movements, (attrs, shape)))

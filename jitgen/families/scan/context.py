@@ -1,0 +1,234 @@
+"""What the scan templates read: what is computed once for a row, of its elements before they are scanned, and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Line, printed
+from jitgen.families.scan.launch import integer_names
+from jitgen.families.scan.layout import Layout
+from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.program import Kernel
+from jitgen.ir.scans import EXTREMA, PLACES, carry_dtype
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand.
+
+    Attributes:
+        index: among the body's operands.
+        role: ``"load"``, ``"iota"`` or ``"store"``.
+        along, beside: what it is along the row and from row to row; see ``Layout``.
+        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
+        value: the name of its value.
+        strides: expressions of the outer strides; ``inner`` of the row's.
+        pointer: the parameter; None for an iota, whose first value is ``offset``.
+    """
+
+    index: int
+    role: str
+    along: str
+    beside: str
+    dtype: str
+    storage: str
+    type: str
+    value: str
+    strides: tuple[str, ...]
+    inner: str
+    pointer: str | None
+    offset: str
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it has one element for a row."""
+        return self.along in ("row", "broadcast") and self.role != "store"
+
+    def base(self, outer: Sequence[str]) -> str:
+        """Its offset, in elements, where the row at indices ``outer`` begins; "0" where nothing moves it."""
+        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True) if s != "0")]
+        return " + ".join(term for term in terms if term) or "0"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What is combined along the row, by one state.
+
+    Attributes:
+        number: from 0.
+        kind: of ``ir/scans.py``; that of the places where both the extrema and their places are asked for.
+        dtype, type: of the elements, which ``value`` names.
+        result: the name of what a row has been combined to; empty where only places are asked for.
+        place: the name of where that stands; empty where nobody asks.
+        before: operands with the states of the row's chunks, one for each component.
+        totals: operands that the states of the row's chunks go to, likewise.
+    """
+
+    number: int
+    kind: str
+    dtype: str
+    type: str
+    value: str
+    result: str
+    place: str
+    before: tuple[Operand, ...]
+    totals: tuple[Operand, ...]
+
+    @property
+    def carry_dtype(self) -> str:
+        return carry_dtype(self.kind, self.dtype)
+
+    @property
+    def has_places(self) -> bool:
+        return self.kind in PLACES
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The whole kernel.
+
+    Attributes:
+        title: in words.
+        sizes: names of the outer sizes.
+        operands: all of them, in order.
+        row_loads: operands with one element for a row, and ``row_lines`` what follows from them.
+        before: loads and lines of what is scanned; a line of ``after`` may be among them.
+        scans: in order.
+        after: loads and lines of what is stored, and the stores.
+    """
+
+    title: str
+    sizes: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    row_loads: tuple[Operand, ...]
+    row_lines: tuple[Line, ...]
+    loads_before: tuple[Operand, ...]
+    lines_before: tuple[Line, ...]
+    scans: tuple[Scan, ...]
+    loads_after: tuple[Operand, ...]
+    lines_after: tuple[Line, ...]
+    stores: tuple[Operand, ...]
+    integers: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]
+
+    @property
+    def outer(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def loads(self) -> tuple[Operand, ...]:
+        """Every operand that is read element by element, in order."""
+        wanted = {operand.index for operand in (*self.loads_before, *self.loads_after)}
+        return tuple(operand for operand in self.operands if operand.index in wanted)
+
+
+def grouped(body: Body) -> tuple[tuple[int, ...], ...]:
+    """Positions of the scans that one state serves: an extremum and its place, of the same elements."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op == "scan":
+            kind = EXTREMA.get(instruction.attr, instruction.attr)
+            found.setdefault((kind, instruction.args[0]), []).append(position)
+    return tuple(map(tuple, found.values()))
+
+
+def kind_of(body: Body, group: Sequence[int]) -> str:
+    """The kind whose state serves all of ``group``."""
+    kinds = [body.instructions[position].attr for position in group]
+    return next((kind for kind in kinds if kind in PLACES), kinds[0])
+
+
+def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Rows:
+    """The context of ``kernel`` in ``dialect``."""
+    (body,) = kernel.bodies
+    instructions = body.instructions
+    found = printed(instructions, dialect, coarse=body.coarse)
+    operands = tuple(
+        Operand(
+            index=index,
+            role=operand.kind,
+            along=layout.along[index],
+            beside=layout.beside[index],
+            dtype=operand.dtype,
+            storage=dialect.storage_types[operand.dtype],
+            type=dialect.types[compute_dtype(operand.dtype)],
+            value=found.values[index],
+            strides=tuple(f"s{index}_{dim}" for dim in range(layout.outer)),
+            inner={"contiguous": "1", "strided": f"r{index}"}.get(layout.along[index], "0"),
+            pointer=f"p{index}" if operand.buffer is not None else None,
+            offset=f"o{index}" if operand.kind == "iota" else "",
+        )
+        for index, operand in enumerate(body.operands)
+    )
+    scans = tuple(
+        _scan(number, body, group, operands, found.names, dialect) for number, group in enumerate(grouped(body))
+    )
+    states = {operand.index for scan in scans for operand in (*scan.before, *scan.totals)}
+    stores = [p for p, i in enumerate(instructions) if i.op == "store" and i.attr not in states]
+    before = _under(instructions, [p for p, i in enumerate(instructions) if i.op == "scan"])
+    after = _under(instructions, stores)
+
+    def loads(positions: Iterable[int]) -> tuple[Operand, ...]:
+        read = (instructions[p].attr for p in positions if instructions[p].op in ("load", "iota"))
+        return tuple(operands[index] for index in dict.fromkeys(read) if not operands[index].is_once)
+
+    def lines(positions: Iterable[int]) -> tuple[Line, ...]:
+        return tuple(found.lines[p] for p in positions if p in found.lines)
+
+    kinds = ", ".join(f"{o.role} {o.dtype} {o.along}" for o in operands)
+    return Rows(
+        title=f"({', '.join(map(str, body.shape))}), rows of the last dimension: {kinds}",
+        sizes=tuple(f"n{dim}" for dim in range(layout.outer)),
+        operands=operands,
+        row_loads=tuple(o for o in operands if o.is_once and o.index not in states),
+        row_lines=lines(p for p, i in enumerate(instructions) if i.row),
+        loads_before=loads(before),
+        lines_before=lines(before),
+        scans=scans,
+        loads_after=loads(after),
+        lines_after=lines(after),
+        stores=tuple(operands[instructions[p].attr] for p in stores),
+        integers=tuple(name for name, *_ in integer_names(kernel, layout)),
+        scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
+    )
+
+
+def _scan(
+    number: int,
+    body: Body,
+    group: Sequence[int],
+    operands: Sequence[Operand],
+    names: dict[int, str],
+    dialect: Dialect,
+) -> Scan:
+    instructions = body.instructions
+    first = instructions[group[0]]
+    stored = {i.args[0]: i.attr for i in instructions if i.op == "store"}
+    states = [(i.attr, stored[p]) for p, i in enumerate(instructions) if i.op == "state" and i.args[0] in group]
+    dtype = instructions[first.args[0]].dtype
+    return Scan(
+        number=number,
+        kind=kind_of(body, group),
+        dtype=dtype,
+        type=dialect.types[dtype],
+        value=names[first.args[0]],
+        result=next((names[p] for p in group if instructions[p].attr not in PLACES), ""),
+        place=next((names[p] for p in group if instructions[p].attr in PLACES), ""),
+        before=tuple(operands[instructions[argument].attr] for argument in first.args[1:]),
+        totals=tuple(operands[index] for _, index in sorted(states)),
+    )
+
+
+def _under(instructions: Sequence[Instruction], roots: Sequence[int]) -> tuple[int, ...]:
+    """Element instructions that ``roots`` are computed from, up to scans, in order."""
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        for argument in instructions[stack.pop()].args:
+            instruction = instructions[argument]
+            if not instruction.row and argument not in found and instruction.op != "scan":
+                found.add(argument)
+                stack.append(argument)
+    return tuple(sorted(found))

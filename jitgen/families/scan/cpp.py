@@ -1,0 +1,176 @@
+"""The context of ``templates/scan/scan.cpp.j2``.
+
+A row by itself is walked in blocks: what is scanned is computed into an array, scanned there, and results are computed
+from it. Where neighbouring elements belong to neighbouring rows, a tile of rows is walked element by element, each row
+with a state of its own, and everything is one loop over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, Line, fields
+from jitgen.families.scan.context import Operand, Rows, Scan
+from jitgen.families.scan.layout import Layout
+from jitgen.families.scan.schedule import Schedule
+from jitgen.ir.program import Kernel
+from jitgen.ir.scans import EXTREMA, PLACES
+
+SHARED_ROW = 2**15
+"""Elements for each thread from which on threads share a row: less is done before the others have started."""
+SHARED_COLUMN = 2**7
+"""The same of a tile of neighbouring rows."""
+AHEAD = 4
+"""How many elements of its rows ahead a tile's operands are fetched: each is a run of memory of its own."""
+
+_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
+
+
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
+    """Template context and source options; see ``scan/render.py``."""
+    columns = layout.columns
+    stores = [_store(operand, columns) for operand in rows.stores]
+    scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]
+    scalars = [f"{kind} {name}" for name, kind in rows.scalars]
+    outer = [f"at.index[{dim}]" for dim in range(rows.outer)]
+    if columns:
+        outer[-1] = "first"
+    strides = _strides(rows, columns)
+    context: dict[str, Any] = {
+        "columns": columns,
+        "block": schedule.items,
+        "width": schedule.rows,
+        "least": SHARED_COLUMN if columns else SHARED_ROW,
+        "ahead": AHEAD,
+        "parameters": _parameters(rows),
+        "bases": [(f"{_pointer(o)} const {_local(o)}", _base(o, outer)) for o in rows.operands],
+        "walk_parameters": [*(f"{_pointer(o)} {_local(o)}" for o in rows.operands)]
+        + [f"int64_t {name}" for name in strides]
+        + scalars,
+        "walk_arguments": [*(_local(o) for o in rows.operands), *strides, *(name for name, _ in rows.scalars)],
+        "row_loads": [_load(operand, columns) for operand in rows.row_loads],
+        "scans": scans,
+        "streamed": [store for store in stores if store["group"]],
+        "before": _group(rows.loads_before, rows.lines_before, columns)
+        | {"scratch_stores": [{"scratch": f"values{s.number}", "index": "i", "value": s.value} for s in rows.scans]},
+        "after": _group(rows.loads_after, rows.lines_after, columns) | {"stores": stores},
+    }
+    results = [result for scan in rows.scans for result in _results(scan, columns)]
+    if columns:
+        before = {line.value for line in rows.lines_before}
+        context |= {
+            "loads": [_load(operand, True) for operand in rows.loads],
+            "fetched": [_load(o, True) for o in rows.loads if o.pointer and o.beside == "contiguous"],
+            "lines_before": rows.lines_before,
+            "lines_after": [line for line in rows.lines_after if line.value not in before],
+            "results": results,
+        }
+    else:
+        context["after"]["loads"] += results
+        context["after"]["streamed"] = context["streamed"]
+    return context, {"interleaved": True}
+
+
+def _op(scan: Scan) -> str:
+    if scan.kind == "logsumexp":
+        return "jitgen::LogSumExp"
+    op = f"jitgen::{_OPS[EXTREMA.get(scan.kind, scan.kind)]}"
+    return f"jitgen::Placed<{op}>" if scan.kind in PLACES else op
+
+
+def _parameters(rows: Rows) -> list[str]:
+    """Of the entry, as the launcher passes them: what differs between calls of one shape comes first."""
+    pointers = [f"{_pointer(o)} {o.pointer}" for o in rows.operands if o.pointer]
+    scalars = [f"{kind} {name}" for name, kind in rows.scalars]
+    integers = [f"int64_t {name}" for name in rows.integers]
+    return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
+
+
+def _strides(rows: Rows, columns: bool) -> list[str]:
+    """The strides that a walk needs: along the row, and from row to row of a tile."""
+    found = [o.inner for o in rows.operands if o.inner not in ("0", "1")]
+    if columns:
+        found += [o.strides[-1] for o in rows.operands if o.beside == "strided"]
+    return found
+
+
+def _group(loads: Sequence[Operand], lines: Sequence[Line], columns: bool) -> dict[str, Any]:
+    """What ``common/group.j2`` reads."""
+    return {
+        "loads": [_load(operand, columns) for operand in loads],
+        "lines": lines,
+        "scratch_stores": [],
+        "reductions": [],
+        "stores": [],
+        "streamed": [],
+    }
+
+
+def _load(operand: Operand, columns: bool) -> dict[str, Any]:
+    local, place = _local(operand), _place(operand, columns)
+    expression = f"jitgen::load({local}[{place}])" if operand.pointer else f"{local} + {place}"
+    return {
+        "type": operand.type,
+        "value": operand.value,
+        "local": local,
+        "inner": operand.inner,
+        "halves": "",
+        "expression": expression,
+    }
+
+
+def _results(scan: Scan, columns: bool) -> list[dict[str, str]]:
+    """What a scan has found for an element, as if it were loaded."""
+    found = []
+    if scan.result:
+        expression = f"states.scan{scan.number}.result(j)" if columns else f"values{scan.number}[i]"
+        found.append({"type": scan.type, "value": scan.result, "halves": "", "expression": expression})
+    if scan.place:
+        expression = f"states.scan{scan.number}.place(j)" if columns else f"places{scan.number}[i]"
+        found.append({"type": "int64_t", "value": scan.place, "halves": "", "expression": expression})
+    return found
+
+
+def _store(operand: Operand, columns: bool) -> dict[str, Any]:
+    streamed = (operand.beside if columns else operand.along) == "contiguous"
+    return {
+        "index": operand.index,
+        "local": _local(operand),
+        "inner": operand.inner,
+        "storage": operand.storage,
+        "value": operand.value,
+        "offset": _place_in_tile(operand) if columns else _place(operand, False),
+        "group": "Group" if streamed else "",
+        "bypasses_cache": f"output{operand.index}.past",
+    }
+
+
+def _place(operand: Operand, columns: bool) -> str:
+    """Offset of an element from where its row (its tile of rows) begins."""
+    element = "e" if columns else "(start + i)"
+    terms = [] if operand.inner == "0" else [element if operand.inner == "1" else f"{element} * {operand.inner}"]
+    if columns and (beside := _place_in_tile(operand)) != "0":
+        terms.append(beside)
+    return " + ".join(terms) or "0"
+
+
+def _place_in_tile(operand: Operand) -> str:
+    """Offset of row ``j`` from the first row of its tile."""
+    return {"contiguous": "j", "broadcast": "0"}.get(operand.beside, f"j * {operand.strides[-1]}")
+
+
+def _local(operand: Operand) -> str:
+    """Its pointer (an iota's first value) where the row or the tile begins."""
+    return f"x{operand.index}"
+
+
+def _base(operand: Operand, outer: Sequence[str]) -> str:
+    return f"{operand.pointer} + {operand.base(outer)}" if operand.pointer else operand.base(outer)
+
+
+def _pointer(operand: Operand) -> str:
+    if not operand.pointer:
+        return "int64_t"
+    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"

@@ -1,0 +1,149 @@
+"""The context of ``templates/scan/scan.cu.j2``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, fields
+from jitgen.families.scan.context import Operand, Rows, Scan
+from jitgen.families.scan.layout import Layout
+from jitgen.families.scan.schedule import CHUNK_UNIT, WARP, Schedule
+from jitgen.ir.program import Kernel
+from jitgen.ir.scans import PLACES
+
+_OPS = {
+    "sum": "Sum",
+    "prod": "Prod",
+    "max": "Max",
+    "min": "Min",
+    "argmax": "ArgMax",
+    "argmin": "ArgMin",
+    "logsumexp": "LogSumExp",
+}
+
+
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
+    """Template context and source options; see ``scan/render.py``."""
+    memory = [operand for operand in rows.operands if operand.pointer]
+    parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
+    parameters += [f"Index {name}" for name in rows.integers]
+    parameters += [f"{kind} {name}" for name, kind in rows.scalars]
+    bits = 64 if schedule.wide else 32
+    operand = _column_operand if layout.columns else _row_operand
+
+    def found(operands: tuple[Operand, ...]) -> list[dict[str, Any]]:
+        return [operand(each) for each in operands]
+
+    if layout.columns:
+        scratch = schedule.along * schedule.rows
+    else:
+        scratch = schedule.along // WARP if schedule.along > WARP else 0
+    return {
+        "columns": layout.columns,
+        "parameters": parameters,
+        "index": f"int{bits}_t",
+        "unsigned": f"uint{bits}_t",
+        "chunks": schedule.chunks,
+        "chunk_unit": CHUNK_UNIT,
+        "loops": schedule.loops,
+        "scratch": scratch,
+        "index_lines": _index_lines(rows),
+        "bases": [_base(o, [f"i{dim}" for dim in range(rows.outer)]) for o in rows.operands],
+        "scans": [_scan(scan, layout.columns) for scan in rows.scans],
+        "row_loads": found(rows.row_loads),
+        "loads": found(rows.loads),
+        "loads_before": found(rows.loads_before),
+        "loads_after": found(rows.loads_after),
+        "stores": found(rows.stores),
+    }, {}
+
+
+def _index_lines(rows: Rows) -> list[str]:
+    """The outer indices of a row's number; unsigned division is the cheaper one, and nothing is negative."""
+    lines, rest = [], "Unsigned(row)"
+    for dim in reversed(range(1, rows.outer)):
+        lines.append(f"const Index i{dim} = Index({rest} % Unsigned({rows.sizes[dim]}));")
+        lines.append(f"const Unsigned q{dim} = {rest} / Unsigned({rows.sizes[dim]});")
+        rest = f"q{dim}"
+    lines.append(f"const Index i0 = Index({rest});")
+    return lines
+
+
+def _base(operand: Operand, outer: list[str]) -> tuple[str, str]:
+    start = operand.base(outer)
+    if operand.pointer is None:
+        return f"const Index from{operand.index}", start
+    if operand.role == "store":
+        return f"{operand.storage}* const to{operand.index}", f"{operand.pointer} + {start}"
+    return f"const {operand.storage}* const from{operand.index}", f"{operand.pointer} + {start}"
+
+
+def _along(operand: Operand) -> str:
+    """Offset of the element at ``column`` from where its row begins."""
+    return {"0": "0", "1": "column"}.get(operand.inner, f"column * {operand.inner}")
+
+
+def _row_operand(operand: Operand) -> dict[str, Any]:
+    """An operand whose row a thread takes by consecutive elements.
+
+    ``vector``: whether these are moved by whole accesses; ``at`` is where one of them lies otherwise; ``element`` is
+    its value and ``put`` where a result goes.
+    """
+    vector = operand.along == "contiguous" and operand.pointer is not None
+    at = {"0": "0", "1": "(first + j)"}.get(operand.inner, f"(first + j) * {operand.inner}")
+    held = f"x{operand.index}[j / width][j % width]" if vector else f"x{operand.index}[j]"
+    element = f"jitgen::load({held})" if operand.pointer else f"from{operand.index} + {_along(operand)}"
+    row_value = f"jitgen::load(*from{operand.index})" if operand.pointer else f"from{operand.index}"
+    put = f"y{operand.index}[j / width][j % width]" if vector else f"to{operand.index}[{_along(operand)}]"
+    return fields(operand) | {"vector": vector, "at": at, "element": element, "row_value": row_value, "put": put}
+
+
+def _column_operand(operand: Operand) -> dict[str, Any]:
+    """An operand of which a thread takes elements of ``beside`` neighbouring rows.
+
+    ``array`` declares them, ``fetch`` fills those at ``column``, of which ``element`` is that of row ``j``; a result's
+    are declared by ``array`` and stored by ``put``.
+    """
+    index, place = operand.index, _along(operand)
+    step = {"contiguous": "j", "broadcast": "0"}.get(operand.beside, f"j * {operand.strides[-1]}")
+    found = fields(operand) | {"row_at": step, "array": "", "fetch": "", "put": ""}
+    if operand.pointer is None:
+        return found | {"element": f"from{index} + {place} + {step}", "row_value": f"from{index} + {step}"}
+    found["row_value"] = f"jitgen::load(x{index}[j])"
+    if operand.role == "store":
+        if operand.beside == "contiguous":
+            array = f"jitgen::Vector<{operand.storage}, beside> y{index};"
+            return found | {"array": array, "put": f"jitgen::store_vector(to{index} + {place}, y{index});"}
+        put = f"for (int j = 0; j < beside; ++j) to{index}[{place} + {step}] = y{index}[j];"
+        return found | {"array": f"{operand.storage} y{index}[beside];", "put": put}
+    found["element"] = f"jitgen::load(x{index}[u][j])"
+    if operand.beside == "contiguous":
+        array = f"jitgen::Vector<{operand.storage}, beside> x{index}[items];"
+        return found | {"array": array, "fetch": f"x{index}[u] = jitgen::load_vector<beside>(from{index} + {place});"}
+    if operand.beside == "broadcast":
+        found["element"] = f"jitgen::load(x{index}[u])"
+        return found | {"array": f"{operand.storage} x{index}[items];", "fetch": f"x{index}[u] = from{index}[{place}];"}
+    fetch = f"for (int j = 0; j < beside; ++j) x{index}[u][j] = from{index}[{place} + {step}];"
+    return found | {"array": f"{operand.storage} x{index}[items][beside];", "fetch": fetch}
+
+
+def _scan(scan: Scan, columns: bool) -> dict[str, Any]:
+    """A scan; ``states_before`` are the components of a chunk's state, ``totals`` the lines that store them."""
+    members = [""]
+    if scan.kind in PLACES:
+        members = [".extremum", ".place"]
+    elif scan.kind == "logsumexp":
+        members = [".top", ".sum"]
+    own, which = ("[j]", "part") if columns else ("", "thread")
+    before = [f"from{o.index}[{_beside(o, columns)}first + {which}]" for o in scan.before]
+    totals = [
+        f"to{o.index}[{_beside(o, columns)}chunk] = carry{scan.number}{own}{member}"
+        for o, member in zip(scan.totals, members, strict=False)
+    ]
+    return fields(scan) | {"op": _OPS[scan.kind], "states_before": ", ".join(before), "totals": totals}
+
+
+def _beside(operand: Operand, columns: bool) -> str:
+    """Offset of row ``j`` of a thread from its first row."""
+    return f"j * {operand.strides[-1]} + " if columns else ""

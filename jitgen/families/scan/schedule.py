@@ -1,0 +1,126 @@
+"""How a scan kernel walks its rows: pure functions from layout, sizes and target to numbers.
+
+On a GPU ``Schedule.along`` threads take a tile of a row, each ``items`` consecutive elements of it, scan it together,
+and go on to the next tile with the state of all tiles before it. Where neighbouring elements belong to neighbouring
+rows (``Layout.columns``), the lanes of a warp have neighbouring rows, and the warps of a block share the tile. On a CPU
+a thread takes a row by itself, or a tile of neighbouring rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.device import Device
+from jitgen.families.family import Problem
+from jitgen.families.operands import item_size
+from jitgen.families.scan.layout import Layout
+
+CPU_BLOCK = 1024
+"""Elements of a row that a CPU thread takes at once: what is scanned of them, its operands and its results fit the
+first-level cache together."""
+CPU_BESIDE = 1024
+"""Neighbouring rows that a CPU thread walks together: 4 KiB of float32, a page of each operand."""
+WARP = 32
+BLOCK_THREADS = 256
+ITEM_BYTES = 16
+"""Bytes of its narrowest operand that a GPU thread takes of a row at once: one access."""
+MOST_ITEM_BYTES = 32
+"""The same of its widest operand."""
+WARP_TILES = 8
+"""Tiles of a row up to which one warp takes it, which needs no barrier and no shared memory."""
+COLUMN_ITEMS = 8
+"""Elements of each of its rows that a thread takes at once where rows lie side by side: loads in flight."""
+LANE_BYTES = 4
+"""Of its widest operand that a thread moves in one access there: 128 bytes for a warp."""
+LEAST_LANES = 8
+"""Neighbouring rows of a block at least, where rows lie side by side: a sector of 32 bytes of float32."""
+CHUNK_UNIT = 16
+"""Chunks are multiples of so many elements, so that they are as aligned as rows are."""
+TRITON_TILE = 2048
+"""Elements that a program holds at once: 8 for each thread of 8 warps."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How rows are walked.
+
+    Attributes:
+        threads: of a block (GPU); 1 on the CPU.
+        rows: that a block, or a CPU thread, has at once.
+        items: consecutive elements of a row that a thread takes at once; in Triton, that a program takes; on the CPU,
+            that are walked before they are scanned.
+        vector: of these, how many one access moves where they are neighbours in memory.
+        beside: neighbouring rows that a thread moves in one access.
+        chunks: into how many chunks a row is cut, each walked by a block of its own.
+        loops: whether a row (a chunk of one) may be longer than what is taken at once.
+        wide: 64-bit indices.
+    """
+
+    threads: int
+    rows: int
+    items: int
+    vector: int
+    beside: int
+    chunks: int
+    loops: bool
+    wide: bool
+
+    @property
+    def along(self) -> int:
+        """Threads of a block that share a row."""
+        return self.threads * self.beside // self.rows
+
+    @property
+    def tile(self) -> int:
+        """Elements of a row that a block of CUDA threads takes at once."""
+        return self.along * self.items
+
+
+def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (Schedule(1, CPU_BESIDE if layout.columns else 1, CPU_BLOCK, 1, 1, body.chunks, True, True),)
+    length, beside = max(geometry.length, 1), geometry.sizes[-1]
+    if device.dialect == "triton":
+        threads, rows, items = _triton(layout.columns, length, beside, body.chunks)
+        vector = together = 1
+        tile = items
+    else:
+        sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
+        threads, rows, items, together = _cuda(layout, sizes, length, beside, body.chunks)
+        vector = 1 if layout.columns else min(items, layout.unit)
+        tile = threads * together // rows * items
+    loops = body.chunks > 1 or length > tile
+    return (Schedule(threads, rows, items, vector, together, body.chunks, loops, layout.wide),)
+
+
+def _cuda(layout: Layout, sizes: Sequence[int], length: int, beside: int, chunks: int) -> tuple[int, int, int, int]:
+    """Threads, rows, items and neighbouring rows of a thread, for operands with elements of ``sizes`` bytes."""
+    if layout.columns:
+        lanes = min(WARP, max(LEAST_LANES, _power_of_two(beside)))
+        together = max(1, min(layout.unit, LANE_BYTES // max(sizes))) if lanes == WARP else 1
+        return BLOCK_THREADS, lanes * together, COLUMN_ITEMS, together
+    items = max(1, min(ITEM_BYTES // min(sizes), MOST_ITEM_BYTES // max(sizes)))
+    along = BLOCK_THREADS
+    if chunks == 1 and length <= WARP * items * WARP_TILES:
+        along = min(WARP, _power_of_two(-(-length // items)))
+    return BLOCK_THREADS, BLOCK_THREADS // along, items, 1
+
+
+def _triton(columns: bool, length: int, beside: int, chunks: int) -> tuple[int, int, int]:
+    """Threads, rows and elements of a row of one program."""
+    tile = min(TRITON_TILE, _power_of_two(length))
+    if columns:
+        tile = min(tile, TRITON_TILE // WARP)
+        rows = min(TRITON_TILE // tile, max(LEAST_LANES, _power_of_two(beside)), 2 * WARP)
+    else:
+        rows = 1 if chunks > 1 else max(1, TRITON_TILE // 2 // tile)
+    warps = max(1, min(BLOCK_THREADS // WARP, rows * tile // (8 * WARP)))
+    return warps * WARP, rows, tile
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is no less than ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,232 @@
+"""The context of ``templates/scan/scan.py.j2``.
+
+A program holds a block of ``schedule.rows`` rows by ``schedule.items`` elements. The block is scanned by
+``tl.associative_scan``, and the state of all tiles before it, ``[rows, 1]``, is combined with each of its elements; its
+last element is combined into that state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.codegen import environment, triton
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built, fields
+from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.scan.claim import NAME
+from jitgen.families.scan.context import Operand, Rows, Scan
+from jitgen.families.scan.layout import Layout
+from jitgen.families.scan.schedule import CHUNK_UNIT, WARP, Schedule
+from jitgen.ir.program import Kernel
+from jitgen.ir.scans import PLACES, identity
+
+HEADERS = (("jitgen_triton.py", None), ("jitgen_triton_scan.py", NAME))
+
+_COMBINE = {
+    "sum": "added",
+    "prod": "multiplied",
+    "max": "later_larger",
+    "min": "later_smaller",
+    "argmax": "later_larger_at",
+    "argmin": "later_smaller_at",
+    "logsumexp": "exponentials_added",
+}
+"""The header's function that combines two states of a kind."""
+
+
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
+    """Template context and source options; see ``scan/render.py``."""
+    memory = [operand for operand in rows.operands if operand.pointer]
+    live = " & ".join((["row_live"] if schedule.rows > 1 else []) + ["inside"])
+    row_live = "row_live" if schedule.rows > 1 else ""
+    before = {line.value for line in rows.lines_before}
+    units = _units(rows, layout)
+    integer = "i64" if schedule.wide else "i32"
+    signature = [f"*{triton.SIGNATURE_TYPES[operand.dtype]}" for operand in memory]
+    signature += [integer] * len(rows.integers)
+    signature += [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
+    multiples = [_alignment(operand, layout) for operand in memory]
+    multiples += [min(units.get(name, 1), triton.MULTIPLE) for name in rows.integers]
+    multiples += [1] * len(kernel.scalars)
+    context: dict[str, Any] = {
+        "parameters": [*(o.pointer for o in memory), *rows.integers, *(name for name, _ in rows.scalars)],
+        "index_cast": ".to(tl.int64)" if schedule.wide else "",
+        "tile": schedule.items,
+        "block_rows": schedule.rows,
+        "chunks": schedule.chunks,
+        "chunk_unit": CHUNK_UNIT,
+        "loops": schedule.loops,
+        "margin": " " * (8 if schedule.loops else 4),
+        "row_lines": _row_lines(rows),
+        "row_loads": [_operand(o, layout, row_live) for o in rows.row_loads],
+        "loads": [_operand(o, layout, live) for o in rows.loads],
+        "lines_after": [line for line in rows.lines_after if line.value not in before],
+        "stores": [_operand(o, layout, live) for o in rows.stores],
+        "scans": [_scan(scan, layout, schedule, row_live, dialect) for scan in rows.scans],
+    }
+    context["include"] = _used(context, rows)
+    options = {
+        "signature": signature,
+        "multiples": multiples,
+        "num_warps": schedule.threads // WARP,
+        "enable_fp_fusion": False,
+    }
+    return context, options
+
+
+def _row_lines(rows: Rows) -> list[str]:
+    """Lines that turn ``row`` into the outer indices ``i0`` ..."""
+    lines, rest = [], "row"
+    for dim in reversed(range(1, rows.outer)):
+        lines.append(f"i{dim} = {rest} % {rows.sizes[dim]}")
+        lines.append(f"q{dim} = {rest} // {rows.sizes[dim]}")
+        rest = f"q{dim}"
+    return [*lines, f"i0 = {rest}"]
+
+
+def _units(rows: Rows, layout: Layout) -> dict[str, int]:
+    """What the sizes and strides that decide the width of an access are multiples of, at least."""
+    units = {rows.sizes[-1] if layout.columns else "length": layout.unit}
+    for operand in rows.operands:
+        if not _is_contiguous(operand, layout):
+            continue
+        strides = list(operand.strides)
+        if layout.columns:
+            strides = [*strides[:-1], *([operand.inner] if operand.along == "strided" else [])]
+        # A unit of more than one access promises no more than that its accesses are aligned.
+        units |= dict.fromkeys(strides, min(layout.unit, ACCESS_BYTES // item_size(operand.dtype)))
+    return units
+
+
+def _is_contiguous(operand: Operand, layout: Layout) -> bool:
+    return (operand.beside if layout.columns else operand.along) == "contiguous"
+
+
+def _alignment(operand: Operand, layout: Layout) -> int:
+    """Bytes that an operand's address is a multiple of."""
+    unit = layout.unit if _is_contiguous(operand, layout) else 1
+    return min(unit * item_size(operand.dtype), ACCESS_BYTES)
+
+
+def _at(operand: Operand, layout: Layout, column: str = "column") -> str:
+    """The offset of an operand's block, in elements."""
+    strides = list(operand.strides)
+    if operand.beside == "contiguous" and layout.columns:
+        strides[-1] = "1"
+    terms = [operand.offset, *(f"i{dim}" if s == "1" else f"i{dim} * {s}" for dim, s in enumerate(strides))]
+    if operand.inner != "0":
+        terms.append(column if operand.inner == "1" else f"{column} * {operand.inner}")
+    return " + ".join(term for term in terms if term)
+
+
+def _operand(operand: Operand, layout: Layout, live: str) -> dict[str, Any]:
+    """An operand with its access: ``expression`` of a load or an iota, ``stored`` and ``mask`` of a store."""
+    at = _at(operand, layout)
+    mask = f", mask={live}" if live else ""
+    found = fields(operand) | {"at": at, "mask": mask}
+    if operand.role == "store":
+        return found | {"stored": triton.store_cast(operand.value, operand.dtype)}
+    if operand.role == "iota":
+        return found | {"expression": f"({at}).to({triton.TYPES[operand.dtype]})"}
+    return found | {"expression": triton.load_cast(f"tl.load({operand.pointer} + {at}{mask})", operand.dtype)}
+
+
+def _scan(scan: Scan, layout: Layout, schedule: Schedule, row_live: str, dialect: Dialect) -> dict[str, Any]:
+    """A scan's lines: ``start`` in front of the tiles, ``step`` for one of them, ``end`` behind them.
+
+    ``state`` is of all tiles before one, ``own`` of its elements in it alone, ``now`` of both.
+    """
+    number, combine = scan.number, _COMBINE[scan.kind]
+    shape = f"({schedule.rows}, {schedule.items})"
+    index = "tl.int64" if schedule.wide else "tl.int32"
+    types = [dialect.types[scan.dtype]]
+    carried = [dialect.types[scan.carry_dtype]]
+    neutral = [identity(scan.kind, scan.dtype)]
+    elements = [_broadcast(scan.value, shape)]
+    if scan.kind in PLACES:
+        types, carried, neutral = [*types, index], [*carried, index], [*neutral, 0]
+        elements.append(_broadcast("column", shape))
+    elif scan.kind == "logsumexp":
+        types, carried, neutral = types * 2, carried * 2, [*neutral, 0]
+        elements.append(f"tl.full({shape}, 1, {types[0]})")
+    count = range(len(types))
+    none = [dialect.constant(neutral[part], _dtype(types[part], dialect)) for part in count]
+    own, now, state = ([f"{name}{number}_{part}" for part in count] for name in ("own", "now", "state"))
+    step = [f"own{number}_{part} = tl.where(inside, {elements[part]}, {none[part]})" for part in count]
+    step.append(f"{', '.join(own)} = {_scanned(own, combine)}")
+    known = [s if c == t else f"{s}.to({t})" for s, c, t in zip(state, carried, types, strict=True)]
+    carries = schedule.loops
+    if carries:
+        step.append(f"{', '.join(now)} = {combine}({', '.join((*known, *own))})")
+        last = [f"last_of_row({name}, {schedule.items})" for name in own]
+        last = [text if c == t else f"{text}.to({c})" for text, c, t in zip(last, carried, types, strict=True)]
+        step.append(f"{', '.join(state)} = {combine}({', '.join((*state, *last))})")
+    else:
+        now = own
+    if scan.kind == "logsumexp":
+        step.append(f"{scan.result} = {now[0]} + libdevice.log({now[1]})")
+    elif scan.result:
+        step.append(f"{scan.result} = {now[0]}")
+    if scan.place:
+        step.append(f"{scan.place} = {now[1]}.to(tl.int64)")
+    start = []
+    for part in count if carries else ():
+        none_carried = dialect.constant(neutral[part], _dtype(carried[part], dialect))
+        start.append(f"state{number}_{part} = tl.broadcast_to({none_carried}, ({schedule.rows}, 1))")
+    if scan.before:
+        start = _states_before(scan, layout, schedule, row_live, carried, neutral, dialect)
+    mask = f", mask={row_live}" if row_live else ""
+    end = [
+        f"tl.store({operand.pointer} + {_at(operand, layout)} + chunk, {state[part]}{mask})"
+        for part, operand in enumerate(scan.totals)
+    ]
+    return {"start": start, "step": step, "end": end}
+
+
+def _states_before(
+    scan: Scan,
+    layout: Layout,
+    schedule: Schedule,
+    row_live: str,
+    carried: list[str],
+    neutral: list[Any],
+    dialect: Dialect,
+) -> list[str]:
+    """The state of all chunks of a row before the program's own."""
+    names = [f"before{scan.number}_{part}" for part in range(len(carried))]
+    live = " & ".join(([row_live] if row_live else []) + ["(other < chunk)"])
+    lines = [f"other = tl.arange(0, {schedule.chunks})[None, :]"]
+    for name, operand, kind, number in zip(names, scan.before, carried, neutral, strict=True):
+        none = dialect.constant(number, _dtype(kind, dialect))
+        at = f"{operand.pointer} + {_at(operand, layout)} + other"
+        lines.append(f"{name} = tl.where({live}, tl.load({at}, mask={live}).to({kind}), {none})")
+    lines.append(f"{', '.join(names)} = {_scanned(names, _COMBINE[scan.kind])}")
+    for part, name in enumerate(names):
+        lines.append(f"state{scan.number}_{part} = last_of_row({name}, {schedule.chunks})")
+    return lines
+
+
+def _scanned(names: list[str], combine: str) -> str:
+    operands = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    return f"tl.associative_scan({operands}, 1, {combine})"
+
+
+def _broadcast(value: str, shape: str) -> str:
+    return f"tl.broadcast_to({value}, {shape})"
+
+
+def _dtype(kind: str, dialect: Dialect) -> str:
+    """The compute dtype of Triton's type ``kind``."""
+    return next(dtype for dtype, name in dialect.types.items() if name == kind)
+
+
+def _used(context: dict[str, Any], rows: Rows) -> str:
+    """The static headers' functions that the kernel calls: one file is one kernel, and holds no more than it needs."""
+    lines = [operand["expression"] for operand in (*context["row_loads"], *context["loads"])]
+    lines += [operand["stored"] for operand in context["stores"]]
+    lines += [line.text for line in (*rows.row_lines, *rows.lines_before, *rows.lines_after)]
+    lines += [text for scan in context["scans"] for part in ("start", "step", "end") for text in scan[part]]
+    texts = [
+        environment.header(name, environment.family_folder(folder) if folder else None) for name, folder in HEADERS
+    ]
+    return environment.select_functions("\n".join(texts), "\n".join(lines))

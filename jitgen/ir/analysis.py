@@ -1,0 +1,79 @@
+"""Questions that passes ask of expressions, and functions that rebuild expressions.
+
+Neighbours: nodes are ``ir/graph.py``'s, movements ``ir/views.py``'s; the families' claims use what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.views import BARRIERS, Mover
+
+
+def rewritten(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:
+    """``root`` with every node replaced, inputs first.
+
+    Args:
+        change: takes a node as it was, and the same node over its replaced inputs; returns the replacement.
+    """
+    memo: dict[int, Node] = {}
+    for node in topological([root]):
+        children = [memo[id(child)] for child in node.inputs]
+        same = all(a is b for a, b in zip(children, node.inputs, strict=True))
+        memo[id(node)] = change(node, node if same else mover.builder.like(node, children))
+    return memo[id(root)]
+
+
+def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
+    """``node``, a float32 value, as a node of ``dtype`` that is not rounded to it.
+
+    A cast would round. A multiplication by 1 does not, because values between operations keep their compute dtype
+    (``ir/body.py``).
+    """
+    one = mover.builder.const(1.0, "float32")
+    return mover.builder.make("mul", (node, one), dtype, node.shape, (), node.location)
+
+
+def varies(node: Node, dims: Sequence[int]) -> bool:
+    """Whether the elements of ``node`` may differ along any of ``dims``; False only where they provably do not."""
+    return not varying(topological([node]))[id(node)].isdisjoint(dims)
+
+
+def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
+    """The dimensions along which the elements of each node may differ, by the node's id.
+
+    Args:
+        order: nodes, each after its inputs.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for node in order:
+        dims: Iterable[int] = range(len(node.shape))
+        if node.op in ("const", "scalar"):
+            dims = ()
+        elif node.op == "view" and node.attrs[0] != "reshape":
+            sources, varied = ((dim, _source_dim(node, dim)) for dim in dims), found[id(node.inputs[0])]
+            dims = [dim for dim, source in sources if source is not None and source in varied]
+        elif node.op == "iota":
+            dims = (node.attrs[0],)
+        elif node.op == "reduce":
+            dims = [dim for dim in dims if dim not in node.attrs[1]]
+        elif node.op not in BARRIERS:
+            dims = frozenset().union(*(found[id(child)] for child in node.inputs))
+        found[id(node)] = frozenset(dim for dim in dims if node.shape[dim] != 1)
+    return found
+
+
+def _source_dim(view: Node, dim: int) -> int | None:
+    """The dimension of the view's source that ``dim`` of the view runs along; None where it repeats one element."""
+    kind = view.attrs[0]
+    source = view.inputs[0]
+    if kind == "permute":
+        return view.attrs[1][dim]
+    if kind == "unsqueeze":
+        return None if dim == view.attrs[1] else dim - (dim > view.attrs[1])
+    if kind == "squeeze":
+        return dim + (dim >= view.attrs[1])
+    if kind == "expand" and (source.op in ("const", "scalar") or (source.shape[dim] == 1 and view.shape[dim] != 1)):
+        return None
+    return dim

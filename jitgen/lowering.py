@@ -1,0 +1,266 @@
+"""What a graph becomes for one call: kernels, the layout of their buffers, and a schedule for each.
+
+``pipeline.lower`` calls ``partition``, ``lay_out`` and ``schedule`` in this order and returns their results as one
+``Lowered``, whose digest is the request key. Everything here is plain Python over frozen values: no Jinja, no
+compiler, no device.
+
+Neighbours: ``families/partition.py`` divides a graph into kernels, ``families/family.py`` says what is asked of a
+family, ``call/`` binds a ``Lowered`` and its compiled kernels to a launcher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jitgen.device import Device
+from jitgen.errors import UnsupportedError
+from jitgen.families import registry
+from jitgen.families.family import Arguments, Call, LaunchShape, Work
+from jitgen.families.operands import locate, output_strides
+from jitgen.families.partition import program_of
+from jitgen.fingerprint import code_digest, numeric_facts
+from jitgen.ir import graph as graphs
+from jitgen.ir import symbols
+from jitgen.ir.graph import Graph, Guard
+from jitgen.ir.program import Kernel, Program
+from jitgen.ir.views import Memory, Strided
+from jitgen.spec import SCHEMA, KernelSource, Target, digest
+from jitgen.trace.guards import Guards
+
+if TYPE_CHECKING:
+    from jitgen.codegen.environment import Rendered
+    from jitgen.families.family import Family
+
+
+@dataclass(frozen=True)
+class Route:
+    """How kernels are made: backend, compiler and target."""
+
+    backend: str
+    compiler: str
+    target: Target
+
+    @property
+    def device(self) -> Device:
+        """The target and the dialect, which is all that a family may look at. A dialect has its backend's name."""
+        return Device(self.target, self.backend)
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A graph partitioned into kernels.
+
+    Attributes:
+        program: the kernels and their buffers.
+        guards: the conditions on sizes under which the program is valid: the trace's, and those that partitioning
+            added.
+    """
+
+    program: Program
+    guards: tuple[Guard, ...]
+
+    def applies_to(self, environment: Mapping[str, Any], caller_output: bool, device: Device) -> bool:
+        """Whether partitioning again, for a call of these sizes, would give this program.
+
+        A request key must not depend on which calls a process made before. So a program is reused only where it follows
+        from the guards and from the families' recorded decisions; one that depends on the strides of the call it was
+        made for is never reused.
+        """
+        program = self.program
+        return (
+            program.general
+            and not (caller_output and program.returns_temporaries)
+            and all(guard.holds(dict(environment)) for guard in self.guards)
+            and all(
+                registry.named(family).decide(question.at(environment), device) == decision
+                for family, question, decision in program.decisions
+            )
+        )
+
+
+def partition(
+    graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], device: Device, caller_output: bool
+) -> Partitioned:
+    """``graph`` divided into kernels; each belongs to one family."""
+    guards = Guards(environment, graph.guards)
+    strided = [each.view for each in memory]
+    program = program_of(graph, guards.decide, environment, strided, device, caller_output)
+    return Partitioned(program, tuple(guards))
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """The buffers of one call.
+
+    Attributes:
+        memories: strides and alignment of every buffer; results and temporaries as they will be allocated.
+        layouts: for each kernel, one per region: the facts about strides that decide the source.
+        geometries: for each kernel, one per region: the sizes and strides that a launch passes to it.
+        aliases: for each output, its sizes and strides where it is an alias of another buffer, else None.
+    """
+
+    memories: tuple[Memory, ...]
+    layouts: tuple[tuple[Any, ...], ...]
+    geometries: tuple[tuple[Any, ...], ...]
+    aliases: tuple[Strided | None, ...]
+
+
+def lay_out(
+    program: Program,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    out: Sequence[Memory | None],
+    device: Device,
+) -> LaidOut:
+    """The memory of every buffer of ``program``, and the layouts and geometries of its kernels.
+
+    Args:
+        memory: strides and alignment of every input.
+        out: for each result, the memory of the caller's ``out=`` tensor; None where jitgen allocates the result.
+
+    Raises:
+        NotViewable: no strides describe a view at these strides of its input, and the program has no copy there.
+        UnsupportedError: elements of an argument that is updated in place share memory.
+    """
+    memories = _memories(program, environment, memory, out)
+    call = Call(environment, memories, device.is_gpu)
+    resolved = [registry.of(kernel).layout(kernel, call) for kernel in program.kernels]
+    aliases = tuple(
+        None if isinstance(output, int) else locate(output.movements, memories[output.input].view, environment)
+        for output in program.outputs
+    )
+    layouts, geometries = (tuple(pair[index] for pair in resolved) for index in (0, 1))
+    return LaidOut(tuple(memories), layouts, geometries, aliases)
+
+
+def _memories(
+    program: Program, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]
+) -> list[Memory]:
+    inputs = [m.view for m in memory]
+    memories = list(memory)
+    for buffer in program.temporaries:
+        sizes = tuple(symbols.evaluate(size, environment) for size in buffer.shape)
+        memories.append(Memory(Strided(sizes, output_strides(sizes, ()))))
+    updated = {position: index for index, position in program.mutated}
+    for position, buffer in enumerate(program.results):
+        sizes = tuple(symbols.evaluate(size, environment) for size in buffer.shape)
+        owned = out[position] if position < len(out) else None
+        if position in updated:
+            owned = memory[updated[position]]
+            if any(size > 1 and not step for size, step in zip(owned.view.sizes, owned.view.strides, strict=True)):
+                raise UnsupportedError(
+                    f"{program.name}: argument {updated[position]} is updated in place, but several of its elements "
+                    "share memory (an expanded tensor); clone it first"
+                )
+        memories.append(owned or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
+    return memories
+
+
+def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Any:
+    """The schedule of ``kernel``: the cheapest of its family's candidates."""
+    family = registry.of(kernel)
+    return family.schedule(family.problem(kernel, layouts, geometries, device), device)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph lowered for the sizes and strides of one call, and for one route.
+
+    Attributes:
+        graph: the traced graph, with the guards that partitioning added.
+        partitioned: the graph's partition into kernels, which calls of other sizes may reuse.
+        program: the kernels of this call: those of ``partitioned``, except where its family rewrote a kernel.
+        route: backend, compiler and target.
+        laid_out: strides and alignment of the buffers of this call.
+        schedules: one for each kernel. Graph, layouts, schedules and route make the request key.
+        caller_output: whether the caller passes ``out=`` for some result.
+    """
+
+    graph: Graph
+    partitioned: Partitioned
+    program: Program
+    route: Route
+    laid_out: LaidOut
+    schedules: tuple[Any, ...]
+    caller_output: bool = False
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        return self.laid_out.memories
+
+    @property
+    def layouts(self) -> tuple[tuple[Any, ...], ...]:
+        return self.laid_out.layouts
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The request key. It is the same on another machine, in another directory and under another user."""
+        return digest(
+            {
+                "schema": SCHEMA,
+                "code": code_digest(),
+                "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],
+                "graph": graphs.to_json(self.graph),
+                "layouts": [[_plain(layout) for layout in kernel] for kernel in self.layouts],
+                "schedules": [_plain(schedule) for schedule in self.schedules],
+                "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
+                "facts": numeric_facts(),
+            }
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no kernel has an element to compute: such a call launches no kernel and needs none compiled."""
+        return not any(self.work(number).elements for number in range(len(self.program.kernels)))
+
+    def launch(self, number: int) -> LaunchShape:
+        """Grid, block and the like of a launch of kernel ``number``."""
+        family, kernel, layouts, geometries, schedule = self._kernel(number)
+        return family.launch(kernel, layouts, geometries, schedule, self.route.device)
+
+    def arguments(self, number: int) -> Arguments:
+        """The arguments of a launch of kernel ``number``."""
+        family, kernel, layouts, geometries, schedule = self._kernel(number)
+        return family.arguments(kernel, layouts, geometries, schedule, self.route.device)
+
+    def work(self, number: int) -> Work:
+        """Elements computed, bytes moved and operations done by a launch of kernel ``number``."""
+        family, kernel, _, geometries, schedule = self._kernel(number)
+        return family.work(kernel, geometries, schedule)
+
+    def render(self, number: int) -> tuple[KernelSource, Rendered]:
+        """The source of kernel ``number``, and the template line that each of its lines came from."""
+        family, kernel, layouts, _, schedule = self._kernel(number)
+        return family.render(kernel, layouts, schedule, self.route.device, self.route.compiler)
+
+    def explain(self, number: int) -> list[str]:
+        """Kernel ``number`` in words: a title, then one line for each detail."""
+        family, kernel, layouts, _, schedule = self._kernel(number)
+        return family.explain(kernel, layouts, schedule, self.route.device)
+
+    def _kernel(self, number: int) -> tuple[Family, Kernel, tuple[Any, ...], tuple[Any, ...], Any]:
+        kernel, laid_out = self.program.kernels[number], self.laid_out
+        return (
+            registry.of(kernel),
+            kernel,
+            laid_out.layouts[number],
+            laid_out.geometries[number],
+            self.schedules[number],
+        )
+
+    def __str__(self) -> str:
+        """The specialisation in words: inputs, target, guards."""
+        inputs = ", ".join(graphs.described_inputs(self.graph, {}))
+        guards = "; ".join(map(str, self.graph.guards))
+        return f"({inputs}) for {self.route.target} by {self.route.backend}" + (f" where {guards}" if guards else "")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: dataclasses and tuples become lists."""
+    if dataclasses.is_dataclass(value):
+        return [_plain(field) for field in vars(value).values()]
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,59 @@
+"""Rewriting a traced graph for quantised weights in another layout than the one it was traced with.
+
+A traced graph takes the tensors of a weight in the layout of its backend (``weights.LAYOUTS``). In a manifest they are
+in the portable layout, so that a graph recorded with one backend can be built for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.ir.graph import Builder, Graph, InputSpec, Node, input_shape, topological
+from jitgen.ir.views import Memory, Strided, contiguous_strides
+from jitgen.quant import weights
+from jitgen.spec import dtype_name
+
+
+@dataclass(frozen=True)
+class Relaid:
+    """A rewritten graph, with the values of its symbols (``environment``) and the memory of each of its inputs."""
+
+    graph: Graph
+    environment: Mapping[str, Any]
+    memory: Sequence[Memory]
+
+
+def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], layout: str) -> Relaid:
+    """``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made them."""
+    inputs, sizes, memories = list(graph.inputs), dict(environment), list(memory)
+    changed: dict[int, torch.Tensor] = {}  # by index of the input
+    for node in topological(graph.results):
+        if node.op == "dequantize" and node.attrs[2] != layout:
+            format, group_size, _ = node.attrs
+            tensors = weights.described_tensors(format, group_size, node.shape, layout)  # type: ignore[arg-type]
+            changed |= {input.attrs[0]: tensor for input, tensor in zip(node.inputs, tensors, strict=True)}
+    if not changed:
+        return Relaid(graph, environment, memory)
+    for index, tensor in changed.items():
+        for dim in range(len(inputs[index].shape)):
+            del sizes[f"s{index}_{dim}"]
+        sizes |= {f"s{index}_{dim}": size for dim, size in enumerate(tensor.shape)}
+        inputs[index] = InputSpec(dtype_name(tensor.dtype), input_shape(index, tensor.shape))
+        dense = Strided(tuple(tensor.shape), contiguous_strides(tensor.shape))
+        memories[index] = Memory(dense, memories[index].alignment)
+    builder, memo = Builder(), dict[int, Node]()
+    for node in topological(graph.results):
+        children = [memo[id(child)] for child in node.inputs]
+        if node.op == "input":
+            spec = inputs[node.attrs[0]]
+            memo[id(node)] = builder.make("input", (), spec.dtype, spec.shape, node.attrs)
+        else:
+            attrs = (*node.attrs[:2], layout) if node.op == "dequantize" else node.attrs
+            memo[id(node)] = builder.make(node.op, children, node.dtype, node.shape, attrs)
+    outputs = tuple(memo[id(node)] for node in graph.outputs)
+    mutated = tuple((index, memo[id(node)]) for index, node in graph.mutated)
+    return Relaid(Graph(graph.name, tuple(inputs), outputs, graph.guards, mutated), sizes, memories)

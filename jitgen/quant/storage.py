@@ -1,0 +1,240 @@
+"""The tensors a quantised weight consists of, and their conversion between layouts.
+
+``StoredWeight`` is what ``QTensor`` is made of: everything that needs no table of torch functions. ``functions`` has
+that table, over ``StoredWeight``; ``qtensor`` joins the two. So imports point one way: storage <- functions <- qtensor.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.quant import layouts
+from jitgen.quant.formats import find
+from jitgen.quant.layouts import Parts
+from jitgen.quant.token import Token
+
+W = TypeVar("W", bound="StoredWeight")
+
+_lock = threading.RLock()
+"""Locked while a weight's tensors and token change or are read, since the two belong to each other."""
+
+
+class Copy:
+    """The tensors of one weight in one layout. Only this object is referred to weakly: ``Module.to`` swaps tensors, and
+    torch swaps none that have weak references."""
+
+    __slots__ = ("__weakref__", "layout", "parts")
+
+    def __init__(self, layout: str, parts: Parts):
+        self.layout, self.parts = layout, parts
+
+
+class Copies:
+    """What tensors that are the same weight share: detached, transposed, of another nominal dtype or in another layout.
+
+    Attributes:
+        converted: tensors by layout, remembered for the next request.
+        living: the copies that these tensors read, as long as they live.
+    """
+
+    __slots__ = ("converted", "living")
+
+    def __init__(self) -> None:
+        self.converted: dict[str, Parts] = {}
+        self.living: weakref.WeakSet[Copy] = weakref.WeakSet()
+
+
+class StoredWeight(torch.Tensor):
+    """The data of a quantised weight; ``QTensor`` is its one subclass.
+
+    Attributes:
+        parts: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
+        token: everything else about it; equal facts are the same object.
+    """
+
+    parts: Parts
+    token: Token
+    _copy: Copy
+    _copies: Copies
+    _is_param: bool
+
+    @classmethod
+    def _of(cls: type[W], parts: Parts, token: Token, copies: Copies | None = None) -> W:
+        """``copies``: of the tensors that this one is another view of."""
+        rows, columns = token.shape
+        strides = (1, rows) if token.transposed else (columns, 1)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, (rows, columns), strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
+        )
+        made.parts = parts
+        made.token = token
+        made._copies = copies or Copies()
+        made._add_copy(parts)
+        return made
+
+    def _add_copy(self, parts: Parts) -> None:
+        self._copy = Copy(self.token.layout, parts)
+        self._copies.living.add(self._copy)
+
+    # Python properties, because each of torch's own would call __torch_function__.
+    @property
+    def format(self) -> str:
+        return self.token.format
+
+    @property
+    def group_size(self) -> int | None:
+        return self.token.group_size
+
+    @property
+    def layout(self) -> str:  # type: ignore[override]
+        return self.token.layout
+
+    @property
+    def transposed(self) -> bool:
+        """Whether this is the transpose of a weight: of shape (K, N), with groups along K."""
+        return self.token.transposed
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size(self.token.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.token.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.token.device
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Size of its tensors in this layout, in bytes."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def codes(self) -> torch.Tensor:
+        return self.parts[0]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        return self.parts[1]
+
+    @property
+    def zeros(self) -> torch.Tensor | None:
+        return self.parts[2] if len(self.parts) > 2 else None
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made of."""
+        from jitgen.quant.decode import decode
+
+        token = self.token
+        with torch.no_grad():
+            parts = self._parts_in("portable", keep=False)
+            weight = decode(
+                find(token.format), token.group_size, token.weight_shape, parts, floating(dtype or token.dtype)
+            )
+        return weight.t() if token.transposed else weight
+
+    def with_layout(self: W, layout: str) -> W:
+        """The same weight in ``layout``. The conversion is remembered: the next call returns the same tensors."""
+        if layout == self.token.layout:
+            return self
+        with _lock:
+            parts = self._parts_in(layout, keep=True)
+            return type(self)._of(parts, self.token.replace(layout=layout), self._copies)
+
+    def relayout_(self: W, layout: str) -> W:
+        """Convert this weight to ``layout`` in place; the tensors of its layout until now are released."""
+        with _lock:
+            if layout != self.token.layout:
+                # In this order: a reader without the lock that sees the new token finds the tensors that belong to it.
+                self.parts = self._parts_in(layout, keep=False)
+                self.token = self.token.replace(layout=layout)
+                self._add_copy(self.parts)
+            return self
+
+    def _parts_in(self, layout: str, keep: bool) -> Parts:
+        with _lock:
+            token = self.token
+            if layout == token.layout:
+                return self.parts
+            parts = self._copies.converted.get(layout)
+            if parts is None:
+                format = find(token.format)
+                parts = layouts.convert(self.parts, token.layout, layout, format, token.group_size, token.weight_shape)
+                parts = settled(parts)
+                if keep:
+                    self._copies.converted.setdefault(token.layout, self.parts)
+                    parts = self._copies.converted.setdefault(layout, parts)
+            return parts
+
+    def _every_copy(self) -> list[tuple[str, Parts]]:
+        """(layout, tensors) of every copy of this weight: here, converted, and in other tensors of this weight."""
+        with _lock:
+            living = [(copy.layout, copy.parts) for copy in self._copies.living]
+            found = [*self._copies.converted.items(), *living]
+            return list({id(parts[0]): (layout, parts) for layout, parts in found}.values())
+
+    def _map(self: W, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> W:
+        """A new weight, with ``function`` applied to each of its tensors."""
+        parts = settled(tuple(map(function, self.parts)))
+        return type(self)._of(parts, self.token.replace(device=parts[0].device, **changes))
+
+    def _rows(self: W, rows: torch.Tensor) -> W:
+        """A new portable weight of these rows (int64, on the CPU); this weight is not transposed."""
+        token = self.token
+        parts = self._parts_in("portable", keep=False)
+        rows = rows.to(token.device)
+        taken = settled(tuple(part.index_select(0, rows) for part in parts))
+        shape = (len(rows), token.weight_shape[1])
+        return type(self)._of(taken, token.replace(layout="portable", weight_shape=shape))
+
+    def _portable(self: W) -> W:
+        """A new weight in the portable layout, on the same device."""
+        return type(self)._of(self._parts_in("portable", keep=False), self.token.replace(layout="portable"))
+
+    def _alias(self: W, **changes: Any) -> W:
+        """A weight that shares the tensors of this one."""
+        with _lock:
+            return type(self)._of(self.parts, self.token.replace(**changes), self._copies)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        token = self.token
+        parameter = ", Parameter" if getattr(self, "_is_param", False) else ""
+        transposed = ", transposed" if token.transposed else ""
+        return (
+            f"QTensor({token.format}, group_size={token.group_size}, shape={token.shape}, layout={token.layout!r}, "
+            f"dtype={token.dtype}, device={str(token.device)!r}{transposed}{parameter})"
+        )
+
+    __hash__ = object.__hash__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __len__(self) -> int:
+        return self.token.shape[0]
+
+
+def settled(parts: Parts) -> Parts:
+    """``parts``, after every write to them has ended.
+
+    A kernel may fetch weights before the previous kernel of its stream has ended (programmatic dependent launch). So a
+    weight must be written completely before a tensor is made of it, and after it was changed in place.
+    """
+    if parts[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(parts[0].device).synchronize()
+    return parts
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """``dtype`` where it is a floating-point one; UnsupportedError otherwise."""
+    if not dtype.is_floating_point:
+        raise UnsupportedError(f"a quantised weight has no dtype {dtype}; use a floating-point one, such as bfloat16")
+    return dtype

@@ -1,0 +1,117 @@
+"""Quantised weights among the arguments of a call are unpacked into plain tensors, in the layout that kernels read.
+
+The rest of jitgen meets a ``QTensor`` as a node of the argument tree (``QuantizedLeaves``): its tensors are leaves like
+all others, and its token (format, group size, layout, shape) belongs to the structure of the tree and thereby to the
+signature. A weight in the portable layout is converted in place when a function first takes it, so that memory holds it
+once, in the layout of that function's backend. A weight that two backends share has a copy in the layout of each.
+
+Nothing here imports ``QTensor`` before a program has made one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen.errors import FormatError
+from jitgen.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from jitgen.quant.layouts import Parts
+    from jitgen.quant.qtensor import QTensor
+    from jitgen.quant.tracing import QuantizedLeaves
+
+LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
+"""Backend -> the layout that its kernels read."""
+
+
+def exist() -> bool:
+    """Whether this process may have made a quantised weight; if not, no argument needs to be looked at."""
+    return "jitgen.quant.qtensor" in sys.modules
+
+
+def is_quantized(value: Any) -> bool:
+    """Whether ``value`` is a ``QTensor``."""
+    module = sys.modules.get("jitgen.quant.qtensor")
+    return module is not None and isinstance(value, module.QTensor)
+
+
+def is_unpacked(value: Any) -> bool:
+    """Whether ``value`` is a quantised weight that ``unpack`` returned."""
+    module = sys.modules.get("jitgen.quant.tracing")
+    return module is not None and isinstance(value, module.QuantizedLeaves)
+
+
+def is_described(value: Any) -> bool:
+    """Whether ``value`` is the spec of a quantised weight."""
+    return isinstance(value, TensorSpec) and value.format is not None
+
+
+def among(values: Any) -> bool:
+    """Whether a structure of arguments contains a quantised weight or the spec of one."""
+    return any(is_quantized(leaf) or is_described(leaf) for leaf in pytree.tree_leaves(values))
+
+
+def tensor_positions(tree: Any) -> frozenset[int]:
+    """The indices of those leaves of an argument structure that are tensors of quantised weights.
+
+    ``tree``: None if the arguments are a plain sequence, which contains no unpacked weights.
+    """
+    if tree is None:
+        return frozenset()
+    numbered = pytree.tree_unflatten(range(tree.num_leaves), tree)
+    leaves = pytree.tree_leaves(numbered, is_leaf=is_unpacked)
+    return frozenset(index for leaf in leaves if is_unpacked(leaf) for index in leaf.parts)
+
+
+def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) -> Any:
+    """``values`` with every quantised weight, and every spec of one, unpacked in the layout ``layout_of(weight)``.
+
+    ``in_place``: whether a weight in the portable layout is itself converted. Otherwise a copy is, so that inspecting
+    what would run leaves the weight unchanged.
+    """
+
+    def unpack_leaf(leaf: Any) -> Any:
+        if is_quantized(leaf):
+            return unpack_weight(leaf if in_place else leaf.detach(), layout_of(leaf))
+        return _unpack_spec(leaf, layout_of(leaf)) if is_described(leaf) else leaf
+
+    return pytree.tree_map(unpack_leaf, values)
+
+
+def unpack_weight(weight: QTensor, layout: str) -> QuantizedLeaves:
+    """``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
+    from jitgen.quant.tracing import QuantizedLeaves
+
+    if weight.token.layout == "portable" != layout:
+        weight.relayout_(layout)
+    return QuantizedLeaves.of(weight, layout)
+
+
+def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:
+    """The specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
+    from jitgen.quant.token import intern
+    from jitgen.quant.tracing import QuantizedLeaves
+
+    if not all(isinstance(size, int) for size in spec.shape):
+        raise FormatError(f"{spec}: the sizes of a quantised weight are numbers; only an activation's may be symbolic")
+    assert spec.format is not None
+    shape = (int(spec.shape[0]), int(spec.shape[1]))
+    tensors = described_tensors(spec.format, spec.group_size, shape, layout)
+    token = intern(spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta"))
+    return QuantizedLeaves((TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
+
+
+def described_tensors(format: str, group_size: int | None, shape: tuple[int, int], layout: str) -> Parts:
+    """The tensors of a weight of ``shape`` (N, K) in ``layout``, on the meta device: shapes and dtypes only."""
+    from jitgen.quant import formats, layouts
+    from jitgen.quant.layouts import portable
+
+    row = formats.find(format)
+    with torch._C.DisableTorchFunction():
+        tensors = portable.empty(row, group_size, shape, "meta")
+        return layouts.convert(tensors, "portable", layout, row, group_size, shape)

@@ -1,0 +1,109 @@
+"""Rows of torch's cumulative functions: each is a ``scan`` node along one dimension.
+
+Integers and bool are added and multiplied as int64, as in torch. What bool has extrema of are the numbers 0 and 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node
+from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.movement import dimension, unsqueeze, view
+from jitgen.trace.table import row
+from jitgen.trace.typing import operand, pointwise
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+
+def scan(trace: Trace, kind: str, input: Node, dim: int, dtype: str | None = None) -> Node:
+    """``kind`` of the elements of ``input`` up to each one along ``dim``, from the first on; of ``dtype``."""
+    return trace.make("scan", (input,), dtype or input.dtype, input.shape, (kind, dim, False))
+
+
+def _copy(trace: Trace, input: Node, dtype: str) -> Node:
+    """What is cumulated of the one element of a tensor without dimensions."""
+    return trace.make("cast", (input,), dtype, input.shape)
+
+
+def _accumulated(trace: Trace, kind: str, input: Node, dim: Any, dtype: torch.dtype | None, name: str) -> Node:
+    if dtype is not None:
+        to = dtype_name(dtype)
+    else:
+        to = input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
+    if to == "bool" or to.startswith("float8"):
+        raise UnsupportedError(f"{name} of {to} is not implemented, in torch neither")
+    along = dimension(input, dim)
+    return scan(trace, kind, trace.cast(input, to), along) if input.shape else _copy(trace, input, to)
+
+
+@row("cumsum")
+def cumsum(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None, **kw: Any) -> Node:
+    return _accumulated(trace, "sum", input, kw.get("axis", dim), dtype, "cumsum")
+
+
+@row("cumprod")
+def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None, **kw: Any) -> Node:
+    return _accumulated(trace, "prod", input, kw.get("axis", dim), dtype, "cumprod")
+
+
+def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]:
+    """(values, places)."""
+    if input.dtype.startswith("float8"):
+        raise UnsupportedError(f"cum{kind} of {input.dtype} is not implemented, in torch neither")
+    along = dimension(input, dim)
+    if not input.shape:
+        return _copy(trace, input, input.dtype), operand(trace, 0, "int64")
+    number = trace.cast(input, "uint8" if input.dtype == "bool" else input.dtype)
+    values = trace.cast(scan(trace, kind, number, along), input.dtype)
+    return values, scan(trace, f"arg{kind}", number, along, "int64")
+
+
+@row("cummax")
+def cummax(trace: Trace, input: Node, dim: Any) -> Any:
+    return torch.return_types.cummax(_extremum(trace, "max", input, dim))
+
+
+@row("cummin")
+def cummin(trace: Trace, input: Node, dim: Any) -> Any:
+    return torch.return_types.cummin(_extremum(trace, "min", input, dim))
+
+
+@row("logcumsumexp")
+def logcumsumexp(trace: Trace, input: Node, dim: Any) -> Node:
+    if not DTYPES[input.dtype].is_floating_point or input.dtype.startswith("float8"):
+        raise UnsupportedError(f"logcumsumexp of {input.dtype} is not implemented, in torch neither")
+    along = dimension(input, dim)
+    return scan(trace, "logsumexp", input, along) if input.shape else _copy(trace, input, input.dtype)
+
+
+@row("cumulative_trapezoid")
+def cumulative_trapezoid(trace: Trace, y: Node, x: Any = None, *, dx: Any = None, dim: Any = -1) -> Node:
+    along = dimension(y, dim)
+    neighbours = pointwise(trace, "add", _without_first(trace, y, along), _without_last(trace, y, along))
+    if x is None:
+        return pointwise(trace, "mul", cumsum(trace, neighbours, along), (1.0 if dx is None else dx) / 2.0)
+    if len(x.shape) == 1:
+        for _ in range(len(y.shape) - 1 - along):
+            x = unsqueeze(trace, x, len(x.shape))
+    at = len(x.shape) - (len(y.shape) - along)
+    apart = pointwise(trace, "sub", _without_first(trace, x, at), _without_last(trace, x, at))
+    return pointwise(trace, "div", cumsum(trace, pointwise(trace, "mul", apart, neighbours), along), 2.0)
+
+
+def _without_first(trace: Trace, node: Node, dim: int) -> Node:
+    return _cut(trace, node, dim, 1)
+
+
+def _without_last(trace: Trace, node: Node, dim: int) -> Node:
+    return _cut(trace, node, dim, 0)
+
+
+def _cut(trace: Trace, node: Node, dim: int, start: int) -> Node:
+    shape: Any = (*node.shape[:dim], symbols.sub(node.shape[dim], 1), *node.shape[dim + 1 :])
+    return view(trace, node, ("slice", dim, start, 1), shape)

@@ -1,0 +1,186 @@
+// Matmul on the host: y[m, n] = epilogue(sum over k of x[m, k] * w[n, k]), several weights and several regions at once.
+//
+// x is packed once, in tiles of up to 24 rows. Weights are in blocks of 16 rows. A tile has one accumulator for each of
+// its rows; a block of weights is decoded in registers and multiplied with all of the tile's rows, and the multiply-add
+// itself reads x from memory. So only four bits of a weight are read, and above a few rows the arithmetic hides the
+// decoding. A thread computes a run of blocks, in groups. It collects their sums over all of k in a buffer of its own,
+// and the epilogue then reads that buffer, one row of a group's columns at a time.
+//
+// Sums have the same order for every number of threads, because k is never split among threads.
+//
+// The generated source has, for each region, a struct with
+//   Weight w0, w1, ...                      (of gemm_operands.hpp)
+//   int64_t columns() const                 its N
+//   template <class F> void each(const F& f) const        f(0, w0); f(1, w1); ...
+//   void epilogue(int64_t m, int64_t n, int64_t count, const Accumulator* sums, int64_t plane) const
+//                                           columns n .. n + count of row m; contraction c's are at sums + c * plane
+// and for x a struct with Storage and `void fill(int64_t m, int64_t k, int64_t count, Storage* to) const`.
+#pragma once
+
+#include <stddef.h>
+
+#include "jitgen/gemm_operands.hpp"
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
+
+namespace jitgen {
+namespace gemm {
+
+constexpr int64_t rows_at_once = 240;    // rows of x whose sums fit the second-level cache
+constexpr int64_t fill_elements = 1024;  // elements of a row that are packed at a time
+
+namespace detail {
+
+// Packs the rows of x from `first` on, as many as `to` has, by all threads. There are zeros beyond `k`.
+template <class Compute, class X>
+void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64_t thread, int64_t threads) {
+  constexpr int64_t per = Compute::per_element;
+  alignas(64) typename X::Storage buffer[fill_elements * per];
+  const int64_t pieces = (to.depth + fill_elements - 1) / fill_elements;
+  const Range mine = share(to.tiles * pieces, 1, thread, threads);
+  for (int64_t number = mine.begin; number < mine.end; ++number) {
+    const Range rows = to.tile(number / pieces);
+    const int64_t count = rows.end - rows.begin;
+    const int64_t e = number % pieces * fill_elements;
+    const int64_t elements = to.depth - e < fill_elements ? to.depth - e : fill_elements;
+    const int64_t there = k - e * per < 0 ? 0 : k - e * per < elements * per ? k - e * per : elements * per;
+    for (int64_t m = rows.begin; m < rows.end; ++m) {
+      x.fill(first + m, e * per, there, buffer);
+      __builtin_memset(buffer + there, 0, (elements * per - there) * sizeof(buffer[0]));
+      pack_row<Compute>(buffer, elements, to.data + rows.begin * to.depth + e * count + (m - rows.begin), count);
+    }
+  }
+}
+
+// How work is distributed among threads: `across` of them share the blocks, `down` share the tiles.
+struct Grid {
+  int64_t across;
+  int64_t down;
+};
+
+JITGEN_INLINE Grid grid_of(int64_t blocks, int64_t tiles, int64_t threads) {
+  Grid best{threads, 1};
+  int64_t least = -1;
+  for (int64_t down = 1; down <= threads; ++down) {
+    const int64_t across = threads / down;
+    const int64_t load = ((blocks + across - 1) / across) * ((tiles + down - 1) / down);
+    if (least < 0 || load < least) {
+      best = {across, down};
+      least = load;
+    }
+  }
+  return best;
+}
+
+// One block more than a group has, so that rows do not map to the same sets of a cache.
+constexpr int64_t row_stride_of(int64_t group) { return (group + 1) * block_rows; }
+
+template <class Compute, class Region>
+void region_groups(const Region& region, const Packed<Compute>& x, Range tiles, int64_t first_row, Range blocks,
+                   int64_t group, typename Compute::Accumulator* sums, typename Compute::Element* panel) {
+  const Range rows = {x.tile(tiles.begin).begin, x.tile(tiles.end - 1).end};
+  const int64_t row_stride = row_stride_of(group);
+  const int64_t plane = x.rows * row_stride;
+  for (int64_t block = blocks.begin; block < blocks.end; block += group) {
+    const int64_t count = blocks.end - block < group ? blocks.end - block : group;
+    region.each([&](int64_t contraction, const auto& weight) {
+      auto* const to = sums + contraction * plane;
+      if (x.depth == 0) __builtin_memset(to, 0, plane * sizeof(*to));
+      weight.template sum<Compute>(Task<Compute>{x, tiles, block, count, to, row_stride, panel});
+    });
+    const int64_t n = block * block_rows;
+    const int64_t columns = region.columns() - n < count * block_rows ? region.columns() - n : count * block_rows;
+    for (int64_t m = rows.begin; m < rows.end; ++m) {
+      region.epilogue(first_row + m, n, columns, sums + m * row_stride, plane);
+    }
+  }
+}
+
+template <class T>
+constexpr T largest(T a, T b) {
+  return a > b ? a : b;
+}
+
+}  // namespace detail
+
+// The whole product, on `threads` threads. x is [m, k].
+template <class Compute, class X, class... Regions>
+void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&... regions) {
+  using Element = typename Compute::Element;
+  using Accumulator = typename Compute::Accumulator;
+  int64_t depth = 0, contractions = 0, panel = 0, blocks = 0;
+  const auto measure = [&](const auto& region) {
+    region.each([&](int64_t contraction, const auto& weight) {
+      depth = detail::largest(depth, weight.template depth<Compute>());
+      panel = detail::largest(panel, weight.template panel<Compute>());
+      contractions = detail::largest(contractions, contraction + 1);
+    });
+    blocks += round_up(region.columns(), block_rows) / block_rows;
+  };
+  (measure(regions), ...);
+  if (m == 0 || blocks == 0) return;
+  const int64_t passes = (m + rows_at_once - 1) / rows_at_once;
+  const int64_t most_rows = (m + passes - 1) / passes;
+  const int64_t packed_bytes = round_up(most_rows * depth * sizeof(Element), 4096);
+  const int64_t group = most_rows <= wide_rows ? wide_group_blocks : group_blocks;
+  const int64_t sums = contractions * most_rows * detail::row_stride_of(group);
+  const int64_t sums_bytes = round_up(sums * sizeof(Accumulator), 4096);
+  const int64_t own_bytes = sums_bytes + round_up(panel * sizeof(Element), 4096);
+  char* const memory = static_cast<char*>(aligned_alloc(4096, packed_bytes + threads * own_bytes));
+  if (memory == nullptr) __builtin_trap();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    const int64_t present = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
+    char* const own = memory + packed_bytes + thread * own_bytes;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const Range rows = share(m, 1, pass, passes);
+      const int64_t count = rows.end - rows.begin;
+      const Packed<Compute> packed{reinterpret_cast<Element*>(memory), count, depth,
+                                   (count + Compute::tile_rows - 1) / Compute::tile_rows};
+      detail::pack(x, packed, rows.begin, k, thread, present);
+#pragma omp barrier
+      const detail::Grid grid = detail::grid_of(blocks, packed.tiles, present);
+      if (thread < grid.across * grid.down) {
+        const Range mine = share(blocks, 1, thread % grid.across, grid.across);
+        const Range tiles = share(packed.tiles, 1, thread / grid.across, grid.down);
+        int64_t first = 0;
+        const auto run = [&](const auto& region) {
+          const int64_t here = round_up(region.columns(), block_rows) / block_rows;
+          const Range own_blocks = {detail::largest<int64_t>(mine.begin - first, 0),
+                                    mine.end - first < here ? mine.end - first : here};
+          if (tiles.begin < tiles.end && own_blocks.begin < own_blocks.end) {
+            detail::region_groups(region, packed, tiles, rows.begin, own_blocks, group,
+                                  reinterpret_cast<Accumulator*>(own), reinterpret_cast<Element*>(own + sums_bytes));
+          }
+          first += here;
+        };
+        (run(regions), ...);
+      }
+      if (pass + 1 < passes) {
+#pragma omp barrier
+      }
+    }
+  }
+  __builtin_free(memory);
+}
+
+// Calls function(matrix, threads) for each of `count` matrices. As many as there are threads are computed at once, each
+// by one thread; the remaining ones are computed one after another, by all threads.
+template <class Function>
+void each_matrix(int64_t count, int32_t threads, const Function& function) {
+  const int64_t shared_out = threads > 1 ? count / threads * threads : 0;
+  if (shared_out != 0) {
+#pragma omp parallel num_threads(threads)
+    {
+      const Range mine = share(shared_out, 1, omp_get_thread_num(), omp_get_num_threads());
+      for (int64_t matrix = mine.begin; matrix < mine.end; ++matrix) function(matrix, 1);
+    }
+  }
+  for (int64_t matrix = shared_out; matrix < count; ++matrix) function(matrix, threads);
+}
+
+}  // namespace gemm
+}  // namespace jitgen

@@ -1,0 +1,111 @@
+// The arithmetic of a product: the type it is accumulated in, and the layout of packed rows of x.
+//
+//   Singles   float x float          float16, float32, and bfloat16 where the processor has no dot product of it
+//   Pairs     two bfloat16 at once   an element is the pair (k, k + 1); accumulated in float
+//   Wide      double x double
+//
+// x is packed in tiles of rows. The rows of a tile are interleaved, so that a tile is read in order of k.
+#pragma once
+
+#include "jitgen/gemm_vector.hpp"
+
+namespace jitgen {
+namespace gemm {
+
+// `most_rows`: rows of a tile for which registers, 32 on AVX-512 and 16 elsewhere, hold the accumulators, the block's
+// weights and a broadcast of x. Tiles have `tile_rows` rows at most.
+struct Singles {
+  using Element = float;
+  using Accumulator = float;
+  using Vector = Floats;
+  using Weights = Floats;
+  static constexpr int per_element = 1;
+  static constexpr int vectors = block_rows / float_lanes;
+  static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
+  static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
+};
+
+struct Wide {
+  using Element = double;
+  using Accumulator = double;
+  using Vector = Doubles;
+  using Weights = Doubles;
+  static constexpr int per_element = 1;
+  static constexpr int vectors = block_rows / double_lanes;
+  static constexpr int most_rows = vectors == 2 ? 12 : vectors == 4 ? 3 : 1;
+  static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
+};
+
+#if defined(JITGEN_AVX512)
+struct Pairs {
+  using Element = uint32_t;
+  using Accumulator = float;
+  using Vector = Floats;
+  using Weights = Words;
+  static constexpr int per_element = 2;
+  static constexpr int vectors = 1;
+  static constexpr int most_rows = 24;
+  static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
+};
+#endif
+
+namespace detail {
+
+// The lowest tile that occurs where at least `fewest` rows are divided evenly into as few tiles of `most` rows as hold
+// them.
+constexpr int lowest_tile(int most, int fewest) {
+  int lowest = most;
+  for (int rows = fewest; rows <= fewest + 2 * most; ++rows) {
+    const int tile = rows / ((rows + most - 1) / most);
+    lowest = tile < lowest ? tile : lowest;
+  }
+  return lowest;
+}
+
+}  // namespace detail
+
+// The same with tiles of at most `most` rows, for at least `fewest` rows of x. Only the heights of tiles that then
+// occur are compiled.
+template <class Compute, int most, int fewest>
+struct Few : Compute {
+  static constexpr int tile_rows = most < Compute::tile_rows ? most : Compute::tile_rows;
+  static constexpr int fewest_rows = detail::lowest_tile(tile_rows, fewest);
+};
+
+// ------------------------------------------------------------------------------------------------------ rows of x
+
+namespace detail {
+
+template <class Element>
+struct Convert {
+  template <class Storage>
+  JITGEN_INLINE Element from(const Storage* x, int64_t e) {
+    return static_cast<Element>(jitgen::load(x[e]));
+  }
+};
+template <>
+struct Convert<uint32_t> {
+  JITGEN_INLINE uint32_t from(const bfloat16* x, int64_t e) {
+    return uint32_t(x[2 * e].bits) | uint32_t(x[2 * e + 1].bits) << 16;
+  }
+};
+
+}  // namespace detail
+
+// Copies `count` elements of one row from `x` to every `rows`-th element of `to`.
+template <class Compute, class Storage>
+JITGEN_INLINE void pack_row(const Storage* x, int64_t count, typename Compute::Element* to, int64_t rows) {
+  using Convert = detail::Convert<typename Compute::Element>;
+  if (rows == 1) {
+#pragma omp simd
+    for (int64_t e = 0; e < count; ++e) to[e] = Convert::from(x, e);
+  } else {
+    for (int64_t e = 0; e < count; ++e) to[e * rows] = Convert::from(x, e);
+  }
+}
+
+}  // namespace gemm
+}  // namespace jitgen

@@ -1,0 +1,247 @@
+// y^T = W x^T with mma.sync for dense bfloat16 and float16, sm_80 and up, any strides and alignments. Both operands go
+// through a ring of `stages` tiles in shared memory. Copies are asynchronous where the alignment allows 4 bytes or more
+// at a time, and plain loads otherwise. An operand with stride 1 along k is stored as rows of 64 k's. One with stride 1
+// along its rows or columns is stored as 64 runs of these, and ldmatrix transposes it when fragments are loaded.
+//
+// A block computes 16 * row_tiles * warps_n rows of the weight and 8 * token_tiles * warps_m tokens. K is distributed
+// among warps_k groups of warps, and among the blocks of a cluster. The epilogue is called by gemm_epilogue.cuh.
+#pragma once
+
+#include "jitgen/gemm_activation.cuh"
+#include "jitgen/gemm_epilogue.cuh"
+
+namespace jitgen {
+
+// The dimension along which an operand [outer, k] is contiguous. Accesses are of `vector` elements.
+enum class Along { k, outer, neither };
+
+// A tile of `outer` by 64 elements of one operand. Its 16-byte units are swizzled, so that the eight units of an 8x8
+// matrix are in different banks.
+template <class Element, Along along, int vector, int outer, int threads>
+struct OperandTile {
+  static constexpr int bytes = outer * 128;
+  static_assert(outer % 8 == 0 && (along != Along::outer || outer % 64 == 0 || (64 % outer == 0)), "");
+
+  const Element* from;
+  int64_t outer_stride, k_stride;
+  int live;  // rows or columns of the tile that exist
+
+  static JITGEN_DEVICE uint32_t place(int at, int k) {  // byte offset of an element
+    if constexpr (along == Along::outer) {
+      constexpr int units = outer / 8;
+      const int turn = units >= 8 ? k & 7 : k / (units >= 8 ? 1 : 8 / units) & (units - 1);
+      return k * (outer * 2) + ((at / 8 ^ turn) << 4) + at % 8 * 2;
+    } else {
+      return at * 128 + ((k / 8 ^ at & 7) << 4) + k % 8 * 2;
+    }
+  }
+
+  // The address of the row that lane `lane` loads of the 8x8 matrix number (at8, k8).
+  static JITGEN_DEVICE uint32_t matrix(int at8, int k8, int lane) {
+    return along == Along::outer ? place(at8 * 8, k8 * 8 + lane % 8) : place(at8 * 8 + lane % 8, k8 * 8);
+  }
+  static JITGEN_DEVICE void load(uint32_t (&fragment)[4], uint32_t address) {
+    if constexpr (along == Along::outer) {
+      load_matrices_transposed(fragment, address);
+    } else {
+      load_matrices(fragment, address);
+    }
+  }
+
+  // Copies elements k0 .. k0 + 63, with zeros from K on. Nothing is written beyond `live`: no result depends on it.
+  JITGEN_DEVICE void stage(uint32_t tile, int k0, int K, int thread) const {
+    constexpr int line = along == Along::outer ? outer : 64, lines = along == Along::outer ? 64 : outer;
+    constexpr int pieces = line / vector;
+    if constexpr (along != Along::neither && vector > 1) {
+#pragma unroll
+      for (int first = 0; first < lines * pieces; first += threads) {
+        const int piece = first + thread;
+        if (lines * pieces % threads != 0 && piece >= lines * pieces) break;
+        const int number = piece / pieces, place_in = piece % pieces * vector;
+        const int at = along == Along::outer ? place_in : number, k = along == Along::outer ? number : place_in;
+        if (at >= live) continue;
+        const uint32_t to = tile + place(at, k);
+        const int left = along == Along::outer ? live - at : K - k0 - k;
+        const int whole = left < vector ? (left > 0 ? left * 2 : 0) : vector * 2;
+        const int size = k0 + k < K ? whole : 0;
+        const int64_t offset =
+            along == Along::outer ? (k0 + k) * k_stride + at : at * outer_stride + (k0 + k);
+        if (size == vector * 2) {
+          copy_async<vector * 2>(to, from + offset);
+        } else {
+          copy_async<vector * 2>(to, size ? from + offset : from, size);
+        }
+      }
+    } else {
+#pragma unroll 4
+      for (int piece = thread; piece < lines * line; piece += threads) {
+        const int at = along == Along::outer ? piece % line : piece / line;
+        const int k = along == Along::outer ? piece / line : piece % line;
+        if (at >= live) continue;
+        const uint16_t element = k0 + k < K ? from[at * outer_stride + (k0 + k) * k_stride].bits : uint16_t(0);
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + place(at, k)), "h"(element) : "memory");
+      }
+    }
+  }
+};
+
+// The same for x. A computed x is stored as rows of 64 k's.
+template <class X, Along along, int outer, int threads, bool computed = X::computed>
+struct ActivationTile : OperandTile<typename X::Element, along, X::vector, outer, threads> {
+  JITGEN_DEVICE ActivationTile(const X& x, int first, int live)
+      : OperandTile<typename X::Element, along, X::vector, outer, threads>{x.pointer + first * x.row_stride, x.row_stride,
+                                                                          x.k_stride, live} {}
+};
+template <class X, Along along, int outer, int threads>
+struct ActivationTile<X, along, outer, threads, true> : OperandTile<typename X::Element, Along::k, 8, outer, threads> {
+  using Tile = OperandTile<typename X::Element, Along::k, 8, outer, threads>;
+  const X& x;
+  int first;
+  JITGEN_DEVICE ActivationTile(const X& x, int first, int live) : Tile{nullptr, 0, 0, live}, x(x), first(first) {}
+  JITGEN_DEVICE void stage(uint32_t tile, int k0, int K, int thread) const {
+    constexpr int pieces = 64 / X::vector;
+    constexpr int batch = outer * pieces >= 2 * threads ? 2 : 1;
+    stage_elements<batch>(x, K, thread, outer * pieces, threads, [&](int i) -> StagedPlace {
+      const int at = i / pieces, k = i % pieces * X::vector;
+      return {tile + Tile::place(at, k), first + smaller(at, this->live - 1), k0 + k, at < this->live};
+    });
+  }
+};
+
+template <int contractions_, int token_tiles_, int row_tiles_, int warps_m_, int warps_n_, int warps_k_, int cluster_,
+          int stages_, int width_, Along x_along_, Along w_along_, int w_vector_>
+struct DenseConfig {
+  static constexpr int contractions = contractions_, row_tiles = row_tiles_, warp_tokens = token_tiles_;
+  static constexpr int warps_m = warps_m_, warps_n = warps_n_, warps_k = warps_k_, cluster = cluster_;
+  static constexpr int stages = stages_, width = width_;
+  static constexpr Along x_along = x_along_, w_along = w_along_;
+  static constexpr int w_vector = w_vector_;
+  static constexpr int token_tiles = warp_tokens * warps_m, tokens = 8 * token_tiles, rows = 16 * row_tiles * warps_n;
+  static constexpr int threads = 32 * warps_m * warps_n * warps_k;
+};
+
+template <class Config>
+struct DenseShared {
+  using Partial = PartialTile<Config::contractions, Config::tokens, Config::rows, Config::warps_k>;
+  static constexpr int part = (Config::tokens + Config::contractions * Config::rows) * 128;  // bytes of 64 k's
+  static constexpr int stage = Config::warps_k * part;
+  static constexpr int main = Config::stages * stage > Partial::floats * 4 ? Config::stages * stage : Partial::floats * 4;
+  static constexpr int bytes = main + inbox_floats<Config>() * 4;
+};
+
+template <class Element>
+struct DenseWeight {
+  const Element* pointer;
+  int64_t row_stride, k_stride;
+};
+
+// As mma_gemm of gemm_mma.cuh, with dense weights.
+template <class Config, class X, class Element, class Epilogue>
+JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, int K,
+                              const DenseWeight<Element> (&weights)[Config::contractions], const Epilogue& epilogue,
+                              int m_block, int n_block) {
+  using Shared = DenseShared<Config>;
+  constexpr int C = Config::contractions, T = Config::warp_tokens, R = Config::row_tiles, S = Config::stages;
+  constexpr int warps_k = Config::warps_k;
+  using Tokens = ActivationTile<X, Config::x_along, Config::tokens, Config::threads>;
+  using W = OperandTile<Element, Config::w_along, Config::w_vector, Config::rows, Config::threads>;
+
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  const int warp_k = warp / (Config::warps_m * Config::warps_n), warp_m = warp / Config::warps_n % Config::warps_m;
+  const int warp_n = warp % Config::warps_n;
+  const uint32_t rank = Config::cluster > 1 ? block_of_cluster() : 0;
+  if constexpr (Config::cluster > 1) cluster_arrive_relaxed();
+
+  const int m0 = m_block * Config::tokens, n0 = n_block * Config::rows;
+  const Tokens x_tile(x, m0, smaller(M - m0, Config::tokens));
+  W w_tiles[C];
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    w_tiles[c] = {weights[c].pointer + n0 * weights[c].row_stride, weights[c].row_stride, weights[c].k_stride,
+                  smaller(N - n0, Config::rows)};
+  }
+  const int steps = (K + 64 * warps_k - 1) / (64 * warps_k);
+  const int per_block = (steps + Config::cluster - 1) / Config::cluster;
+  const int first = int(rank) * per_block, count = smaller(int(rank + 1) * per_block, steps) - first;
+
+  const uint32_t ring = shared_address(shared);
+  constexpr int parts_at_once = !X::computed && X::vector > 1 && Config::w_vector > 1 ? warps_k : 1;
+  auto stage = [&](int slot, int i) {
+    const uint32_t to = ring + slot * Shared::stage;
+#pragma unroll parts_at_once
+    for (int part = 0; part < warps_k; ++part) {
+      const int k0 = ((first + i) * warps_k + part) * 64;
+      x_tile.stage(to + part * Shared::part, k0, K, threadIdx.x);
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        w_tiles[c].stage(to + part * Shared::part + Tokens::bytes + c * W::bytes, k0, K, threadIdx.x);
+      }
+    }
+  };
+
+  float acc[C][R][T][4];
+#pragma unroll
+  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = 0.0f;
+
+#pragma unroll 1
+  for (int i = 0; i < S - 1; ++i) {
+    if (i < count) stage(i, i);
+    copy_commit();
+  }
+  int slot = 0, filled = S - 1;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    copy_wait<S - 2>();
+    __syncthreads();
+    if (i + S - 1 < count) stage(filled, i + S - 1);
+    copy_commit();
+    const uint32_t from = ring + slot * Shared::stage + warp_k * Shared::part;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t b[T][4];
+#pragma unroll
+      for (int t = 0; t < T; ++t) Tokens::load(b[t], from + Tokens::matrix(warp_m * T + t, half * 4 + lane / 8, lane));
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            uint32_t a[4];
+            W::load(a, from + Tokens::bytes + c * W::bytes +
+                           W::matrix((warp_n * R + r) * 2 + lane / 8 % 2, half * 4 + s * 2 + lane / 16, lane));
+#pragma unroll
+            for (int t = 0; t < T; ++t) {
+              multiply_add<Element>(acc[c][r][t], a, b[t][s * 2], b[t][s * 2 + 1], acc[c][r][t]);
+            }
+          }
+        }
+      }
+    }
+    slot = slot + 1 == S ? 0 : slot + 1;
+    filled = filled + 1 == S ? 0 : filled + 1;
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  using Tile = typename Shared::Partial;
+  float* const partial = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int row = (warp_n * R + r) * 16 + lane / 4;
+#pragma unroll
+      for (int t = 0; t < T; ++t) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          const int token = (warp_m * T + t) * 8 + lane % 4 * 2 + q % 2;
+          partial[Tile::place(warp_k, c, token, row + q / 2 * 8)] = acc[c][r][t][q];
+        }
+      }
+    }
+  }
+  finish<Config>(partial, reinterpret_cast<float*>(shared + Shared::main), M, N, m0, n0, rank, epilogue);
+}
+
+}  // namespace jitgen

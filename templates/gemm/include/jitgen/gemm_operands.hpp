@@ -1,0 +1,176 @@
+// The operands of a matmul: packed rows of x, quantised weights, dense weights. A kind of weights is a struct with
+//   panel<Compute>()    elements of memory that packing needs
+//   depth<Compute>()    elements of a row of x for it, padding included
+//   sum(task)           writes the sums of a group of its blocks with some tiles of x to the task's buffer
+#pragma once
+
+#include "jitgen/gemm_dense.hpp"
+#include "jitgen/gemm_tile.hpp"
+#include "jitgen/parallel.hpp"
+
+namespace jitgen {
+namespace gemm {
+
+constexpr int64_t group_blocks = 8;        // blocks that are packed, and whose sums are collected, as one group
+constexpr int64_t wide_group_blocks = 64;  // the same for few rows, `wide_rows` at most
+constexpr int64_t wide_rows = 8;
+constexpr int64_t chunk_elements = 256;    // elements along k: a tile's x of this length fits the first-level cache
+
+// Packed rows of x: tile t has rows share(rows, 1, t, tiles), of `depth` elements each.
+template <class Compute>
+struct Packed {
+  typename Compute::Element* data;
+  int64_t rows;
+  int64_t depth;
+  int64_t tiles;
+
+  inline Range tile(int64_t t) const { return share(rows, 1, t, tiles); }
+};
+
+// A group of blocks whose sums are wanted; those of row m are at sums + m * row_stride.
+template <class Compute>
+struct Task {
+  const Packed<Compute>& x;
+  Range tiles;
+  int64_t block;  // the first of `blocks` blocks
+  int64_t blocks;
+  typename Compute::Accumulator* sums;
+  int64_t row_stride;
+  typename Compute::Element* panel;
+};
+
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Weights of `bits` bits in the layout "cpu" (jitgen/quant/layouts/cpu.py): 16 rows are interleaved, with 64 bytes of
+// codes for 8 or 4 k's; each group has scales and zero-points of 16 rows. With `group` 0 each row has one scale.
+template <int bits, int64_t group, bool zeroed, class Scale>
+struct Quantised {
+  const uint8_t* codes;
+  const Scale* scales;
+  const uint8_t* zeros;
+  int64_t k;
+
+  static constexpr int64_t unit_bytes = 64;
+  static constexpr int64_t per_unit = unit_bytes * 8 / bits / block_rows;
+
+  template <class Compute>
+  static constexpr int64_t panel() {
+    return 0;
+  }
+  template <class Compute>
+  int64_t depth() const {
+    return round_up(k, group != 0 ? group : 64) / Compute::per_element;
+  }
+
+  template <class Compute>
+  void sum(const Task<Compute>& task) const {
+    using Tiles = detail::Tiles<Compute, Decoder<Compute, bits, zeroed>, Scale>;
+    constexpr int64_t elements = per_unit / Compute::per_element;
+    constexpr int64_t per_group = group != 0 ? group / per_unit : 64;
+    const int64_t units = depth<Compute>() / elements;
+    const int64_t groups = group != 0 ? units / per_group : 1;
+    // A single tile reads the weights in order. Several tiles in turn read as much of them as the cache holds.
+    const bool alone = task.tiles.end - task.tiles.begin == 1;
+    const int64_t chunk = alone ? units : round_up(chunk_elements / elements, per_group);
+    for (int64_t unit = 0; unit < units; unit += chunk) {
+      const int64_t here = units - unit < chunk ? units - unit : chunk;
+      const int64_t first_group = group != 0 ? unit / per_group : 0;
+      for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
+        const Range rows = task.x.tile(t);
+        const int64_t count = rows.end - rows.begin;
+        const auto tile = Tiles::of(count);
+        const auto* const x = task.x.data + rows.begin * task.x.depth + unit * elements * count;
+        for (int64_t b = 0; b < task.blocks; ++b) {
+          const int64_t block = task.block + b;
+          const int64_t at = (block * groups + first_group) * block_rows;
+          tile(reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes, x, here,
+               group != 0 ? per_group : here, scales + at, zeroed ? zeros + at : nullptr,
+               task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride, unit == 0);
+        }
+      }
+    }
+  }
+};
+
+// The dimension along which dense weights are contiguous.
+enum class Along { k, n, neither };
+
+// Weights of a floating-point dtype. Their strides are arbitrary, but for the one that `along` says is 1.
+template <class Storage, Along along>
+struct Dense {
+  const Storage* data;
+  int64_t n;
+  int64_t k;
+  int64_t stride_n;
+  int64_t stride_k;
+
+  template <class Compute>
+  static constexpr int64_t panel() {
+    return group_blocks * chunk_elements * block_rows;
+  }
+  template <class Compute>
+  int64_t depth() const {
+    return round_up(round_up(k, Compute::per_element) / Compute::per_element, ready_steps);
+  }
+
+  template <class Compute>
+  void sum(const Task<Compute>& task) const {
+    const int64_t row = task.block * block_rows;
+    const int64_t columns = n - row < task.blocks * block_rows ? n - row : task.blocks * block_rows;
+    const Storage* const from = data + row * stride_n;
+    if constexpr (along == Along::k) {
+      if (task.x.rows == 1 && k > 0) {
+        for (int64_t c = 0; c < columns; c += block_rows) {
+          dot_block<Compute>(from + c * stride_n, stride_n, columns - c < block_rows ? columns - c : block_rows, k,
+                             task.x.data, task.sums + c);
+        }
+        return;
+      }
+    }
+    if constexpr (along == Along::n) {
+      if (task.x.rows <= wide_rows && task.x.tiles == 1) {
+        return add_block<Compute>(from, stride_k, columns, k, task.x.data, task.x.rows, task.sums, task.row_stride);
+      }
+    }
+    for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_packed(task, b);
+  }
+
+ private:
+  // Computes the group of blocks from `start` on through panels.
+  template <class Compute>
+  void sum_packed(const Task<Compute>& task, int64_t start) const {
+    using Tiles = detail::Tiles<Compute, Panel<Compute>, Unscaled>;
+    const int64_t blocks = task.blocks - start < group_blocks ? task.blocks - start : group_blocks;
+    const int64_t elements = depth<Compute>();
+    for (int64_t e = 0; e < elements; e += chunk_elements) {
+      const int64_t here = elements - e < chunk_elements ? elements - e : chunk_elements;
+      const int64_t k0 = e * Compute::per_element;
+      const int64_t count = k - k0 < here * Compute::per_element ? k - k0 : here * Compute::per_element;
+      const int64_t first_row = (task.block + start) * block_rows;
+      const int64_t there = (n - first_row) / block_rows;
+      const int64_t whole = along != Along::n ? 0 : there < blocks ? there : blocks;
+      if constexpr (along == Along::n) {
+        pack_blocks<Compute>(data + first_row + k0 * stride_k, stride_k, whole, count, here, task.panel);
+      }
+      for (int64_t b = whole; b < blocks; ++b) {
+        const int64_t row = first_row + b * block_rows;
+        pack_block<Compute, along == Along::k>(data + row * stride_n + k0 * stride_k, stride_n, stride_k,
+                            n - row < block_rows ? n - row : block_rows, count, here,
+                            task.panel + b * here * block_rows);
+      }
+      for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
+        const Range rows = task.x.tile(t);
+        const int64_t count = rows.end - rows.begin;
+        const auto tile = Tiles::of(count);
+        for (int64_t b = 0; b < blocks; ++b) {
+          tile(reinterpret_cast<const char*>(task.panel + b * here * block_rows),
+               task.x.data + rows.begin * task.x.depth + e * count, here / ready_steps, here / ready_steps, nullptr,
+               nullptr, task.sums + rows.begin * task.row_stride + (start + b) * block_rows, task.row_stride, e == 0);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace gemm
+}  // namespace jitgen

@@ -1,0 +1,116 @@
+// A tile: some rows of x against one block of 16 rows of weights.
+#pragma once
+
+#include "jitgen/gemm_weights.hpp"
+
+namespace jitgen {
+namespace gemm {
+
+// Takes the place of scales for weights without scales.
+struct Unscaled {};
+
+namespace detail {
+
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
+
+// How far ahead weights are prefetched, in bytes. They go to the second-level cache, which can have more requests in
+// flight than the first-level one; the processor's own prefetcher fills that.
+constexpr int64_t ahead = 12288;
+
+// Multiplies `units` units of a block's weights by `rows` rows of x and adds the products to `c`, or writes them there
+// if `first`. Few rows have several accumulators each, so that consecutive additions do not depend on each other.
+template <class Compute, class Decoder, class Scale, int rows>
+__attribute__((noinline)) void tile(const char* w, const typename Compute::Element* x, int64_t units,
+                                    int64_t units_per_group, const Scale* scales, const uint8_t* zeros,
+                                    typename Compute::Accumulator* c, int64_t row_stride, bool first) {
+  using Vector = typename Compute::Vector;
+  using Decode = typename Decoder::template type<rows>;
+  constexpr int vectors = Compute::vectors;
+  constexpr int elements = Decoder::elements;
+  constexpr bool scaled = !same<Scale, Unscaled>;
+  constexpr int wanted = rows <= 3 ? 4 : rows <= 5 ? 2 : 1;
+  constexpr int ways = Decode::steps % wanted == 0 && rows * wanted <= Compute::most_rows ? wanted : 1;
+  Decode decode;
+  for (int64_t done = 0; done < units; done += units_per_group) {
+    Vector acc[rows][ways][vectors], sums_of_x[rows][ways];
+#pragma GCC unroll 24
+    for (int m = 0; m < rows; ++m) {
+#pragma GCC unroll 4
+      for (int way = 0; way < ways; ++way) {
+        if constexpr (Decode::corrected) sums_of_x[m][way] = Vector{};
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) acc[m][way][v] = Vector{};
+      }
+    }
+    decode.group(zeros);
+    const int64_t here = units - done < units_per_group ? units - done : units_per_group;
+    for (int64_t unit = 0; unit < here; ++unit) {
+      if (scaled) __builtin_prefetch(w + ahead, 0, 2);
+      decode.open(w);
+#pragma GCC unroll 8
+      for (int step = 0; step < Decode::steps; ++step) {
+        typename Compute::Weights weights[vectors];
+        decode.take(step, weights);
+        const typename Compute::Element* const at = x + Decode::element(step) * rows;
+#pragma GCC unroll 24
+        for (int m = 0; m < rows; ++m) accumulate_block(acc[m][step % ways], weights, at + m);
+        if constexpr (Decode::corrected) {
+          const Words ones = splat(0x3f803f80u);
+#pragma GCC unroll 2
+          for (int m = 0; m < rows; ++m) accumulate(sums_of_x[m][step % ways], ones, splat(at[m]));
+        }
+      }
+      w += Decode::bytes;
+      x += elements * rows;
+    }
+    Vector scale[vectors];
+    if constexpr (scaled) {
+      for (int v = 0; v < vectors; ++v) widen(scales + v * (block_rows / vectors), scale[v]);
+      scales += block_rows;
+      zeros += block_rows;
+    }
+#pragma GCC unroll 24
+    for (int m = 0; m < rows; ++m) {
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        Vector sum = acc[m][0][v];
+        if constexpr (ways == 2) sum += acc[m][1][v];
+        if constexpr (ways == 4) sum = (sum + acc[m][1][v]) + (acc[m][2][v] + acc[m][3][v]);
+        if constexpr (Decode::corrected) {
+          static_assert(ways == 4 && vectors == 1);
+          const Vector* const all = sums_of_x[m];
+          accumulate(sum, -decode.zero, (all[0] + all[1]) + (all[2] + all[3]));
+        }
+        auto* const to = c + m * row_stride + v * (block_rows / vectors);
+        Vector total = first ? Vector{} : load_vector<Vector>(to);
+        if constexpr (scaled) {
+          accumulate(total, scale[v], sum);
+        } else {
+          total += sum;
+        }
+        store_vector(to, total);
+      }
+    }
+    first = false;
+  }
+}
+
+template <class Compute, class Decoder, class Scale>
+struct Tiles {
+  using Tile = decltype(&tile<Compute, Decoder, Scale, 1>);
+  template <int rows = Compute::tile_rows>
+  JITGEN_INLINE Tile of(int64_t count) {
+    if constexpr (rows > Compute::fewest_rows) {
+      if (count < rows) return of<rows - 1>(count);
+    }
+    return tile<Compute, Decoder, Scale, rows>;
+  }
+};
+
+}  // namespace detail
+
+}  // namespace gemm
+}  // namespace jitgen

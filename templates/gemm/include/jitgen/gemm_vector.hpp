@@ -1,0 +1,243 @@
+// Vectors of the target's full width, for the tiles of the matmul, written with the compilers' vector extensions.
+// Multiply-accumulate is inline assembly, because kernels are compiled without floating-point contraction, and because
+// the instruction can broadcast one element of x from memory to its lanes.
+//
+// A block is 16 interleaved rows of weights: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
+#pragma once
+
+#include "jitgen/storage.hpp"
+
+namespace jitgen {
+namespace gemm {
+
+constexpr int64_t block_rows = 16;
+
+#if defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define JITGEN_AVX512 1
+constexpr int vector_bytes = 64;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define JITGEN_AVX2 1
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+
+constexpr int float_lanes = vector_bytes / 4;
+constexpr int double_lanes = vector_bytes / 8;
+
+typedef float Floats __attribute__((vector_size(vector_bytes), may_alias));
+typedef double Doubles __attribute__((vector_size(vector_bytes), may_alias));
+typedef uint32_t Words __attribute__((vector_size(vector_bytes), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(vector_bytes), may_alias));
+typedef int32_t FloatOrder __attribute__((vector_size(vector_bytes)));
+typedef int64_t DoubleOrder __attribute__((vector_size(vector_bytes)));
+
+template <class Vector>
+JITGEN_INLINE Vector load_vector(const void* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof(Vector));
+  return vector;
+}
+template <class Vector>
+JITGEN_INLINE void store_vector(void* to, Vector vector) {
+  __builtin_memcpy(to, &vector, sizeof(Vector));
+}
+
+JITGEN_INLINE Floats splat(float x) { return x - Floats{}; }
+JITGEN_INLINE Doubles splat(double x) { return x - Doubles{}; }
+JITGEN_INLINE Words splat(uint32_t x) { return x - Words{}; }
+
+// Vectors that are converted to a vector of floats: with as many lanes, and a half or a quarter of the bytes.
+typedef float NarrowFloats __attribute__((vector_size(vector_bytes / 2)));
+typedef uint32_t NarrowWords __attribute__((vector_size(vector_bytes / 2)));
+typedef uint16_t NarrowHalves __attribute__((vector_size(vector_bytes / 2), may_alias, aligned(1)));
+typedef uint16_t NarrowestHalves __attribute__((vector_size(vector_bytes / 4), may_alias, aligned(1)));
+
+// As many unsigned numbers as a vector has floats. This is inline assembly, because GCC 12 makes several
+// instructions of such a conversion.
+JITGEN_INLINE Words widen_halves(const void* from) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  Words to;
+  asm("vpmovzxwd %1, %0" : "=v"(to) : "m"(*static_cast<const NarrowHalves*>(from)));
+  return to;
+#else
+  return __builtin_convertvector(load_vector<NarrowHalves>(from), Words);
+#endif
+}
+JITGEN_INLINE Words widen_bytes(const uint8_t* from) {
+  Words to;
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  asm("vpmovzxbd %1, %0" : "=v"(to) : "m"(*reinterpret_cast<const NarrowestHalves*>(from)));
+#else
+  for (int lane = 0; lane < float_lanes; ++lane) to[lane] = from[lane];
+#endif
+  return to;
+}
+
+JITGEN_INLINE void widen(const float* from, Floats& to) { to = load_vector<Floats>(from); }
+JITGEN_INLINE void widen(const double* from, Doubles& to) { to = load_vector<Doubles>(from); }
+JITGEN_INLINE void widen(const float* from, Doubles& to) {
+  to = __builtin_convertvector(load_vector<NarrowFloats>(from), Doubles);
+}
+JITGEN_INLINE void widen(const bfloat16* from, Floats& to) { to = (Floats)(widen_halves(from) << 16); }
+JITGEN_INLINE void widen(const float16* from, Floats& to) {
+#if defined(JITGEN_AVX512) || (defined(JITGEN_AVX2) && defined(__F16C__))
+  asm("vcvtph2ps %1, %0" : "=v"(to) : "m"(*reinterpret_cast<const NarrowHalves*>(from)));
+#else
+  for (int lane = 0; lane < float_lanes; ++lane) to[lane] = jitgen::load(from[lane]);
+#endif
+}
+JITGEN_INLINE void widen(const bfloat16* from, Doubles& to) {
+  const NarrowWords bits = __builtin_convertvector(load_vector<NarrowestHalves>(from), NarrowWords) << 16;
+  to = __builtin_convertvector((NarrowFloats)bits, Doubles);
+}
+
+// ------------------------------------------------------------------------------------------ multiply and accumulate
+
+// acc + w * x for every lane, rounded once where the target has the instruction.
+JITGEN_INLINE void accumulate(Floats& acc, Floats w, Floats x) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#else
+  acc += w * x;
+#endif
+}
+JITGEN_INLINE void accumulate(Doubles& acc, Doubles w, Doubles x) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  asm("vfmadd231pd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+#else
+  acc += w * x;
+#endif
+}
+
+#if defined(JITGEN_AVX512)
+// Pairs of bfloat16: both products are added to the lane's float (VDPBF16PS).
+JITGEN_INLINE void accumulate(Floats& acc, Words w, Words x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+}
+#endif
+
+// The same with one element of x for all lanes.
+template <class Vector, class Weights, class Element>
+JITGEN_INLINE void accumulate_one(Vector& acc, Weights w, const Element* x) {
+#if defined(JITGEN_AVX512)
+  if constexpr (sizeof(Element) == 8) {
+    asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  } else if constexpr (static_cast<Element>(0.5f) != 0) {
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  } else {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*x));
+  }
+#else
+  accumulate(acc, w, splat(*x));
+#endif
+}
+
+// The same for a whole block.
+template <class Vector, class Weights, class Element, int count>
+JITGEN_INLINE void accumulate_block(Vector (&acc)[count], const Weights (&w)[count], const Element* x) {
+#if defined(JITGEN_AVX512)
+  for (int v = 0; v < count; ++v) accumulate_one(acc[v], w[v], x);
+#else
+  const Vector all = splat(*x);
+  for (int v = 0; v < count; ++v) accumulate(acc[v], w[v], all);
+#endif
+}
+
+#if defined(JITGEN_AVX512)
+// Whether the processor has AVX512_BF16, which no level of x86-64 includes. CPUID costs an exit from a virtual machine,
+// so it is executed once. Support by the operating system (vector registers) is implied by that of AVX-512.
+JITGEN_INLINE bool ask_bfloat16_dot() {
+  uint32_t a = 0, b, c = 0, d;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if (a < 7) return false;
+  a = 7, c = 0;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if (a < 1) return false;
+  a = 7, c = 1;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  return (a >> 5) & 1;
+}
+static inline bool has_bfloat16_dot() {
+  static int known = 0;  // two threads may both execute it, with the same outcome
+  int state = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (state == 0) {
+    state = ask_bfloat16_dot() ? 2 : 1;
+    __atomic_store_n(&known, state, __ATOMIC_RELAXED);
+  }
+  return state == 2;
+}
+#endif
+
+// --------------------------------------------------------------------------------------------------------- look-ups
+
+#if defined(JITGEN_AVX512)
+// table[index mod 32] and table[index mod 16] (VPERMW, VPERMPS). This is inline assembly, because GCC 12 generates the
+// two-table instruction for a shuffle by a variable.
+JITGEN_INLINE Words look_up(Halves table, Words index) {
+  Words found;
+  asm("vpermw %2, %1, %0" : "=v"(found) : "v"(index), "v"(table));
+  return found;
+}
+JITGEN_INLINE Floats look_up(Floats table, Words index) {
+  Floats found;
+  asm("vpermps %2, %1, %0" : "=v"(found) : "v"(index), "v"(table));
+  return found;
+}
+#endif
+
+// --------------------------------------------------------------------------------------------------------- transpose
+
+namespace detail {
+
+// Interleave the lanes of the lower halves of a and b, and those of the upper halves.
+#if defined(__clang__)
+#define JITGEN_SHUFFLE(Order, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define JITGEN_SHUFFLE(Order, a, b, ...) __builtin_shuffle(a, b, Order{__VA_ARGS__})
+#endif
+
+#if defined(JITGEN_AVX512)
+JITGEN_INLINE Floats low(Floats a, Floats b) {
+  return JITGEN_SHUFFLE(FloatOrder, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+JITGEN_INLINE Floats high(Floats a, Floats b) {
+  return JITGEN_SHUFFLE(FloatOrder, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+JITGEN_INLINE Doubles low(Doubles a, Doubles b) { return JITGEN_SHUFFLE(DoubleOrder, a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+JITGEN_INLINE Doubles high(Doubles a, Doubles b) {
+  return JITGEN_SHUFFLE(DoubleOrder, a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+#elif defined(JITGEN_AVX2)
+JITGEN_INLINE Floats low(Floats a, Floats b) { return JITGEN_SHUFFLE(FloatOrder, a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+JITGEN_INLINE Floats high(Floats a, Floats b) { return JITGEN_SHUFFLE(FloatOrder, a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+JITGEN_INLINE Doubles low(Doubles a, Doubles b) { return JITGEN_SHUFFLE(DoubleOrder, a, b, 0, 4, 1, 5); }
+JITGEN_INLINE Doubles high(Doubles a, Doubles b) { return JITGEN_SHUFFLE(DoubleOrder, a, b, 2, 6, 3, 7); }
+#else
+JITGEN_INLINE Floats low(Floats a, Floats b) { return JITGEN_SHUFFLE(FloatOrder, a, b, 0, 4, 1, 5); }
+JITGEN_INLINE Floats high(Floats a, Floats b) { return JITGEN_SHUFFLE(FloatOrder, a, b, 2, 6, 3, 7); }
+JITGEN_INLINE Doubles low(Doubles a, Doubles b) { return JITGEN_SHUFFLE(DoubleOrder, a, b, 0, 2); }
+JITGEN_INLINE Doubles high(Doubles a, Doubles b) { return JITGEN_SHUFFLE(DoubleOrder, a, b, 1, 3); }
+#endif
+#undef JITGEN_SHUFFLE
+
+}  // namespace detail
+
+// Transposes as many vectors as one has lanes. Each stage interleaves the first half of them with the second.
+template <class Vector, int lanes>
+JITGEN_INLINE void transpose(Vector (&rows)[lanes]) {
+#pragma GCC unroll 4
+  for (int stage = 1; stage < lanes; stage *= 2) {
+    Vector next[lanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes / 2; ++i) {
+      next[2 * i] = detail::low(rows[i], rows[i + lanes / 2]);
+      next[2 * i + 1] = detail::high(rows[i], rows[i + lanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; ++i) rows[i] = next[i];
+  }
+}
+
+}  // namespace gemm
+}  // namespace jitgen

@@ -1,0 +1,352 @@
+// bfloat16 and float16 matmul on Hopper's wgmma, both operands from shared memory: y[m, n] = sum_k x[m, k] W[n, k].
+//
+// A producer warp fills a ring of stages of 64 k's by tensor copies. Consumer warpgroups run wgmma on it, each on its
+// own rows or columns of the tile. Blocks are persistent, so that the first stages of a tile arrive during the epilogue
+// of the tile before it. The blocks of a cluster compute tiles below each other and share the weight's tile; each
+// copies a piece of it for all, which reduces reads of L2. (This is CUTLASS's cooperative warp-specialised kernel.)
+//
+// How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
+//
+//   struct Config {
+//     using Element = jitgen::bfloat16;       // of x and the weights: bfloat16 or float16
+//     static constexpr int down = 2;          // consumer warpgroups along M, of 64 rows each
+//     static constexpr int across = 1;        // consumer warpgroups along N
+//     static constexpr int columns = 256;     // of a tile, per contraction; columns / across is one wgmma's n: 32, 64,
+//                                             // 96, 128, 192, 256; times contractions at most 256
+//     static constexpr int contractions = 1;  // weights that share x and have equal N
+//     static constexpr int regions = 1;       // weights of different N, each with its own outputs
+//     static constexpr int stages = 4;        // stages of the ring, of 64 k's each
+//     static constexpr int multicast = 2;     // blocks of a cluster: 1, 2, 4
+//     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n
+//     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
+//     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
+//     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
+//     static constexpr int turn = 1;          // an epilogue stages 32 * turn columns at once. Optional
+//   };
+//   using Shape = jitgen::DenseShape<Config>;
+//   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
+//   entry(const __grid_constant__ jitgen::TensorMap x, const __grid_constant__ jitgen::TensorMap w, ...) {
+//     const jitgen::DenseRegion<Config::contractions> regions[] = {{{&w}, N}};
+//     jitgen::gemm_wgmma_dense<Config>(x, M, K, regions, Epilogue{...});
+//   }
+//
+// Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, 64]; a weight [N, K], box [columns /
+// multicast, 64]; a transposed one [K, N], box [64, 64]. So each matrix is aligned to 16 bytes, has stride 1 along its
+// rows and a row stride that is a multiple of 16 bytes.
+// Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
+// [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
+// has one region, and epilogue.at(matrix) is the epilogue of one matrix.
+// Cluster: {multicast, 1, 1}. Grid: along x only, a multiple of the cluster. Any such grid is correct; the best has as
+// many blocks as are resident at once, or tiles times the cluster if those are fewer.
+// The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
+#pragma once
+
+#include "jitgen/gemm_wgmma_ptx.cuh"
+#include "jitgen/gemm_wgmma_walk.cuh"
+
+namespace jitgen {
+
+template <int contractions>
+struct DenseRegion {
+  const TensorMap* weights[contractions];
+  int columns;  // N
+};
+
+// One product of matrices.
+struct OneMatrix {
+  static constexpr bool several = false;
+  JITGEN_DEVICE int matrices() const { return 1; }
+};
+// `count` products in two batch dimensions, the inner one of size `inner`. A walk says for each dimension whether an
+// operand has a matrix for each index (1), or the same one for all (0).
+struct MatrixWalk {
+  int outer, inner;
+};
+template <int contractions>
+struct MatrixBatch {
+  static constexpr bool several = true;
+  int count, inner;
+  MatrixWalk x, weights[contractions];
+  JITGEN_DEVICE int matrices() const { return count; }
+};
+
+// Columns that an epilogue stages in shared memory at once, in units of 32 (`Config::turn`, else 1). 64 columns of 16
+// bits are a whole line of 128 bytes, which matters where most of the bytes moved are results.
+template <class Config, class = void>
+constexpr int turn_width = 1;
+template <class Config>
+constexpr int turn_width<Config, decltype(void(Config::turn))> = Config::turn;
+
+template <class Config>
+struct DenseShape {
+  static constexpr int warpgroups = Config::down * Config::across;
+  static constexpr int consumers = warpgroups * 128;
+  static constexpr int threads = consumers + 128;  // the last warpgroup copies
+  static constexpr int rows = Config::down * 64;
+  static constexpr int width = Config::columns / Config::across;  // columns of a warpgroup
+
+  static constexpr int x_bytes = rows * 128;
+  static constexpr int weight_bytes = Config::columns * 128;
+  static constexpr int stage_bytes = x_bytes + weight_bytes * Config::contractions;
+
+  // The epilogue stages a warp's [contractions][16 rows][chunk columns]; each row is padded by 8 floats (banks).
+  static constexpr int chunk = 32 * turn_width<Config> / Config::contractions;
+  static constexpr int pitch = chunk + 8;
+  static constexpr int staging_bytes = consumers / 32 * Config::contractions * 16 * pitch * 4;
+
+  static constexpr int staging_at = Config::stages * stage_bytes;
+  static constexpr int barriers_at = staging_at + staging_bytes;
+  static constexpr int bytes = barriers_at + Config::stages * 16;
+
+  static_assert(width % chunk == 0 && width * Config::contractions <= 256, "accumulators of a thread");
+  static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
+  static_assert(!Config::transposed || width % 64 == 0, "a transposed operand lies in runs of 64 columns");
+};
+
+template <class Config, class Epilogue, class Batch>
+struct DenseKernel {
+  using Shape = DenseShape<Config>;
+  using Region = DenseRegion<Config::contractions>;
+  using Multiply = Wgmma<typename Config::Element, Shape::width>;
+  using Ring = StageRing<Config::stages>;
+  static constexpr int contractions = Config::contractions;
+  static constexpr int accumulators = Shape::width / 2;
+
+  const TensorMap& x;
+  const Region (&regions)[Config::regions];
+  const Epilogue& epilogue;
+  const int rows, chunks, row_tiles;  // row_tiles: rounded up to whole clusters
+  const int rank;                     // this block's, in the cluster
+  uint8_t* const memory;
+  const uint32_t base;  // the address of `memory`
+  const Batch& batch;
+
+  JITGEN_DEVICE uint32_t full(int stage) const { return base + Shape::barriers_at + stage * 16; }
+  JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
+  JITGEN_DEVICE uint32_t x_at(int stage) const { return base + stage * Shape::stage_bytes; }
+  JITGEN_DEVICE uint32_t weight_at(int stage, int contraction) const {
+    return x_at(stage) + Shape::x_bytes + contraction * Shape::weight_bytes;
+  }
+
+  JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
+    TilePlace tile = place_in<Config::raster, Config::columns>(item, row_tiles, column_tiles, regions);
+    const int row = (Config::multicast > 1 ? tile.row * Config::multicast + rank : tile.row) * Shape::rows;
+    return {tile.region, row, tile.column * Config::columns};
+  }
+
+  // Called by one thread.
+  JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, Ring& ring) const {
+    constexpr uint16_t all = (1 << Config::multicast) - 1;
+    const Region region = region_of(regions, tile.region);
+    const int copied = is_trimmed<Config> ? smaller(rows, Shape::rows) : Shape::rows;
+    const int bytes = copied * 128 + Shape::weight_bytes * contractions;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk, ring.next()) {
+      const int stage = ring.stage;
+      barrier_wait_in_place(empty(stage), ring.phase ^ 1);
+      barrier_arrive_expect(full(stage), bytes);
+      if constexpr (Batch::several) {
+        copy_box_of_matrix(
+            x_at(stage), x, chunk * 64, tile.row, inner_of(matrix, batch.x), outer_of(matrix, batch.x), full(stage));
+      } else {
+        copy_box(x_at(stage), x, chunk * 64, tile.row, full(stage));
+      }
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+        const TensorMap& map = *region.weights[c];
+        if constexpr (Config::transposed) {
+#pragma unroll
+          for (int i = 0; i < Config::columns / 64 / Config::multicast; ++i) {
+            const int share = i * Config::multicast + rank;  // 64 columns each
+            const uint32_t to = weight_at(stage, c) + share * 8192;
+            copy_shared(to, map, tile.column + share * 64, chunk * 64, full(stage), all, matrix, c);
+          }
+        } else {
+          constexpr int share = Config::columns / Config::multicast;
+          const uint32_t to = weight_at(stage, c) + rank * (share * 128);
+          copy_shared(to, map, chunk * 64, tile.column + rank * share, full(stage), all, matrix, c);
+        }
+      }
+    }
+  }
+  JITGEN_DEVICE int inner_of(int matrix, const MatrixWalk& walk) const { return matrix % batch.inner * walk.inner; }
+  JITGEN_DEVICE int outer_of(int matrix, const MatrixWalk& walk) const { return matrix / batch.inner * walk.outer; }
+
+  JITGEN_DEVICE void copy_shared(
+      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, int matrix,
+      int contraction) const {
+    if constexpr (Batch::several) {
+      const MatrixWalk& walk = batch.weights[contraction];
+      const int inner = inner_of(matrix, walk), outer = outer_of(matrix, walk);
+      if constexpr (Config::multicast > 1) {
+        copy_box_of_matrix_multicast(to, map, column, row, inner, outer, barrier, mask);
+      } else {
+        copy_box_of_matrix(to, map, column, row, inner, outer, barrier);
+      }
+    } else if constexpr (Config::multicast > 1) {
+      copy_box_multicast(to, map, column, row, barrier, mask);
+    } else {
+      copy_box(to, map, column, row, barrier);
+    }
+  }
+
+  JITGEN_DEVICE void release(int stage) const {  // by each consumer warp, for every block that writes to the stage
+    const int lane = threadIdx.x % 32;
+    if constexpr (Config::multicast > 1) {
+      if (lane < Config::multicast) barrier_arrive_at(empty(stage), lane);
+    } else {
+      if (lane == 0) barrier_arrive(empty(stage));
+    }
+  }
+
+  JITGEN_DEVICE void consume(float (&acc)[contractions][accumulators], Ring& ring) const {
+    const int warpgroup = threadIdx.x / 128;
+    const int down = warpgroup % Config::down, across = warpgroup / Config::down;
+#pragma unroll
+    for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+      for (int i = 0; i < accumulators; ++i) acc[c][i] = 0.0f;
+    }
+    int before = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const int stage = ring.stage;
+      barrier_wait_in_place(full(stage), ring.phase);
+      const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) {
+          const uint32_t at = weight_at(stage, c) + across * (Shape::width * 128);
+          if constexpr (Config::transposed) {
+            Multiply::template shared<1>(acc[c], a + step * 2, descriptor_transposed(at, 8192) + step * 128, 1);
+          } else {
+            Multiply::template shared<0>(acc[c], a + step * 2, descriptor_k_major(at) + step * 2, 1);
+          }
+        }
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (chunk > 0) release(before);
+      before = stage;
+      ring.next();
+    }
+    wgmma_wait<0>();
+    if (chunks > 0) release(before);
+  }
+
+  template <class Own>
+  JITGEN_DEVICE void finish(
+      const Own& epilogue, const TilePlace& tile, const float (&acc)[contractions][accumulators], int columns) const {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
+    const int row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
+    const int first = tile.column + warpgroup / Config::down * Shape::width;
+    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * contractions * 16 * pitch;
+    if (row >= rows) return;
+#pragma unroll 1
+    for (int turn = 0; turn < Shape::width / chunk; ++turn) {
+      if (first + turn * chunk >= columns) break;
+      __syncwarp();
+      spread<0>(turn, staging, acc);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 16 * runs; i += 32) {
+        const int m = (i + lane) / runs, n = first + turn * chunk + lane % runs * 8;
+        float sums[contractions][8];
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) gather(sums[c], staging + (c * 16 + m) * pitch + lane % runs * 8);
+        const int live = smaller(8, columns - n);
+        if (row + m >= rows || live <= 0) continue;
+        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, row + m, n, sums, live);
+      }
+    }
+  }
+  // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
+  template <int turn>
+  static JITGEN_DEVICE void spread(int wanted, float* staging, const float (&acc)[contractions][accumulators]) {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch;
+    if constexpr (turn < Shape::width / chunk) {
+      if (wanted == turn) {
+        const int lane = threadIdx.x % 32;
+        float* const corner = staging + lane / 4 * pitch + lane % 4 * 2;
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+          for (int i = 0; i < chunk / 8; ++i) {
+            const float* const from = acc[c] + (turn * (chunk / 8) + i) * 4;
+            float* const to = corner + c * 16 * pitch + i * 8;
+            *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+            *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
+          }
+        }
+      }
+      spread<turn + 1>(wanted, staging, acc);
+    }
+  }
+
+  JITGEN_DEVICE void work() const {
+    const int column_tiles = column_tiles_of<Config::columns>(regions);
+    const int tiles = row_tiles * column_tiles;
+    const int items = tiles * batch.matrices();
+    const int step = gridDim.x / Config::multicast;
+    Ring ring;
+    if (threadIdx.x >= Shape::consumers) {
+      registers_deal<Shape::warpgroups, Config::resident, true>();
+      if (threadIdx.x == Shape::consumers) {
+        for (int item = blockIdx.x / Config::multicast; item < items; item += step) {
+          const int matrix = Batch::several ? item / tiles : 0;
+          produce(matrix, place(item - matrix * tiles, column_tiles), ring);
+        }
+      }
+      __syncwarp();
+    } else {
+      registers_deal<Shape::warpgroups, Config::resident, false>();
+      for (int item = blockIdx.x / Config::multicast; item < items; item += step) {
+        const int matrix = Batch::several ? item / tiles : 0;
+        const TilePlace tile = place(item - matrix * tiles, column_tiles);
+        float acc[contractions][accumulators];
+        consume(acc, ring);
+        if constexpr (Batch::several) {
+          finish(epilogue.at(matrix), tile, acc, columns_of(regions, tile.region));
+        } else {
+          finish(epilogue, tile, acc, columns_of(regions, tile.region));
+        }
+      }
+      __syncwarp();
+    }
+    if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it
+  }
+};
+
+template <class Config, class Epilogue, class Batch = OneMatrix>
+JITGEN_DEVICE void gemm_wgmma_dense(
+    const TensorMap& x, int rows, int depth, const DenseRegion<Config::contractions> (&regions)[Config::regions],
+    const Epilogue& epilogue, const Batch& batch = Batch()) {
+  using Shape = DenseShape<Config>;
+  extern __shared__ __align__(1024) uint8_t gemm_memory[];
+  constexpr int band = Shape::rows * Config::multicast;
+  const DenseKernel<Config, Epilogue, Batch> kernel{
+      x, regions, epilogue, rows, (depth + 63) / 64, (rows + band - 1) / band,
+      Config::multicast > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory), batch};
+  if (threadIdx.x == 0) {
+    prefetch_map(x);
+    for (int stage = 0; stage < Config::stages; ++stage) {
+      barrier_init(kernel.full(stage), 1);
+      barrier_init(kernel.empty(stage), Shape::consumers / 32 * Config::multicast);
+    }
+    barrier_init_fence();
+  }
+  if constexpr (Config::multicast > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.
+  next_kernel_may_start();
+  previous_kernel_wait();
+  kernel.work();
+}
+
+}  // namespace jitgen

@@ -1,0 +1,142 @@
+// From the accumulators of the quantised wgmma mainloop, whose rows are output columns, to the epilogue on runs of
+// consecutive columns. Sums are staged in shared memory, a warpgroup's 64 columns of some tokens at a time. Where K is
+// split among the blocks of a cluster, they exchange sums through distributed shared memory.
+#pragma once
+
+#include "jitgen/gemm_wgmma_decode.cuh"
+#include "jitgen/gemm_wgmma_shape.cuh"
+#include "jitgen/gemm_wgmma_walk.cuh"
+
+namespace jitgen {
+
+template <class Config, class Weight, class Epilogue>
+struct QuantizedFinish {
+  using Shape = QuantizedShape<Config, Weight>;
+  using Region = QuantizedRegion<Weight, Config::contractions>;
+  using Sums = float[Config::blocks][Config::tokens / 2];
+  static constexpr int blocks = Config::blocks, contractions = Config::contractions;
+
+  const Epilogue& epilogue;
+  const int rows;
+  const int rank;  // this block's, in the cluster
+  uint8_t* const memory;
+  const uint32_t base;  // the address of `memory`
+
+  JITGEN_DEVICE void run(const TilePlace& tile, int m, int n, const float (&acc)[contractions][8], int columns) const {
+    const int live = smaller(8, columns - n);
+    if (m >= rows || live <= 0) return;
+    run_epilogue<(Config::regions > 1)>(epilogue, tile.region, m, n, acc, live);
+  }
+
+  // With one scale per row, the sums are scaled, in float32.
+  JITGEN_DEVICE void scale_rows(Sums& acc, const TilePlace& tile, const Region& region) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int t = tile.column / 16 + Shape::tile_of(warp / 4, b) % Shape::contraction_tiles + warp % 4;
+      float2 scale = {0.0f, 0.0f};
+      if (t * 16 < region.columns) {
+        const auto from = region.weights[b / Shape::contraction_blocks].scales + int64_t(t) * 16 + lane / 4 * 2;
+        scale = unpack_pair(__ldg(reinterpret_cast<const typename Weight::ScalePair*>(from)));
+        scale.x *= Decode<Weight>::shrunk;
+        scale.y *= Decode<Weight>::shrunk;
+      }
+#pragma unroll
+      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] *= i % 4 < 2 ? scale.x : scale.y;
+    }
+  }
+
+  // Writes the sums of tokens first .. first + count to [token][column] at `to`: this lane's ones of 64 columns.
+  template <int first, int count, int pitch>
+  static JITGEN_DEVICE void spread(float* to, const float (&acc)[Config::tokens / 2]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + lane / 4;
+    constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
+#pragma unroll
+    for (int i = 0; i < count / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j] * grown;
+    }
+  }
+
+  JITGEN_DEVICE void finish(const TilePlace& tile, const Sums& acc, int columns) const {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, area = chunk * pitch;
+    const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
+    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warpgroup * contractions * area;
+#pragma unroll 1
+    for (int turn = 0; turn < Shape::contraction_blocks * (Config::tokens / chunk); ++turn) {
+      const int row = tile.row + turn % (Config::tokens / chunk) * chunk;
+      if (row >= rows) continue;
+      group_barrier<128>(1 + warpgroup);
+      unrolled<0>(turn, staging, acc);
+      group_barrier<128>(1 + warpgroup);
+      const int block = turn / (Config::tokens / chunk);
+      const int column = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64 + thread % 8 * 8;
+#pragma unroll
+      for (int i = 0; i < chunk / 16; ++i) {
+        const int token = i * 16 + thread / 8;
+        float sums[contractions][8];
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) gather(sums[c], staging + c * area + token * pitch + thread % 8 * 8);
+        run(tile, row + token, column, sums, columns);
+      }
+    }
+  }
+  // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
+  template <int turn>
+  static JITGEN_DEVICE void unrolled(int wanted, float* staging, const Sums& acc) {
+    constexpr int turns = Config::tokens / Shape::chunk;
+    if constexpr (turn < Shape::contraction_blocks * turns) {
+      if (wanted == turn) {
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) {
+          spread<turn % turns * Shape::chunk, Shape::chunk, Shape::pitch>(
+              staging + c * Shape::chunk * Shape::pitch, acc[c * Shape::contraction_blocks + turn / turns]);
+        }
+      }
+      unrolled<turn + 1>(wanted, staging, acc);
+    }
+  }
+
+  // Where K is split: each block writes its sums to its own shared memory; block r adds its share of them, by rank.
+  JITGEN_DEVICE void leave(const Sums& acc) const {
+    constexpr int pitch = Shape::sum_pitch;
+    group_barrier<Shape::consumers>(1);  // the stages are not read any more
+    float* const sums = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int column = Shape::tile_of(threadIdx.x / 128, b) % Shape::contraction_tiles * 16;
+      spread<0, Config::tokens, pitch>(sums + b / Shape::contraction_blocks * Config::tokens * pitch + column, acc[b]);
+    }
+  }
+  JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {
+    constexpr int pitch = Shape::sum_pitch, width = Shape::columns / 8;
+    const int runs = smaller(rows - tile.row, Config::tokens) * width;  // runs of 8 columns
+    const int last = runs * (rank + 1) / Config::split;
+#pragma unroll 1
+    for (int i = runs * rank / Config::split + threadIdx.x; i < last; i += Shape::consumers) {
+      const int token = i / width, column = i % width * 8;
+      float sums[contractions][8];
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+        const uint32_t at = base + ((c * Config::tokens + token) * pitch + column) * 4;
+        float4 low[Config::split], high[Config::split];
+#pragma unroll
+        for (int r = 0; r < Config::split; ++r) {
+          low[r] = load_remote(at, r);
+          high[r] = load_remote(at + 16, r);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[c][j] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < Config::split; ++r) {
+          sums[c][0] += low[r].x, sums[c][1] += low[r].y, sums[c][2] += low[r].z, sums[c][3] += low[r].w;
+          sums[c][4] += high[r].x, sums[c][5] += high[r].y, sums[c][6] += high[r].z, sums[c][7] += high[r].w;
+        }
+      }
+      run(tile, tile.row + token, tile.column + column, sums, columns);
+    }
+  }
+};
+
+}  // namespace jitgen

@@ -1,0 +1,319 @@
+// Quantised weights times many tokens on Hopper's wgmma: y[m, n] = sum_k x[m, k] W[n, k], the weight being operand A.
+//
+// A warpgroup multiplies 64 rows of the weight (output columns) at a time, as wgmma's operand A from registers. The
+// codes of the "mma" layout are in the order of its fragments, so they are dequantised in registers and never stored as
+// floats. x is operand B, in shared memory, where tensor copies bring it. One warpgroup only copies. The consumers
+// dequantise one k16 step while the tensor cores work on the step before. (Weights as A from registers are as in Marlin
+// and Machete.)
+//
+// How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
+//
+//   struct Config {                          // jitgen/families/gemm/wgmma_tiles.py chooses
+//     static constexpr int tokens = 128;     // tokens of a tile: 16, 32, 64, 96, 128, 192, 256; wgmma's n
+//     static constexpr int warpgroups = 2;   // consumer warpgroups
+//     static constexpr int blocks = 2;       // blocks of 64 weight rows per warpgroup; blocks * tokens <= 256
+//     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
+//     static constexpr int regions = 1;      // weights of different N, each with its own outputs
+//     static constexpr int stages = 8;       // stages of the ring, of span chunks of 64 k's each
+//     static constexpr int span = 1;         // 1 or 2 (less work per k, for codes of 4 bits). Optional
+//     static constexpr int steps = 1;        // k16 steps in a group of wgmmas: 1, or 2, with more registers
+//     static constexpr int split = 1;        // blocks of a cluster that split K: 1 to 8
+//     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
+//     static constexpr bool trimmed = false; // whether x's box has no more rows than x; not with multicast. Optional
+//     static constexpr int stagger = 0;      // chunks by which a tile begins later along k than its neighbour
+//     static constexpr int raster = 16;      // row tiles walked before the next column tile
+//     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
+//   };
+//   using Shape = jitgen::QuantizedShape<Config, Weight>;                          // Weight: a QuantWeight
+//   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
+//   entry(const __grid_constant__ jitgen::TensorMap x, const __grid_constant__ jitgen::TensorMap codes, ...) {
+//     const jitgen::QuantizedRegion<Weight, Config::contractions> regions[] = {{{Weight{...}}, {&codes}, N}, ...};
+//     jitgen::gemm_wgmma_quantized<Config, Weight>(x, M, K, regions, Epilogue{...});
+//   }
+//
+// Tensor maps, outermost size first: x[M, K], box [tokens / multicast, 64], 128-byte swizzle; codes as 32-bit words,
+// [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits * span], no swizzle. So x has
+// stride 1 along k, is aligned to 16 bytes, and its row stride is a multiple of 16 bytes. Scales and zero-points are
+// aligned to 16 bytes.
+// Cluster: {Shape::cluster, 1, 1}. Grid: along x only, a multiple of the cluster. Any such grid is correct; the best
+// has as many blocks as are resident at once, or tiles times the cluster if those are fewer.
+// The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
+#pragma once
+
+#include "jitgen/gemm_wgmma_finish.cuh"
+#include "jitgen/gemm_wgmma_stage.cuh"
+
+namespace jitgen {
+
+template <class Config, class Weight, class Epilogue>
+struct QuantizedKernel {
+  using Shape = QuantizedShape<Config, Weight>;
+  using Region = QuantizedRegion<Weight, Config::contractions>;
+  using Multiply = Wgmma<typename Weight::Element, Config::tokens>;
+  using Ring = StageRing<Config::stages>;
+  using Stage = QuantizedStage<Config, Weight>;
+  using Finish = QuantizedFinish<Config, Weight, Epilogue>;
+  using Sums = typename Finish::Sums;
+  static constexpr int blocks = Config::blocks;
+  static constexpr int contractions = Config::contractions;
+  static constexpr int contraction_tiles = Shape::contraction_tiles;
+  static constexpr int parts = Shape::parts;
+  static constexpr int span = Shape::span;
+  static constexpr int band = Shape::columns * Config::multicast;  // columns of a cluster whose blocks share x
+
+  const TensorMap& x;
+  const Region (&regions)[Config::regions];
+  const Epilogue& epilogue;
+  const int rows, chunks, row_tiles;  // chunks: of the length of a stage
+  const int groups;  // groups of a row of the weight
+  const int rank;    // this block's, in the cluster
+  uint8_t* const memory;
+  const uint32_t base;  // the address of `memory`
+
+  JITGEN_DEVICE uint32_t full(int stage) const { return base + Shape::barriers_at + stage * 16; }
+  JITGEN_DEVICE uint32_t empty(int stage) const { return full(stage) + 8; }
+
+  JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
+    TilePlace tile = place_in<Config::raster, band>(item, row_tiles, column_tiles, regions);
+    const int column = Config::multicast > 1 ? tile.column * Config::multicast + rank : tile.column;
+    return {tile.region, tile.row * Config::tokens, column * Shape::columns};
+  }
+  // The chunk at which a tile begins along k. It differs between tiles, so that blocks that copy at the same time use
+  // different memory channels.
+  JITGEN_DEVICE int begin(TilePlace tile, int first, int last) const {
+    if constexpr (Config::stagger == 0) return first;
+    return first < last ? first + tile.column / Shape::columns * Config::stagger % (last - first) : first;
+  }
+  JITGEN_DEVICE int first_chunk() const { return Config::split > 1 ? chunks * rank / Config::split : 0; }
+  JITGEN_DEVICE int last_chunk() const { return Config::split > 1 ? chunks * (rank + 1) / Config::split : chunks; }
+
+  // ------------------------------------------------------------------------------------------------------- producer
+
+  // Called by two warps. A thread of the first starts the copies of x and the codes; the second copies scales and
+  // zero-points.
+  JITGEN_DEVICE void produce(TilePlace tile, Ring& ring) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const Region region = region_of(regions, tile.region);
+    const int first = first_chunk(), last = last_chunk();
+    int chunk = begin(tile, first, last);
+    if (warp == 0 && lane == 0) {
+      const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
+      const int copied = is_trimmed<Config> ? smaller(rows, Config::tokens) : Config::tokens;
+      const int bytes = copied * (128 * span) + Shape::code_bytes;
+#pragma unroll 1
+      for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
+        const int stage = ring.stage;
+        barrier_wait_in_place(empty(stage), ring.phase ^ 1);
+        barrier_arrive_expect(full(stage), bytes);
+#pragma unroll
+        for (int i = 0; i < span; ++i) {
+          const uint32_t to = base + stage * Shape::x_bytes + i * (Config::tokens * 128);
+          const int column = (chunk * span + i) * 64;
+          if constexpr (Config::multicast > 1) {
+            constexpr int share = Config::tokens / Config::multicast, all = (1 << Config::multicast) - 1;
+            copy_box_multicast(to + rank * share * 128, x, column, tile.row + rank * share, full(stage), all);
+          } else {
+            copy_box(to, x, column, tile.row, full(stage));
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) {
+          constexpr int words = Shape::tile_bytes / 4;
+          constexpr int share = Shape::code_bytes / contractions;
+          const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * share;
+          copy_box(to, *region.codes[c], chunk * words, tile.column / 16, full(stage), policy);
+        }
+      }
+    } else if (Shape::side_bytes > 0 && warp == 1) {
+      const int first_tile = tile.column / 16;
+      const int live = smaller(contraction_tiles, (region.columns + 15) / 16 - first_tile);
+#pragma unroll 1
+      for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
+        const int stage = ring.stage;
+        barrier_wait_in_place(empty(stage), ring.phase ^ 1);
+        copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
+        barrier_arrive_on_copies(full(stage));
+      }
+    }
+    __syncwarp();
+  }
+
+  static JITGEN_DEVICE Weight weight_of(const Region& region, int contraction) {
+    Weight weight = region.weights[0];
+#pragma unroll
+    for (int c = 1; c < contractions; ++c) {
+      if (contraction == c) weight = region.weights[c];
+    }
+    return weight;
+  }
+
+  // Copies a chunk's scales and zero-points in pieces of 16 bytes. Both are [part][tile][16 rows].
+  JITGEN_DEVICE void copy_side(const Region& region, int first_tile, int live, int chunk, uint32_t to) const {
+    using Scale = typename Weight::Scale;
+    constexpr int pieces = int(sizeof(Scale));  // pieces of a tile's scales
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int k = chunk * (64 * span) + part * Shape::part;
+      const int group = Weight::group == 0 ? 0 : smaller(k / (Weight::group ? Weight::group : 1), groups - 1);
+      if constexpr (Shape::group_scales) {
+#pragma unroll
+        for (int i = 0; i < Shape::tiles * pieces; i += 32) {
+          const int tile = (i + lane) / pieces, piece = lane % pieces;
+          const int in_contraction = tile % contraction_tiles;
+          if (tile < Shape::tiles && in_contraction < live) {
+            const Weight weight = weight_of(region, tile / contraction_tiles);
+            const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
+            copy_async<16>(to + (part * Shape::tiles * pieces + i + lane) * 16,
+                           reinterpret_cast<const uint8_t*>(weight.scales + at) + piece * 16, 16);
+          }
+        }
+      }
+      if constexpr (Weight::zero_points) {
+        const int in_contraction = lane % contraction_tiles;
+        if (lane < Shape::tiles && in_contraction < live) {
+          const Weight weight = weight_of(region, lane / contraction_tiles);
+          const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
+          copy_async<16>(to + Shape::scale_bytes + (part * Shape::tiles + lane) * 16, weight.zeros + at, 16);
+        }
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------- consumers
+
+  JITGEN_DEVICE void release(int stage) const {  // by each consumer warp, for every block that writes to the stage
+    const int lane = threadIdx.x % 32;
+    if constexpr (Config::multicast > 1) {
+      if (lane < Config::multicast) barrier_arrive_at(empty(stage), lane);
+    } else {
+      if (lane == 0) barrier_arrive(empty(stage));
+    }
+  }
+
+  JITGEN_DEVICE void consume(Sums& acc, Ring& ring) const {
+    const int first = first_chunk(), last = last_chunk();
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
+    }
+    if (first == last) return;
+    constexpr int groups = 4 * span / Config::steps;  // groups of wgmmas in a stage
+    const typename Stage::Lane lane;
+    typename Stage::Fetched fetched;
+    typename Stage::Held held;
+    typename Stage::Fragments fragments[2];
+    barrier_wait_in_place(full(ring.stage), ring.phase);
+    Stage::fetch(fetched, memory, lane, ring.stage);
+    held.take(fetched);
+    Stage::dequantise(fragments[0], held, 0);
+    int before = 0;
+#pragma unroll 1
+    for (int chunk = first; chunk < last; ++chunk) {
+      const int stage = ring.stage;
+      const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
+      ring.next();
+#pragma unroll
+      for (int group = 0; group < groups; ++group) {
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < Config::steps; ++s) {
+#pragma unroll
+          for (int b = 0; b < blocks; ++b) {
+            const int step = group * Config::steps + s;
+            const uint64_t at = tokens + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
+            Multiply::registers(acc[b], fragments[group & 1][s][b], at, 1);
+          }
+        }
+        wgmma_commit();
+        if (group == groups - 2 && chunk + 1 < last) {
+          barrier_wait_in_place(full(ring.stage), ring.phase);
+          Stage::fetch(fetched, memory, lane, ring.stage);
+        }
+        if (group == groups - 1) held.take(fetched);
+        wgmma_wait<1>();  // the previous group has read its fragments, whose registers the next one uses
+        if (group == 0 && chunk > first) release(before);
+        Stage::dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
+      }
+      before = stage;
+    }
+    wgmma_wait<0>();
+    release(before);
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ all
+
+  JITGEN_DEVICE void work() const {
+    const int column_tiles = column_tiles_of<band>(regions);
+    const int items = row_tiles * column_tiles;
+    const int step = gridDim.x / Shape::cluster;
+    Ring ring;
+    if (threadIdx.x >= Shape::consumers) {
+      registers_deal<Config::warpgroups, Config::resident, true>();
+      for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
+        produce(place(item, column_tiles), ring);
+        if constexpr (Config::split > 1) {
+          __syncwarp();
+          cluster_sync();
+          cluster_sync();
+        }
+      }
+      __syncwarp();
+    } else {
+      registers_deal<Config::warpgroups, Config::resident, false>();
+      const Finish end{epilogue, rows, rank, memory, base};
+      for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
+        const TilePlace tile = place(item, column_tiles);
+        Sums acc;
+        consume(acc, ring);
+        const Region region = region_of(regions, tile.region);
+        if constexpr (!Shape::group_scales) end.scale_rows(acc, tile, region);
+        if constexpr (Config::split > 1) {
+          end.leave(acc);
+          cluster_sync();
+          end.finish_split(tile, region.columns);
+          proxy_fence();
+          __syncwarp();
+          cluster_sync();
+        } else {
+          end.finish(tile, acc, region.columns);
+        }
+      }
+      __syncwarp();
+    }
+    if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it
+  }
+};
+
+template <class Config, class Weight, class Epilogue>
+JITGEN_DEVICE void gemm_wgmma_quantized(
+    const TensorMap& x, int rows, int depth,
+    const QuantizedRegion<Weight, Config::contractions> (&regions)[Config::regions], const Epilogue& epilogue) {
+  using Shape = QuantizedShape<Config, Weight>;
+  extern __shared__ __align__(1024) uint8_t gemm_memory[];
+  const int chunks = (depth + 64 * Shape::span - 1) / (64 * Shape::span);
+  const QuantizedKernel<Config, Weight, Epilogue> kernel{
+      x, regions, epilogue, rows, chunks, (rows + Config::tokens - 1) / Config::tokens, Shape::groups(depth),
+      Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
+  if (threadIdx.x == 0) {
+    prefetch_map(x);
+    for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
+    for (int stage = 0; stage < Config::stages; ++stage) {
+      barrier_init(kernel.full(stage), 1 + (Shape::side_bytes > 0 ? 32 : 0));
+      barrier_init(kernel.empty(stage), Config::warpgroups * 4 * Config::multicast);
+    }
+    barrier_init_fence();
+  }
+  if constexpr (Config::multicast > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.
+  next_kernel_may_start();
+  previous_kernel_wait();
+  kernel.work();
+}
+
+}  // namespace jitgen

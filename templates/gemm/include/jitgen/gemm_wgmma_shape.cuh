@@ -1,0 +1,79 @@
+// What follows from a Config and a Weight of gemm_wgmma_quantized.cuh: threads, tiles, and offsets in shared memory.
+#pragma once
+
+#include "jitgen/gemm_quant.cuh"
+#include "jitgen/gemm_wgmma_ptx.cuh"
+
+namespace jitgen {
+
+template <class Weight, int contractions>
+struct QuantizedRegion {
+  Weight weights[contractions];
+  const TensorMap* codes[contractions];
+  int columns;  // N
+};
+
+template <class Config, class = void>
+constexpr int span_of = 1;
+template <class Config>
+constexpr int span_of<Config, decltype(void(Config::span))> = Config::span;
+
+template <class Config, class Weight>
+struct QuantizedShape {
+  static constexpr int consumers = Config::warpgroups * 128;
+  static constexpr int threads = consumers + 128;  // the last warpgroup copies
+  static constexpr int tiles = Config::warpgroups * Config::blocks * 4;  // tiles of 16 weight rows, of all contractions
+  static constexpr int columns = tiles * 16 / Config::contractions;      // columns of the output
+  static constexpr int cluster = Config::split > Config::multicast ? Config::split : Config::multicast;
+
+  static constexpr int contraction_blocks = Config::blocks / Config::contractions;
+  static constexpr int contraction_tiles = tiles / Config::contractions;
+  // The number of the first tile, within the thread block, of a warpgroup's block of 64 rows.
+  static JITGEN_DEVICE int tile_of(int warpgroup, int block) {
+    return block / contraction_blocks * contraction_tiles +
+           (warpgroup * contraction_blocks + block % contraction_blocks) * 4;
+  }
+
+  // Sizes of one stage.
+  static constexpr int span = span_of<Config>;
+  static constexpr int tile_bytes = 128 * Weight::bits * span;  // bytes of codes
+  static constexpr int x_bytes = Config::tokens * 128 * span;
+  static constexpr int code_bytes = tiles * tile_bytes;
+  static constexpr bool group_scales = Weight::group != 0;
+  // k's of a stage that certainly are of one group: all, 64 or 32.
+  static constexpr int part = Weight::group % (64 * span) == 0 ? 64 * span : Weight::group % 64 == 0 ? 64 : 32;
+  static constexpr int parts = 64 * span / part;
+  static constexpr int scale_bytes = group_scales ? tiles * parts * 16 * int(sizeof(typename Weight::Scale)) : 0;
+  static constexpr int zero_bytes = Weight::zero_points ? tiles * parts * 16 : 0;
+  static constexpr int side_bytes = scale_bytes + zero_bytes;
+
+  // Groups of a row in the layout, for a K of `depth`, which is padded to whole groups and then to whole chunks.
+  static JITGEN_DEVICE int groups(int depth) {
+    constexpr int group = Weight::group == 0 ? 64 : Weight::group;
+    const int padded = (depth + group - 1) / group * group;
+    return Weight::group == 0 ? 1 : Weight::groups((padded + 63) / 64);
+  }
+
+  // The epilogue stages a warpgroup's [contractions][chunk][64 columns]; each row is padded by 4 floats (banks).
+  static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
+  static constexpr int pitch = 68;
+  static constexpr int staging_bytes =
+      Config::split > 1 ? 0 : Config::warpgroups * Config::contractions * chunk * pitch * 4;
+
+  static constexpr int codes_at = Config::stages * x_bytes;
+  static constexpr int side_at = codes_at + Config::stages * code_bytes;
+  static constexpr int staging_at = side_at + Config::stages * side_bytes;
+  static constexpr int barriers_at = staging_at + staging_bytes;
+  static constexpr int bytes = barriers_at + Config::stages * 16;
+
+  // Where K is split, the partial sums, [contractions][tokens][columns], overwrite the stages.
+  static constexpr int sum_pitch = columns + 4;
+  static_assert(Config::split == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
+                "partial sums fit where the stages were");
+  static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
+  static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
+  static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");
+  static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % chunk == 0, "tokens of a tile");
+};
+
+}  // namespace jitgen

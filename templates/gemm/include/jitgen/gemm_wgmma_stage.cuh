@@ -1,0 +1,89 @@
+// From a stage of the quantised wgmma mainloop to fragments: what a lane of a consumer reads of a stage, and how it
+// decodes that.
+#pragma once
+
+#include "jitgen/gemm_wgmma_decode.cuh"
+#include "jitgen/gemm_wgmma_shape.cuh"
+
+namespace jitgen {
+
+template <class Config, class Weight>
+struct QuantizedStage {
+  using Shape = QuantizedShape<Config, Weight>;
+  static constexpr int blocks = Config::blocks, parts = Shape::parts, span = Shape::span;
+
+  struct Fetched {  // what a lane reads of one stage
+    typename Weight::Codes codes[blocks][span];
+    typename Weight::Scales scales[blocks][parts];  // each with its first entry only
+  };
+  struct Held {  // what it computes fragments from
+    typename Weight::Codes codes[blocks][span];
+    Decode<Weight> decode[blocks][parts];
+    JITGEN_DEVICE void take(const Fetched& fetched) {
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < span; ++i) codes[b][i] = fetched.codes[b][i];
+#pragma unroll
+        for (int part = 0; part < parts; ++part) decode[b][part].set(fetched.scales[b][part]);
+      }
+    }
+  };
+
+  // Offsets of a lane's codes and scales in a stage, for block 0. The empty assembly statement forces the compiler to
+  // hold them in registers; otherwise it computes them again for each stage.
+  struct Lane {
+    uint32_t codes, side;
+    JITGEN_DEVICE Lane() {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      const int tile = Shape::tile_of(warp / 4, 0) + warp % 4;
+      codes = Shape::codes_at + tile * Shape::tile_bytes + lane * 16;
+      side = Shape::side_at + (tile * 16 + lane / 4 * 2);
+      asm("" : "+r"(codes), "+r"(side));
+    }
+  };
+
+  static JITGEN_DEVICE void fetch(Fetched& fetched, const uint8_t* memory, const Lane& lane, int stage) {
+    using Pair = typename Weight::ScalePair;
+    constexpr int width = sizeof(typename Weight::Scale);
+    const uint8_t* const codes = memory + lane.codes + stage * Shape::code_bytes;
+    // A scale is `width` times as far from the beginning of its area as a zero-point is.
+    const uint8_t* const zeros = memory + lane.side + stage * Shape::side_bytes;
+    const uint8_t* const scales = zeros + (lane.side - Shape::side_at) * (width - 1);
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+      const int tile = Shape::tile_of(0, b) - Shape::tile_of(0, 0);
+#pragma unroll
+      for (int i = 0; i < span * Weight::loads; ++i) {
+        const uint8_t* const from = codes + tile * Shape::tile_bytes + i * 512;
+        fetched.codes[b][i / Weight::loads].words[i % Weight::loads] = *reinterpret_cast<const uint4*>(from);
+      }
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        const int at = (part * Shape::tiles + tile) * 16;
+        if constexpr (Weight::zero_points) {
+          fetched.scales[b][part].zero[0] = *reinterpret_cast<const uint16_t*>(zeros + Shape::scale_bytes + at);
+        }
+        if constexpr (Shape::group_scales) {
+          fetched.scales[b][part].scale[0] = *reinterpret_cast<const Pair*>(scales + at * width);
+        }
+      }
+    }
+  }
+
+  using Fragments = uint32_t[Config::steps][blocks][4];
+
+  static JITGEN_DEVICE void dequantise(Fragments& fragments, const Held& held, int group) {
+#pragma unroll
+    for (int s = 0; s < Config::steps; ++s) {
+      const int step = group * Config::steps + s;
+      const int part = step * 16 / Shape::part;
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        held.decode[b][part].fragment(fragments[s][b], held.codes[b][step / 4], step % 4);
+      }
+    }
+  }
+};
+
+}  // namespace jitgen

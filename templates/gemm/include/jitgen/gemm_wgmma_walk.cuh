@@ -1,0 +1,98 @@
+// What the wgmma mainloops have in common: the order of tiles, the ring of stages, and the call of the epilogue.
+#pragma once
+
+#include "jitgen/gemm_ptx.cuh"
+
+namespace jitgen {
+
+// One piece of work: a region, and the position of a tile in it (`place_in` gives it in tiles).
+struct TilePlace {
+  int region, row, column;
+};
+
+template <int width, class Region, int regions>
+JITGEN_DEVICE int column_tiles_of(const Region (&all)[regions]) {
+  int sum = 0;
+#pragma unroll
+  for (int r = 0; r < regions; ++r) sum += (all[r].columns + width - 1) / width;
+  return sum;
+}
+
+// The tile of piece number `item`. Within a band of `raster` rows of tiles, tiles are numbered down a column before the
+// next column, so that the pieces computed at one time share both x and weights in L2. Regions follow each other along
+// the columns; their tiles have `width` columns.
+template <int raster, int width, class Region, int regions>
+JITGEN_DEVICE TilePlace place_in(int item, int row_tiles, int column_tiles, const Region (&all)[regions]) {
+  const int first = item / (raster * column_tiles) * raster;
+  const int height = smaller(raster, row_tiles - first);
+  const int inside = item - first * column_tiles;
+  TilePlace tile = {0, first + inside % height, inside / height};
+#pragma unroll
+  for (int r = 0; r + 1 < regions; ++r) {
+    const int tiles = (all[r].columns + width - 1) / width;
+    if (tile.region == r && tile.column >= tiles) {
+      tile.column -= tiles;
+      tile.region = r + 1;
+    }
+  }
+  return tile;
+}
+
+// all[region]. It is selected by comparisons, because an array of parameters that is indexed has to be in local memory.
+template <class Region, int regions>
+JITGEN_DEVICE Region region_of(const Region (&all)[regions], int region) {
+  Region found = all[0];
+#pragma unroll
+  for (int r = 1; r < regions; ++r) {
+    if (region == r) found = all[r];
+  }
+  return found;
+}
+template <class Region, int regions>
+JITGEN_DEVICE int columns_of(const Region (&all)[regions], int region) {
+  int found = all[0].columns;
+#pragma unroll
+  for (int r = 1; r < regions; ++r) {
+    if (region == r) found = all[r].columns;
+  }
+  return found;
+}
+
+// The current stage, and the parity of its barriers' current phase.
+template <int stages>
+struct StageRing {
+  int stage = 0;
+  uint32_t phase = 0;
+  JITGEN_DEVICE void next() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Whether the box of x's tensor map has no more rows than x (`Config::trimmed`, else false). Rows outside a matrix,
+// which become zeros, take the copy engine longer than those inside.
+template <class Config, class = void>
+constexpr bool is_trimmed = false;
+template <class Config>
+constexpr bool is_trimmed<Config, decltype(void(Config::trimmed))> = Config::trimmed;
+
+// Loads eight sums from shared memory that is aligned to 16 bytes.
+JITGEN_DEVICE void gather(float (&sums)[8], const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
+  sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
+}
+
+template <bool several, class Epilogue, int contractions>
+JITGEN_DEVICE void run_epilogue(
+    const Epilogue& epilogue, int region, int m, int n, const float (&sums)[contractions][8], int live) {
+  if constexpr (several) {
+    epilogue.template run<8>(region, m, n, sums, live);
+  } else {
+    epilogue.template run<8>(m, n, sums, live);
+  }
+}
+
+}  // namespace jitgen

@@ -1,0 +1,233 @@
+"""Generated sources of some hundred specialisations, for comparing two versions of jitgen by what they generate.
+
+::
+
+    python tests/corpus.py write before/            # with one version of the code
+    python tests/corpus.py compare before/          # with the other: prints a diff, exits 1 where there is one
+
+Nothing is compiled. The head of a source (its comment lines, which describe the specialisation) is left out of the
+comparison, and a line ``if (true) {`` of the older sources counts as ``{``, which is what is generated now where
+nothing is masked. Both are the same C++, lines are compared one to one, and no line of the newer sources is changed; so
+no other difference is hidden. tinygrad compares its kernels with those of its main branch in the same way ("process
+replay").
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+
+Spec = jitgen.TensorSpec
+Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
+half, single, double = torch.bfloat16, torch.float32, torch.float64
+
+ROUTES = (
+    ("cpp", "x86-64-v3"),
+    ("cpp", "x86-64-v4"),
+    ("cuda", "sm_80"),
+    ("cuda", "sm_90a"),
+    ("triton", "sm_90a"),
+    ("triton", "gfx942"),
+)
+
+
+def _pointwise() -> Iterator[Case]:
+    def gelu(x: Any) -> Any:
+        return F.gelu(x)
+
+    def rope(x: Any, cos: Any, sin: Any) -> Any:
+        left, right = x.chunk(2, -1)
+        return x * cos + torch.cat([-right, left], -1) * sin
+
+    def update(x: Any, residual: Any, alpha: float) -> None:
+        residual.add_(x.t() * alpha)
+
+    def causal(scores: Any) -> Any:
+        rows, columns = torch.arange(scores.shape[0])[:, None], torch.arange(scores.shape[1])
+        return scores.masked_fill(rows < columns, float("-inf"))
+
+    def two(x: Any, y: Any) -> Any:
+        return x + y, (x * y).to(torch.float8_e4m3fn)
+
+    def shifted(x: Any) -> Any:
+        return (x << 2) // 3
+
+    def cat(x: Any, y: Any) -> Any:
+        return torch.cat([x, y * 2], 0).permute(1, 0)
+
+    for dtype in (half, single, double):
+        yield f"gelu_{dtype}", gelu, (Spec(("M", 1024), dtype),)
+        yield f"causal_{dtype}", causal, (Spec(("Q", "K"), dtype),)
+    yield "rope", rope, (Spec(("B", "S", 128), half), Spec(("S", 128), half), Spec(("S", 128), half))
+    yield "update", update, (Spec((64, 32), single), Spec((32, 64), single), 0.5)
+    yield "two", two, (Spec(("M", 100), half), Spec((100,), single))
+    yield "shifted", shifted, (Spec(("M", 7), torch.int32),)
+    yield "cat", cat, (Spec((10, "N"), half), Spec((7, "N"), half))
+    yield "long", gelu, (Spec((2**16, 2**15), half),)
+
+
+def _rows() -> Iterator[Case]:
+    def softmax(x: Any) -> Any:
+        return torch.softmax(x, -1)
+
+    def columns(x: Any) -> Any:
+        return torch.softmax(x, 0)
+
+    def log_softmax(x: Any) -> Any:
+        return torch.log_softmax(x, -1)
+
+    def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+        return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+    def add_rms_norm(x: Any, residual: Any, weight: Any) -> Any:
+        h = x + residual
+        return h, F.rms_norm(h, h.shape[-1:], weight, 1e-5)
+
+    def extremes(x: Any) -> Any:
+        return x.argmax(-1), x.amin(-1)
+
+    def moments(x: Any) -> Any:
+        return x.var(-1), x.mean(-1)
+
+    def whole(x: Any) -> Any:
+        return x.sum()
+
+    def cross_entropy(x: Any, y: Any) -> Any:
+        return F.cross_entropy(x, y)
+
+    def between(x: Any) -> Any:
+        return x - x.mean((0, 2), keepdim=True)
+
+    for rows, length in (
+        (8192, 100),
+        (8192, 1024),
+        (64, 4096),
+        (8192, 16384),
+        (64, 151936),
+        (8192, 151936),
+        (3, 2**19),
+    ):
+        for dtype in (half, single):
+            size = f"{rows}x{length}_{dtype}"
+            yield f"softmax_{size}", softmax, (Spec((rows, length), dtype),)
+            yield f"layer_norm_{size}", layer_norm, (Spec((rows, length), dtype), *2 * [Spec((length,), dtype)])
+            pair = 2 * [Spec((rows, length), dtype)]
+            yield f"add_rms_norm_{size}", add_rms_norm, (*pair, Spec((length,), dtype))
+            yield f"extremes_{size}", extremes, (Spec((rows, length), dtype),)
+        yield f"log_softmax_{rows}x{length}", log_softmax, (Spec((rows, length), half),)
+        yield f"moments_{rows}x{length}", moments, (Spec((rows, length), half),)
+        yield f"columns_{length}x{rows}", columns, (Spec((length, rows), half),)
+        yield f"cross_entropy_{rows}x{length}", cross_entropy, (Spec((rows, length), half), Spec((rows,), torch.int64))
+    yield "whole", whole, (Spec((1000, 10000), half),)
+    yield "between", between, (Spec((32, 64, 100), single),)
+    yield "softmax_any", softmax, (Spec(("M", "N"), half),)
+
+
+def _products() -> Iterator[Case]:
+    def linear(x: Any, w: Any) -> Any:
+        return F.linear(x, w)
+
+    def bias_gelu(x: Any, w: Any, b: Any) -> Any:
+        return F.gelu(F.linear(x, w, b))
+
+    def swiglu(x: Any, gate: Any, up: Any) -> Any:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    def qkv(x: Any, q: Any, k: Any, v: Any) -> Any:
+        return x @ q.T, x @ k.T, x @ v.T
+
+    def gated_down(gate: Any, up: Any, down: Any, residual: Any) -> Any:
+        return residual + F.linear(F.silu(gate) * up, down)
+
+    def normed(x: Any, weight: Any, w: Any) -> Any:
+        return F.rms_norm(F.linear(x, w), (w.shape[0],), weight)
+
+    def transposed(x: Any, w: Any) -> Any:
+        return x @ w
+
+    quantised = {
+        "int4": lambda n, k: Spec((n, k), half, format="int4", group_size=128),
+        "uint4": lambda n, k: Spec((n, k), half, format="uint4", group_size=64),
+        "int8": lambda n, k: Spec((n, k), half, format="int8", group_size=None),
+        "dense": lambda n, k: Spec((n, k), half),
+    }
+    for rows in (1, 4, 16, 64, 256, 1024, 4096):
+        for format, weight in quantised.items():
+            size = f"{rows}_{format}"
+            x = Spec((rows, 4096), half)
+            yield f"linear_{size}", linear, (x, weight(6144, 4096))
+            yield f"swiglu_{size}", swiglu, (x, weight(14336, 4096), weight(14336, 4096))
+            gate = 2 * [Spec((rows, 14336), half)]
+            yield f"gated_down_{size}", gated_down, (*gate, weight(4096, 14336), Spec((rows, 4096), half))
+        yield f"qkv_{rows}", qkv, (x, *(quantised["int4"](n, 4096) for n in (4096, 1024, 1024)))
+    for dtype in (torch.float16, single, double):
+        yield f"bias_gelu_{dtype}", bias_gelu, (Spec((33, 777), dtype), Spec((100, 777), dtype), Spec((100,), dtype))
+    yield "batched", linear, (Spec(("B", "S", 256), half), Spec((100, 256), half))
+    yield "normed", normed, (Spec((64, 4096), half), Spec((4096,), half), quantised["int4"](4096, 4096))
+    yield "transposed", transposed, (Spec((77, 512), half), Spec((512, 256), half))
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(name, source) of every kernel of the corpus."""
+    for name, function, arguments in (*_pointwise(), *_rows(), *_products()):
+        for backend, target in ROUTES:
+            file = f"{name.replace('torch.', '')}.{backend}.{target}"
+            try:
+                kernels = jitgen.jit(function).lower(*arguments, backend=backend, target=target).kernels
+            except jitgen.UnsupportedError as error:
+                yield file, f"refused: {type(error).__name__}\n"
+                continue
+            for number, kernel in enumerate(kernels):
+                yield f"{file}.{number}", kernel.source
+
+
+def _body(source: str) -> list[str]:
+    """The lines of ``source`` behind its head."""
+    lines = source.splitlines()
+    first = next((n for n, line in enumerate(lines) if line.strip() and not line.startswith(("//", "#  ", "# "))), 0)
+    return lines[first:]
+
+
+def _without_true_conditions(lines: list[str]) -> list[str]:
+    """``lines`` with each that is ``if (true) {`` and nothing else made ``{``, at the same indentation."""
+    return [line.removesuffix("if (true) {") + "{" if line.strip() == "if (true) {" else line for line in lines]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("write", "compare"))
+    parser.add_argument("directory", type=Path)
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    found = dict(sources())
+    if options.verb == "write":
+        for name, source in found.items():
+            (options.directory / name).write_text(source)
+        print(f"{len(found)} sources written")
+        return 0
+    before = {path.name: path.read_text() for path in options.directory.iterdir()}
+    differing = sorted(found.keys() ^ before.keys())
+    for name in differing:
+        print(f"only {'now' if name in found else 'before'}: {name}")
+    for name in sorted(found.keys() & before.keys()):
+        old, new = _without_true_conditions(_body(before[name])), _body(found[name])
+        if old != new:
+            differing.append(name)
+            sys.stdout.writelines(
+                f"{line}\n" for line in difflib.unified_diff(old, new, f"before/{name}", name, "", "", 1)
+            )
+    print(f"{len(found)} sources, {len(differing)} of them different")
+    return int(bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

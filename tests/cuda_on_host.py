@@ -1,0 +1,196 @@
+"""Generated CUDA kernels compiled for the CPU and run block by block, for where there is no GPU.
+
+The source is the one a GPU would get, with the same headers. A block's threads are coroutines (POSIX ``ucontext``) that
+take turns: each runs until it shuffles or waits at a barrier, and goes on when all others have come as far, so all
+threads of a block must pass the same shuffles and barriers, as here they do. Of PTX only the conversions of 16-bit
+floats are known. Slow: meant for kernels of a few blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import jitgen
+from jitgen.ir import symbols
+from jitgen.spec import DTYPES
+
+_BEFORE = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+#define __CUDA_ARCH__ 800
+
+struct dim { unsigned x, y, z; };
+static dim threadIdx, blockIdx, blockDim;
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+
+static float __int_as_float(int bits) { float f; memcpy(&f, &bits, 4); return f; }
+static int __float_as_int(float f) { int bits; memcpy(&bits, &f, 4); return bits; }
+static double __longlong_as_double(long long bits) { double d; memcpy(&d, &bits, 8); return d; }
+static long long __double_as_longlong(double d) { long long bits; memcpy(&bits, &d, 8); return bits; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+template <class T> static T __ldcs(const T* p) { return *p; }
+template <class T> static void __stcs(T* p, T v) { *p = v; }
+static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static double rsqrt(double x) { return 1.0 / sqrt(x); }
+
+static float from_bfloat16(uint16_t bits) { return __int_as_float(int(uint32_t(bits) << 16)); }
+static uint16_t to_bfloat16(float x) {
+  if (x != x) return 0x7fff;
+  uint32_t bits = uint32_t(__float_as_int(x));
+  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+static float from_float16(uint16_t bits) { _Float16 h; memcpy(&h, &bits, 2); return float(h); }
+static uint16_t to_float16(float x) { _Float16 h = _Float16(x); uint16_t bits; memcpy(&bits, &h, 2); return bits; }
+
+constexpr int most_threads = 1024;
+static ucontext_t scheduler, fibers[most_threads];
+static char* stacks;
+static int running, count;
+static bool ended[most_threads];
+static uint32_t slots[most_threads];
+
+static void pause() { const int self = running; swapcontext(&fibers[self], &scheduler); }
+static void __syncthreads() { pause(); }
+static uint32_t exchange(uint32_t word, int lane_of_warp) {
+  const int self = running;
+  slots[self] = word;
+  pause();
+  const uint32_t found = slots[self / 32 * 32 + lane_of_warp];
+  pause();
+  return found;
+}
+static uint32_t __shfl_up_sync(unsigned, uint32_t word, int distance, int width) {
+  const int lane = running % 32;
+  return exchange(word, lane % width >= distance ? lane - distance : lane);
+}
+static uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width) {
+  const int lane = running % 32;
+  return exchange(word, lane / width * width + source);
+}
+"""
+_AFTER = r"""
+static void (*body)();
+static void one_thread() { body(); ended[running] = true; pause(); }
+static void run_block(unsigned block, int threads) {
+  constexpr size_t stack = 256 << 10;
+  if (!stacks) stacks = static_cast<char*>(malloc(stack * most_threads));
+  blockIdx = {block, 0, 0};
+  count = threads;
+  blockDim = {unsigned(threads), 1, 1};
+  for (int t = 0; t < threads; ++t) {
+    ended[t] = false;
+    getcontext(&fibers[t]);
+    fibers[t].uc_stack.ss_sp = stacks + stack * t;
+    fibers[t].uc_stack.ss_size = stack;
+    fibers[t].uc_link = &scheduler;
+    makecontext(&fibers[t], one_thread, 0);
+  }
+  for (bool any = true; any;) {
+    any = false;
+    for (int t = 0; t < threads; ++t) {
+      if (ended[t]) continue;
+      running = t;
+      threadIdx = {unsigned(t), 0, 0};
+      swapcontext(&scheduler, &fibers[t]);
+      any = any || !ended[t];
+    }
+  }
+}
+"""
+_ASSEMBLY = {
+    r'asm\("mov.b32 %0, \{0, %1\};".*?\);': "value = from_bfloat16(element.bits);",
+    r'asm\("cvt.rn.bf16.f32.*?\);': "element.bits = to_bfloat16(value);",
+    r'asm\("cvt.f32.f16 .*?\);': "value = from_float16(bits);",
+    r'asm\("cvt.rn.f16.f32.*?\);': "element.bits = to_float16(value);",
+    r"asm( volatile)?\((?:.|\n)*?\);": "abort();",
+}
+
+
+def _on_host(source: Any, directory: Path) -> Callable[..., None]:
+    """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the arguments."""
+    headers = dict(source.headers)
+    for name, text in headers.items():
+        for pattern, replacement in _ASSEMBLY.items():
+            text = re.sub(pattern, replacement, text)
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    parameters = source.text.split(f"\n{source.name}(")[1].split(") {")[0].split(", ")
+    names = [parameter.split()[-1] for parameter in parameters]
+    saved = "".join(f"static {parameter.rsplit(' ', 1)[0]} g_{parameter.split()[-1]};\n" for parameter in parameters)
+    globals_ = ", ".join(f"g_{name}" for name in names)
+    assigned = " ".join(f"g_{name} = {name};" for name in names)
+    wrapper = f"""
+{saved}
+static void call() {{ {source.name}({globals_}); }}
+extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
+  {assigned}
+  body = call;
+  for (int block = 0; block < grid; ++block) run_block(block, threads);
+}}
+"""
+    file, library = directory / "kernel.cpp", directory / "kernel.so"
+    file.write_text(_BEFORE + source.text + _AFTER + wrapper)
+    command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
+    done = subprocess.run(
+        [*command, f"-I{directory}", str(file), "-o", str(library)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    types = {"float": ctypes.c_float, "double": ctypes.c_double, "Index": None}
+    index = ctypes.c_int64 if "using Index = int64_t" in source.text else ctypes.c_int32
+    kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in parameters]
+    function = ctypes.CDLL(str(library)).run
+    function.argtypes = [ctypes.c_int, ctypes.c_int, *kinds]
+    function.restype = None
+    return function
+
+
+def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_90a") -> tuple[torch.Tensor, ...]:
+    """The results of ``function`` by its CUDA kernels, run on the CPU; outputs that are views are not known."""
+    lowered = jitgen.jit(function).lower(*tensors, backend="cuda", target=target)._lowered
+    program = lowered.program
+    held = list(tensors)
+    for memory, buffer in zip(lowered.memories[len(tensors) :], program.buffers[len(tensors) :], strict=True):
+        steps = zip(memory.view.sizes, memory.view.strides, strict=True)
+        extent = 1 + sum((size - 1) * abs(step) for size, step in steps)
+        room = torch.full((max(extent, 1) * DTYPES[buffer.dtype].itemsize,), 0xA5, dtype=torch.uint8)
+        held.append(room.view(DTYPES[buffer.dtype]).as_strided(memory.view.sizes, memory.view.strides))
+    environment = {
+        symbol.args[0]: size
+        for index, tensor in enumerate(tensors)
+        for dim, size in enumerate(tensor.shape)
+        for symbol in [symbols.size_symbol(index, dim)]
+    }
+    for number, kernel in enumerate(program.kernels):
+        if not lowered.work(number).elements:
+            continue
+        shape, arguments = lowered.launch(number), lowered.arguments(number)
+        scalars = [symbols.evaluate(expr, environment) for expr, _ in kernel.scalars]
+        pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
+        source, _ = lowered.render(number)
+        with tempfile.TemporaryDirectory() as directory:
+            compiled = _on_host(source, Path(directory))
+        compiled(shape.grid[0], shape.block[0], *pointers, *arguments.integers, *scalars)
+    return tuple(
+        held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]
+        for output in program.outputs
+    )

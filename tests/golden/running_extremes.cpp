@@ -1,0 +1,121 @@
+// jitgen 0.1.0: running_extremes, template scan/scan.cpp.j2
+// target x86-64-v4: Schedule(threads=1, rows=1024, items=1024, vector=1, beside=1, chunks=1, loops=True, wide=True)
+// stages: 2 x scan over j0
+// (s0_1, s0_0), rows of the last dimension: load float32 strided, store float32 strided, store int64 strided
+#include <jitgen/storage.hpp>
+#include <jitgen/math.hpp>
+#include <jitgen/parallel.hpp>
+#include <stddef.h>
+
+#include <jitgen/entry.hpp>
+#include <jitgen/group.hpp>
+#include <jitgen/scan.hpp>
+#include <jitgen/walk.hpp>
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
+
+namespace {
+
+constexpr int64_t least = 128;  // elements for each thread from which on a row is shared
+constexpr int64_t width = 1024;  // rows of a tile: their states fit the first-level cache
+
+struct States {
+  jitgen::Columns<jitgen::Placed<jitgen::Max>, float, width> scan0;
+  void clear(int64_t rows) {
+    scan0.clear(rows);
+  }
+  void join(const States& behind, int64_t rows) {
+    scan0.join(behind.scan0, rows);
+  }
+};
+
+// What a thread keeps from tile to tile.
+struct Room {
+  alignas(jitgen::cache_line) float buffer1[width];
+  alignas(jitgen::cache_line) int64_t buffer2[width];
+  void flush() {}
+};
+
+// Elements [begin, end) of neighbouring rows. Without `stores`, only what their states are.
+template <bool stores>
+void walk(int64_t begin, int64_t end, int64_t length, int64_t rows, States& states, Room& room, bool streaming, const float* x0, float* x1, int64_t* x2, int64_t r0, int64_t r1, int64_t r2) {
+  for (int64_t e = begin; e < end; ++e) {
+    jitgen::fetch(x0 + (e + 4) * r0, rows);
+    float* const target1 = streaming ? room.buffer1 : x1 + e * r1;
+    int64_t* const target2 = streaming ? room.buffer2 : x2 + e * r2;
+#pragma omp simd
+    for (int64_t j = 0; j < rows; ++j) {
+      const float v0 = jitgen::load(x0[e * r0 + j]);
+      states.scan0.take(j, e, v0);
+      if (stores) {
+        const float v1 = states.scan0.result(j);
+        const int64_t v2 = states.scan0.place(j);
+        target1[j] = jitgen::store<float>(v1);
+        target2[j] = jitgen::store<int64_t>(v2);
+      }
+    }
+    if (stores && streaming) {
+      jitgen::stream(x1 + e * r1, room.buffer1, rows * sizeof(float));
+      jitgen::stream(x2 + e * r2, room.buffer2, rows * sizeof(int64_t));
+    }
+  }
+}
+void jitgen_running_extremes(const float* p0, float* p1, int64_t* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t r0, int64_t s1_0, int64_t r1, int64_t s2_0, int64_t r2, int32_t streaming) {
+  const int64_t inner = n0;
+  const int64_t others = 1;
+  int64_t across = width;  // rows of a tile, so many that every thread has one where there are so many rows
+  while (across > jitgen::lanes && others * ((inner + across - 1) / across) < threads) across /= 2;
+  const int64_t sizes[] = {(inner + across - 1) / across};
+  const int64_t tasks = others * sizes[0];
+  const bool shared = threads > 1 && tasks < threads && length >= threads * least;
+  // Of each thread's piece, of this row and the next in turn, so that no thread overwrites what another still reads.
+  States* const found =
+      shared ? static_cast<States*>(aligned_alloc(alignof(States), 2 * threads * sizeof(States))) : nullptr;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
+    const jitgen::Range mine = found ? jitgen::Range{0, tasks} : jitgen::share(tasks, 1, thread, team);
+    auto at = jitgen::Walk<1>::from(sizes, mine.begin);
+    Room room;
+    for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
+      const int64_t first = at.index[0] * across;
+      const int64_t together = inner - first < across ? inner - first : across;
+      const float* const x0 = p0 + first * s0_0;
+      float* const x1 = p1 + first * s1_0;
+      int64_t* const x2 = p2 + first * s2_0;
+      States states;
+      states.clear(together);
+      if (!found) {
+        walk<true>(0, length, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
+        continue;
+      }
+      // One piece more than there are threads: the first one's results need no other's state, the last one's state
+      // nobody needs. So a thread walks two pieces, and waits once for the others.
+      States* const of_row = found + (task % 2) * team;
+      const int64_t each = jitgen::piece_of(length, team + 1);
+      const int64_t begin = thread * each < length ? thread * each : length;
+      const int64_t middle = begin + each < length ? begin + each : length;
+      const int64_t end = middle + each < length ? middle + each : length;
+      if (thread == 0) {
+        walk<true>(begin, middle, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
+      } else {
+        walk<false>(begin, middle, length, together, states, room, streaming, x0, x1, x2, r0, r1, r2);
+      }
+      of_row[thread] = states;
+#pragma omp barrier
+      States before = of_row[0];
+      for (int64_t other = 1; other <= thread; ++other) before.join(of_row[other], together);
+      walk<true>(middle, end, length, together, before, room, streaming, x0, x1, x2, r0, r1, r2);
+    }
+    room.flush();
+    if (streaming) jitgen::stream_fence();
+  }
+  __builtin_free(found);
+}
+
+}  // namespace
+
+JITGEN_PACKED_ENTRY(jitgen_running_extremes)

@@ -1,0 +1,93 @@
+// jitgen 0.1.0: running_extremes, template scan/scan.cu.j2
+// target sm_90a: Schedule(threads=256, rows=32, items=8, vector=1, beside=1, chunks=1, loops=True, wide=False)
+// stages: 2 x scan over j0
+// (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided, store int64 strided
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/dependent_launch.cuh>
+#include <jitgen/scan.cuh>
+
+using Index = int32_t;
+using Unsigned = uint32_t;
+constexpr int threads = 256;
+constexpr int along = 8;  // threads that share a row
+constexpr int items = 8;  // elements of a row that a thread takes at once
+constexpr int tile = 64;  // elements of a row that they take at once
+constexpr int lanes = threads / along;  // threads side by side
+constexpr int beside = 1;  // neighbouring rows of a thread
+using Scan0 = jitgen::ArgMax<float>;
+extern "C" __global__ void __launch_bounds__(threads)
+jitgen_running_extremes(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int64_t* p2, Index length, Index n0, Index s0_0, Index r0, Index s1_0, Index r1, Index s2_0, Index r2) {
+  __shared__ jitgen::ScanScratch<Scan0::Wide::State, 256> scratch0;
+  const Index rows = n0;
+  const Index block = Index(blockIdx.x);
+  constexpr Index begin = 0;
+  const Index end = length;
+  const int part = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  const Index wanted = (block * lanes + lane) * beside;
+  // A block's surplus threads walk the last rows too and store nothing, so that all meet at every barrier.
+  const bool live = wanted < rows;
+  const Index row = live ? wanted : rows - beside;
+  const Index i0 = Index(Unsigned(row));
+  const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
+  jitgen::bfloat16* const to1 = p1 + i0 * s1_0;
+  int64_t* const to2 = p2 + i0 * s2_0;
+  // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
+  jitgen::next_kernel_may_start();
+  jitgen::previous_kernel_wait();
+  int turn = 0;
+  Scan0::Wide::State carry0[beside];
+#pragma unroll
+  for (int j = 0; j < beside; ++j) carry0[j] = Scan0::Wide::none();
+#pragma unroll 1
+  for (Index start = begin; start < end; start += tile, ++turn) {
+    const Index first = start + part * items;
+    jitgen::Vector<jitgen::bfloat16, beside> x0[items];
+#pragma unroll
+    for (int u = 0; u < items; ++u) {
+      const Index column = first + u;
+      if (column < end) {
+        x0[u] = jitgen::load_vector<beside>(from0 + column * r0);
+      }
+    }
+    Scan0::State upto0[items][beside], before0[beside], total0[beside];
+#pragma unroll
+    for (int u = 0; u < items; ++u) {
+      const Index column = first + u;
+#pragma unroll
+      for (int j = 0; j < beside; ++j) {
+        auto own0 = Scan0::none();
+        if (column < end) {
+          const float v0 = jitgen::load(x0[u][j]);
+          own0 = Scan0::of(v0, column);
+        }
+        upto0[u][j] = u == 0 ? own0 : Scan0::combine(upto0[u == 0 ? 0 : u - 1][j], own0);
+      }
+    }
+    jitgen::scan_columns<Scan0, along, lanes, beside>(upto0[items - 1], before0, total0, scratch0, part, lane, turn);
+#pragma unroll
+    for (int j = 0; j < beside; ++j) {
+      before0[j] = Scan0::combine(Scan0::narrowed(carry0[j]), before0[j]);
+      carry0[j] = Scan0::Wide::combine(carry0[j], Scan0::widened(total0[j]));
+    }
+#pragma unroll
+    for (int u = 0; u < items; ++u) {
+      const Index column = first + u;
+      if (live && column < end) {
+        jitgen::Vector<jitgen::bfloat16, beside> y1;
+        jitgen::Vector<int64_t, beside> y2;
+#pragma unroll
+        for (int j = 0; j < beside; ++j) {
+          const auto state0 = Scan0::combine(before0[j], upto0[u][j]);
+          const float v1 = Scan0::value(state0);
+          const int64_t v2 = Scan0::place(state0);
+          y1[j] = jitgen::store<jitgen::bfloat16>(v1);
+          y2[j] = jitgen::store<int64_t>(v2);
+        }
+        jitgen::store_vector(to1 + column * r1, y1);
+        jitgen::store_vector(to2 + column * r2, y2);
+      }
+    }
+  }
+}

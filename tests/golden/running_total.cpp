@@ -1,0 +1,130 @@
+// jitgen 0.1.0: running_total, template scan/scan.cpp.j2
+// target x86-64-v4: Schedule(threads=1, rows=1, items=1024, vector=1, beside=1, chunks=1, loops=True, wide=True)
+// stages: map; scan over j0; map
+// (s0_0, s0_1), rows of the last dimension: load float32 contiguous, load float32 contiguous, store float32 contiguous
+#include <jitgen/storage.hpp>
+#include <jitgen/math.hpp>
+#include <jitgen/parallel.hpp>
+#include <stddef.h>
+
+#include <jitgen/entry.hpp>
+#include <jitgen/group.hpp>
+#include <jitgen/scan.hpp>
+#include <jitgen/walk.hpp>
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
+
+namespace {
+
+constexpr int64_t least = 32768;  // elements for each thread from which on a row is shared
+constexpr int64_t block = 1024;  // elements of a row: with its operands and results they fit the first-level cache
+
+struct States {
+  jitgen::Scan<jitgen::Sum, float> scan0;
+  void clear(int64_t) { *this = States(); }
+  void join(const States& behind, int64_t) {
+    scan0.join(behind.scan0);
+  }
+};
+
+// What a thread keeps from row to row.
+struct Room {
+  alignas(jitgen::cache_line) float values0[block];
+  alignas(jitgen::cache_line) float buffer2[block];
+  jitgen::Seam seam2;
+  void flush() {
+    seam2.flush();
+  }
+};
+
+// Elements [begin, end) of a row. Without `stores`, only what their states are.
+template <bool stores>
+void walk(int64_t begin, int64_t end, int64_t length, int64_t, States& states, Room& room, bool streaming, const float* x0, const float* x1, float* x2) {
+  float* const values0 = room.values0;
+  const jitgen::Output<float> output2(x2, room.buffer2, length, streaming, room.seam2);
+  const float v4 = 2.0f;
+  for (int64_t start = begin; start < end; start += block) {
+    const int64_t count = end - start < block ? end - start : block;
+    jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = jitgen::load(x0[(start + i)]);
+        const float v1 = jitgen::load(x1[(start + i)]);
+        const float v2 = v0 * v1;
+        values0[i] = v2;
+      }
+    });
+    states.scan0.take(values0, count);
+    if (!stores) continue;
+    float* const target2 = output2.begin(start);
+    jitgen::groups(count, [&](int64_t first, auto size) __attribute__((always_inline)) {
+      jitgen::Group<float, decltype(size)> group2(target2 + first, size);
+#pragma omp simd
+      for (int64_t lane = 0; lane < size; ++lane) {
+        const int64_t i = first + lane;
+        const float v0 = jitgen::load(x0[(start + i)]);
+        const float v3 = values0[i];
+        const float v5 = v3 * v4;
+        const float v6 = v5 + v0;
+        group2.set(lane, v6);
+      }
+      group2.write(output2.past);
+    });
+    output2.end(start, count);
+  }
+}
+void jitgen_running_total(const float* p0, const float* p1, float* p2, int32_t threads, int64_t length, int64_t n0, int64_t s0_0, int64_t s1_0, int64_t s2_0, int32_t streaming) {
+  const int64_t sizes[] = {n0};
+  const int64_t tasks = n0;
+  const bool shared = threads > 1 && tasks < threads && length >= threads * least;
+  // Of each thread's piece, of this row and the next in turn, so that no thread overwrites what another still reads.
+  States* const found =
+      shared ? static_cast<States*>(aligned_alloc(alignof(States), 2 * threads * sizeof(States))) : nullptr;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
+    const int64_t team = threads > 1 ? omp_get_num_threads() : 1;  // may be fewer than asked for
+    const jitgen::Range mine = found ? jitgen::Range{0, tasks} : jitgen::share(tasks, 1, thread, team);
+    auto at = jitgen::Walk<1>::from(sizes, mine.begin);
+    Room room;
+    for (int64_t task = mine.begin; task < mine.end; ++task, at.next()) {
+      constexpr int64_t together = 1;
+      const float* const x0 = p0 + at.index[0] * s0_0;
+      const float* const x1 = p1 + at.index[0] * s1_0;
+      float* const x2 = p2 + at.index[0] * s2_0;
+      States states;
+      states.clear(together);
+      if (!found) {
+        walk<true>(0, length, length, together, states, room, streaming, x0, x1, x2);
+        continue;
+      }
+      // One piece more than there are threads: the first one's results need no other's state, the last one's state
+      // nobody needs. So a thread walks two pieces, and waits once for the others.
+      States* const of_row = found + (task % 2) * team;
+      const int64_t each = jitgen::piece_of(length, team + 1);
+      const int64_t begin = thread * each < length ? thread * each : length;
+      const int64_t middle = begin + each < length ? begin + each : length;
+      const int64_t end = middle + each < length ? middle + each : length;
+      if (thread == 0) {
+        walk<true>(begin, middle, length, together, states, room, streaming, x0, x1, x2);
+      } else {
+        walk<false>(begin, middle, length, together, states, room, streaming, x0, x1, x2);
+      }
+      of_row[thread] = states;
+#pragma omp barrier
+      States before = of_row[0];
+      for (int64_t other = 1; other <= thread; ++other) before.join(of_row[other], together);
+      walk<true>(middle, end, length, together, before, room, streaming, x0, x1, x2);
+    }
+    room.flush();
+    if (streaming) jitgen::stream_fence();
+  }
+  __builtin_free(found);
+}
+
+}  // namespace
+
+JITGEN_PACKED_ENTRY(jitgen_running_total)

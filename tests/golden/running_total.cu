@@ -1,0 +1,88 @@
+// jitgen 0.1.0: running_total, template scan/scan.cu.j2
+// target sm_90a: Schedule(threads=256, rows=1, items=8, vector=8, beside=1, chunks=1, loops=True, wide=False)
+// stages: map; scan over j0; map
+// (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/dependent_launch.cuh>
+#include <jitgen/scan.cuh>
+
+using Index = int32_t;
+using Unsigned = uint32_t;
+constexpr int threads = 256;
+constexpr int along = 256;  // threads that share a row
+constexpr int items = 8;  // elements of a row that a thread takes at once
+constexpr int tile = 2048;  // elements of a row that they take at once
+constexpr int width = 8;  // elements of one access
+using Scan0 = jitgen::Sum<float>;
+extern "C" __global__ void __launch_bounds__(threads)
+jitgen_running_total(const jitgen::bfloat16* p0, const jitgen::bfloat16* p1, jitgen::bfloat16* p2, Index length, Index n0, Index s0_0, Index s1_0, Index s2_0) {
+  __shared__ jitgen::ScanScratch<Scan0::Wide::State, 8> scratch0;
+  const Index rows = n0;
+  const Index block = Index(blockIdx.x);
+  constexpr Index begin = 0;
+  const Index end = length;
+  const int thread = threadIdx.x % along;
+  const Index wanted = block * (threads / along) + threadIdx.x / along;
+  // A block's surplus threads walk the last row too and store nothing, so that all meet at every barrier.
+  const bool live = wanted < rows;
+  const Index row = live ? wanted : rows - 1;
+  const Index i0 = Index(Unsigned(row));
+  const jitgen::bfloat16* const from0 = p0 + i0 * s0_0;
+  const jitgen::bfloat16* const from1 = p1 + i0 * s1_0;
+  jitgen::bfloat16* const to2 = p2 + i0 * s2_0;
+  // The launch may overlap the kernel ahead in the stream, whose memory is ready behind the wait.
+  jitgen::next_kernel_may_start();
+  jitgen::previous_kernel_wait();
+  const float v4 = 2.0f;
+  int turn = 0;
+  Scan0::Wide::State carry0 = Scan0::Wide::none();
+#pragma unroll 1
+  for (Index start = begin; start < end; start += tile, ++turn) {
+    const Index first = start + thread * items;
+    jitgen::Vector<jitgen::bfloat16, width> x0[items / width];
+#pragma unroll
+    for (int k = 0; k < items / width; ++k) {
+      if (first + k * width < end) x0[k] = jitgen::load_vector<width>(from0 + first + k * width);
+    }
+    jitgen::Vector<jitgen::bfloat16, width> x1[items / width];
+#pragma unroll
+    for (int k = 0; k < items / width; ++k) {
+      if (first + k * width < end) x1[k] = jitgen::load_vector<width>(from1 + first + k * width);
+    }
+    Scan0::State upto0[items];
+#pragma unroll
+    for (int j = 0; j < items; ++j) {
+      const Index column = first + j;
+      auto own0 = Scan0::none();
+      if (column < end) {
+        const float v0 = jitgen::load(x0[j / width][j % width]);
+        const float v1 = jitgen::load(x1[j / width][j % width]);
+        const float v2 = v0 * v1;
+        own0 = Scan0::of(v2, column);
+      }
+      upto0[j] = j == 0 ? own0 : Scan0::combine(upto0[j == 0 ? 0 : j - 1], own0);
+    }
+    const auto found0 = jitgen::scan_row<Scan0, along>(upto0[items - 1], scratch0, thread, turn);
+    const auto before0 = Scan0::combine(Scan0::narrowed(carry0), found0.before);
+    carry0 = Scan0::Wide::combine(carry0, Scan0::widened(found0.total));
+    jitgen::Vector<jitgen::bfloat16, width> y2[items / width];
+#pragma unroll
+    for (int j = 0; j < items; ++j) {
+      const Index column = first + j;
+      if (live && column < end) {
+        const float v0 = jitgen::load(x0[j / width][j % width]);
+        const auto state0 = Scan0::combine(before0, upto0[j]);
+        const float v3 = Scan0::value(state0);
+        const float v5 = v3 * v4;
+        const float v6 = v5 + v0;
+        y2[j / width][j % width] = jitgen::store<jitgen::bfloat16>(v6);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < items / width; ++k) {
+      if (live && first + k * width < end) jitgen::store_vector(to2 + first + k * width, y2[k]);
+    }
+  }
+}

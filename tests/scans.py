@@ -1,0 +1,118 @@
+"""Scans against float64 torch: what the tests of every dialect share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+TILE = 2048
+"""The longest run of a row that any dialect combines by itself before it joins what comes before it."""
+
+
+def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+    """Values of which products over long rows stay finite, with equal ones among them."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator, device=device) < 0.5
+    if not dtype.is_floating_point:
+        low = 0 if dtype == torch.uint8 else -5
+        return torch.randint(low, 6, shape, generator=generator, device=device).to(dtype)
+    return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+
+def every_kind(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+    """One kernel with a state for each kind; products of numbers near 1."""
+    found = [torch.cumsum(x, dim), *torch.cummax(x, dim), *torch.cummin(x, dim)]
+    if x.is_floating_point():
+        found += [torch.cumprod(1 + x * 0.03125, dim), torch.logcumsumexp(x, dim)]
+    else:
+        found += [torch.cumprod(x, dim)]
+    return tuple(found)
+
+
+def roundings(length: int) -> float:
+    """How often an element of a row of so many is rounded at most, in units of the compute dtype.
+
+    Within a tile it is added to at most as many others as the tile has; the state before it is carried in float64, or
+    (of products, and of exponentials' sums) is rounded once a tile.
+    """
+    return 4.0 + min(length, TILE) + length / 64
+
+
+def wrong(name: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, spread: torch.Tensor) -> str | None:
+    """How ``got`` differs from the exact ``want``; ``spread``: by which every element may, in the compute dtype."""
+    if got.shape != want.shape:
+        return f"{name}: shape {tuple(got.shape)} for {tuple(want.shape)}"
+    if not dtype.is_floating_point:
+        bad = got != want.to(got.dtype)
+    else:
+        half = torch.finfo(dtype).eps / 2
+        exact = want.double()
+        bound = spread + half * (exact.abs() + spread) + torch.finfo(dtype).smallest_normal
+        stored = exact.to(dtype)
+        bad = ((got.double() - exact).abs() > bound) & ~(got.isnan() & exact.isnan()) & (got != stored)
+    if not bad.any():
+        return None
+    where = tuple(bad.nonzero()[0].tolist())
+    return f"{name}: {int(bad.sum())} of {bad.numel()} wrong, first at {where}: {got[where]} for {want[where]}"
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Half a unit in the last place of what ``dtype`` is computed in."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+
+
+def failures(results: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int) -> list[str]:
+    """What is wrong with ``results``, those of ``every_kind`` of ``x``."""
+    exact = x.double() if x.is_floating_point() else x
+    like = every_kind(x, dim)
+    want = every_kind(exact, dim)
+    length = x.shape[dim] if x.dim() else 1
+    names = ("cumsum", "cummax", "cummax places", "cummin", "cummin places", "cumprod", "logcumsumexp")
+    found = []
+    for name, got, plain, value in zip(names, results, like, want, strict=False):
+        if got.dtype != plain.dtype:
+            found.append(f"{name}: {got.dtype} for {plain.dtype}")
+            continue
+        spread = torch.zeros(())
+        if got.is_floating_point() and name == "cumsum":
+            spread = roundings(length) * unit(x.dtype) * exact.abs().cumsum(dim)
+        elif got.is_floating_point() and name == "cumprod":
+            spread = (roundings(length) + length) * unit(x.dtype) * value.abs()
+        elif name == "logcumsumexp":
+            spread = 4 * roundings(length) * unit(x.dtype) + 8 * unit(x.dtype) * value.abs()
+        found.append(wrong(name, got, value, got.dtype, spread))
+    return [text for text in found if text]
+
+
+def special_rows(length: int) -> torch.Tensor:
+    """Rows of -inf, NaN somewhere, infinities, equal values, signed zeros, one large element."""
+    rows = torch.randn(7, length)
+    rows[0] = -math.inf
+    rows[1, length // 2] = math.nan
+    rows[1, -1] = math.nan
+    rows[2, length // 3] = math.inf
+    rows[3] = 3.0
+    rows[4] = torch.tensor([0.0, -0.0]).repeat(length)[:length]
+    rows[5, length // 2] = 80.0
+    rows[6, : length // 2] = -math.inf
+    return rows
+
+
+def same_special(results: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int) -> list[str]:
+    """What is wrong with extrema, places, sums and logcumsumexp of special values, compared with eager torch."""
+    names = ("cumsum", "cummax", "cummax places", "cummin", "cummin places", "", "logcumsumexp")
+    want = every_kind(x.double(), dim)
+    found = []
+    for name, got, value in zip(names, results, want, strict=True):
+        if name and not torch.allclose(got.double(), value.double(), rtol=1e-4, atol=1e-3, equal_nan=True):
+            found.append(f"{name}: {got} for {value}")
+    return found

@@ -1,0 +1,158 @@
+"""Scans in Triton against float64 torch, under Triton's interpreter on CPU tensors.
+
+``python -m tests.triton_scans`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
+check; ``tests/unit/test_scan_triton.py`` reads that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import jitgen
+from tests import scans
+from tests.scans import FLOATS, INTEGERS, every_kind, sample
+from tests.triton_reductions import failures
+
+LENGTHS = (1, 2, 7, 16, 17, 1000, 4097)
+COLUMN_LENGTHS = (1, 3, 17, 65)
+Check = Callable[[], Iterator[str | None]]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def of_every_kind(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+    return jitgen.jit(lambda x: every_kind(x, dim), backend="triton")(x)
+
+
+@check
+def lengths() -> Iterator[str | None]:
+    shapes = [((2, length), 1) for length in LENGTHS] + [((length, 5), 0) for length in COLUMN_LENGTHS]
+    for shape, dim in shapes:
+        x = sample(shape, torch.float32, sum(shape))
+        yield from scans.failures(of_every_kind(x, dim), x, dim)
+
+
+@check
+def dtypes() -> Iterator[str | None]:
+    for dtype in (*FLOATS, *INTEGERS):
+        for shape, dim in (((4, 37), 1), ((70, 3), 0)):
+            x = sample(shape, dtype)
+            for text in scans.failures(of_every_kind(x, dim), x, dim):
+                yield f"{dtype}: {text}"
+
+
+@check
+def dimensions_and_strides() -> Iterator[str | None]:
+    x = sample((2, 3, 4, 5), torch.float32)
+    for dim in range(4):
+        yield from scans.failures(of_every_kind(x, dim), x, dim)
+    x = sample((12, 40), torch.float32)
+    for view in (x.t(), x[1:, ::2], x.flip(1), x[:, :1].expand(12, 9), x[:1].expand(7, 40)):
+        yield from scans.failures(of_every_kind(view, 1), view, 1)
+
+
+@check
+def special_values() -> Iterator[str | None]:
+    for length in (33, 2100):
+        x = scans.special_rows(length)
+        yield from scans.same_special(of_every_kind(x, 1), x, 1)
+        yield from scans.same_special(of_every_kind(x.t().contiguous(), 0), x.t(), 0)
+
+
+@check
+def chunks() -> Iterator[str | None]:
+    """Rows too few to keep a GPU busy, shorter than what is cut into chunks elsewhere."""
+    smaller = {"CHUNKS": ((2, 16), (64, 4)), "LEAST_CHUNK": 16, "LEAST_COLUMN_CHUNK": 8}
+    with patch.multiple("jitgen.families.scan.chunks", **smaller):
+        for shape, dim, dtype in (
+            ((1, 500), 1, torch.float32),
+            ((12, 70), 1, torch.bfloat16),
+            ((100, 9), 0, torch.float32),
+            ((257,), 0, torch.int32),
+            ((2, 50, 3), 1, torch.float64),
+        ):
+            x = sample(shape, dtype)
+            low = jitgen.jit(lambda x, dim=dim: every_kind(x, dim), backend="triton").lower(x)
+            yield None if len(low.kernels) == 2 else f"{len(low.kernels)} kernels for {shape}"
+            yield from scans.failures(of_every_kind(x, dim), x, dim)
+        x = scans.special_rows(70)
+        yield from scans.same_special(of_every_kind(x, 1), x, 1)
+
+
+@check
+def before_and_after() -> Iterator[str | None]:
+    def function(x: Any, y: Any, scale: float) -> tuple[Any, ...]:
+        index = torch.arange(x.shape[-1])
+        return torch.cumsum(x * y, -1) * scale + x, x + y, torch.cumsum(x + index, -1) / (1 + index) + y[:, :1]
+
+    for shape in ((5, 33), (2, 3000)):
+        x, y = sample(shape, torch.float32, 1), sample(shape, torch.float32, 2)
+        jitted = jitgen.jit(function, backend="triton")
+        yield None if len(jitted.lower(x, y, 2.0).kernels) == 1 else "not one kernel"
+        for got, want in zip(jitted(x, y, 2.0), function(x.double(), y.double(), 2.0), strict=True):
+            if not torch.allclose(got.double(), want, rtol=1e-4, atol=1e-3):
+                yield f"of {shape}: {got} for {want}"
+
+
+@check
+def poisoned_outputs() -> Iterator[str | None]:
+    """Every element is written, and nothing beyond: into a slice of a larger tensor."""
+    for rows, length in ((5, 3), (3, 100), (2, 5000)):
+        x, room = torch.randn(rows, length), torch.full((rows + 2, length + 2), 7.0)
+        function = jitgen.jit(lambda x: x.cumsum(1), backend="triton")
+        function.bind(x)(x, out=room[1:-1, 1:-1])
+        yield None if torch.allclose(room[1:-1, 1:-1], x.cumsum(1), atol=1e-3) else f"({rows}, {length}) is wrong"
+        room[1:-1, 1:-1] = 7.0
+        yield None if (room == 7.0).all() else f"({rows}, {length}) wrote beyond its result"
+
+
+@contextmanager
+def quick_scans() -> Iterator[None]:
+    """Within this context the interpreter combines a block's elements with those 1, 2, 4, ... before them at once; by
+    itself it goes element by element."""
+    from triton.runtime.interpreter import ScanOps
+
+    before = ScanOps.generic_scan
+
+    def by_doubling(self: Any, operands: Any) -> Any:
+        import numpy
+
+        parts = [numpy.moveaxis(tensor.handle.data, self.axis, -1).copy() for tensor in operands]
+        length, distance = parts[0].shape[-1], 1
+        while distance < length:
+            earlier = [numpy.roll(part, distance, -1) for part in parts]
+            kinds = [tensor.dtype for tensor in operands]
+            found = self.combine_fn.fn(*map(self.to_tensor, [*earlier, *parts], kinds * 2))
+            found = found if isinstance(found, tuple) else (found,)
+            for part, tensor in zip(parts, found, strict=True):
+                part[..., distance:] = tensor.handle.data[..., distance:]
+            distance *= 2
+        back = [numpy.moveaxis(part, -1, self.axis) for part in parts]
+        return [self.to_tensor(part, tensor.dtype) for part, tensor in zip(back, operands, strict=True)]
+
+    ScanOps.generic_scan = by_doubling
+    try:
+        yield
+    finally:
+        ScanOps.generic_scan = before
+
+
+def main(chosen: list[str]) -> None:
+    with quick_scans():
+        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:])

@@ -1,0 +1,78 @@
+"""Batched products on the CPU: every spelling, against float64 torch; what is refused; sizes that change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.ir.equations import axes, equation
+from tests.batched_products import CASES, difference, tensors
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize("name", CASES)
+def test_against_float64(name: str, dtype: torch.dtype) -> None:
+    function, shapes, kernels = CASES[name]
+    arguments = tensors(shapes, dtype)
+    made = jitgen.jit(function)
+    assert difference(function, arguments, made(*arguments)) is None
+    assert len(made.lower(*arguments).kernels) == kernels
+
+
+def test_one_specialisation_for_any_sizes() -> None:
+    made = jitgen.jit(torch.bmm)
+    for b, m, n, k in ((2, 3, 4, 5), (7, 30, 9, 100), (3, 2, 2, 2), (130, 5, 66, 17)):
+        arguments = tensors(((b, m, k), (b, k, n)), torch.float32)
+        assert difference(torch.bmm, arguments, made(*arguments)) is None
+    assert len(made.specializations) == 1
+
+
+def test_results_go_where_the_caller_wants_them() -> None:
+    x, w = tensors(((5, 7, 9), (5, 9, 11)), torch.float32)
+    out = torch.full((5, 11, 7), float("nan")).mT
+    jitgen.jit(torch.bmm)(x, w, out=out)
+    assert difference(torch.bmm, [x, w], out) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "error"),
+    [
+        (torch.bmm, ((2, 3, 4), (3, 4, 5)), ValueError),
+        (torch.bmm, ((3, 4), (4, 5)), ValueError),
+        (lambda a, b: a @ b, ((2, 3, 4), (2, 5, 6)), ValueError),
+        (lambda a, b: torch.einsum("ij,jk->ik", a, b), ((3, 4), (5, 6)), ValueError),
+        (lambda a, b: torch.einsum("ij,jk->iz", a, b), ((3, 4), (4, 6)), ValueError),
+        (lambda a: torch.einsum("ii->i", a), ((3, 3),), jitgen.UnsupportedError),
+        (lambda a, b: torch.einsum("ij,jk,kl->il", a, b, b.mT), ((3, 4), (4, 6)), jitgen.UnsupportedError),
+    ],
+)
+def test_what_is_refused(function: object, shapes: tuple[tuple[int, ...], ...], error: type[Exception]) -> None:
+    with pytest.raises((error, jitgen.TraceError)):
+        jitgen.jit(function)(*tensors(shapes, torch.float32))  # type: ignore[arg-type]
+
+
+def test_a_quantised_weight_is_no_batch() -> None:
+    weight = jitgen.quantize(torch.randn(64, 64), "int4", 32)
+    with pytest.raises(jitgen.JitgenError, match="quantised weight"):
+        jitgen.jit(lambda w, x: w @ x)(weight, torch.randn(3, 64, 5))
+
+
+def test_equations_name_axes_by_role() -> None:
+    assert equation(0, 1) == "mk,nk->mn"
+    named = axes(equation(2, 2))
+    assert (named.batch, named.rows, named.columns, named.contracted) == (("a", "b"), ("m", "o"), ("n",), ("k",))
+    with pytest.raises(ValueError, match="more axes than there are names"):
+        equation(11, 1)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx942"])
+def test_lowers_for_gpus(target: str) -> None:
+    """One kernel with the batch in its grid, whatever the sizes."""
+    x, w = jitgen.TensorSpec(("B", "M", 64), torch.bfloat16), jitgen.TensorSpec(("B", 64, "N"), torch.bfloat16)
+    for backend in ("triton",) if target == "gfx942" else ("triton", "cuda"):
+        low = jitgen.jit(torch.bmm).lower(x, w, target=target, backend=backend)
+        assert len(low.kernels) == 1
+        assert "matrix" in low.source

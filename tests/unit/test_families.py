@@ -1,0 +1,78 @@
+"""The house keeps its rule: nothing outside a family's package knows the family, but the registry's row."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jitgen.families import registry
+from jitgen.families.family import POINTWISE
+from jitgen.ir.regions import STAGES
+
+JITGEN = Path(__file__).parents[2] / "jitgen"
+NAMES = sorted(family.name for family in registry.FAMILIES)
+REGISTRY = JITGEN / "families" / "registry.py"
+
+
+def outside(name: str) -> Iterator[Path]:
+    package = JITGEN / "families" / name
+    return (path for path in sorted(JITGEN.rglob("*.py")) if package not in path.parents)
+
+
+@cache
+def parsed(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, for type checking too."""
+    found: set[str] = set()
+    for node in parsed(path):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_registry_imports_a_family(name: str) -> None:
+    package = f"jitgen.families.{name}"
+    for path in outside(name):
+        theirs = {module for module in imported(path) if module == package or module.startswith(f"{package}.")}
+        assert not theirs or path == REGISTRY, f"{path.relative_to(JITGEN)} imports {', '.join(sorted(theirs))}"
+
+
+@cache
+def literals(path: Path) -> set[str]:
+    """The strings of a file, keys of dicts aside."""
+    keys = {id(key) for node in parsed(path) if isinstance(node, ast.Dict) for key in node.keys}
+    return {
+        node.value
+        for node in parsed(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in keys
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in STAGES])
+def test_nothing_else_names_a_family(name: str) -> None:
+    """A name that is also the IR's word for an operation says nothing about a family."""
+    allowed = {JITGEN / "families" / "family.py"} if name == POINTWISE else set()
+    assert [
+        str(path.relative_to(JITGEN)) for path in outside(name) if path not in allowed and name in literals(path)
+    ] == []
+
+
+def test_every_family_has_a_package_and_templates_of_its_name() -> None:
+    packages = {path.parent.name for path in (JITGEN / "families").glob("*/__init__.py")}
+    assert packages == set(NAMES)
+    for name in NAMES:
+        folder = JITGEN.parent / "templates" / name
+        assert {path.name for path in folder.glob(f"{name}.*.j2")} == {
+            f"{name}.{end}.j2" for end in ("cpp", "cu", "py")
+        }

@@ -1,0 +1,187 @@
+"""Decorated methods: every instance has its own traces, by identity, and what is remembered keeps none alive."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import inspect
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from jitgen_cases import compiled
+
+import jitgen
+
+x = torch.tensor([1.0, 2.0, 3.0])
+
+
+class Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+
+    @jitgen.jit
+    def scaled(self, x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        """Scales."""
+        return x * self.weight * by
+
+
+class Child:
+    def __init__(self, parent: Any):
+        self.parent = parent
+        self.shift = 1.0
+
+
+class Equal:
+    """Equal to every other, with a child that refers to it."""
+
+    def __init__(self, factor: float):
+        self.factor = factor
+        self.child = Child(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    def __hash__(self) -> int:
+        return 1
+
+    @jitgen.jit
+    def scaled(self, x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        return x * self.factor * by + self.child.parent.child.shift
+
+
+@dataclasses.dataclass
+class Unhashable:
+    factor: float
+
+    @jitgen.jit
+    def scaled(self, x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        return x * self.factor * by
+
+
+class Slotted:
+    """Without weak references."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    @jitgen.jit
+    def scaled(self, x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        return x * self.factor * by
+
+
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_methods_have_what_functions_have() -> None:
+    module = Module()
+    expected = x * module.weight * 2
+    same(module.scaled(x), expected)
+    same(module.scaled.reference(x), expected)
+    same(module.scaled.bind(x, 2.0)(x, 3.0), x * module.weight * 3)
+    (first, _) = module.scaled.specializations
+    assert first.kernels[0].name in module.scaled.source(x)
+    (kernel,) = module.scaled.lower(jitgen.TensorSpec(("M", 3), torch.float32)).kernels
+    assert kernel.backend == "cpp"
+    assert isinstance(module.scaled, jitgen.JitFunction)
+    assert module.scaled == module.scaled != Module().scaled
+    assert list(inspect.signature(module.scaled).parameters) == ["x", "by"]
+    assert (module.scaled.__name__, module.scaled.__doc__) == ("scaled", "Scales.")
+    assert module.scaled.__module__ == __name__
+
+
+def test_equal_instances_have_results_of_their_own() -> None:
+    first, second = Equal(2.0), Equal(5.0)
+    for instance in (first, second, first):
+        same(instance.scaled(x), x * instance.factor * 2 + 1)
+    first.child = Child(first)
+    first.child.shift = 7.0
+    same(first.scaled(x), x * 4 + 7)
+    first.child.parent = second
+    same(first.scaled(x), x * 4 + 1)
+
+
+@pytest.mark.parametrize("instance", [Unhashable(2.0), Slotted(2.0)], ids=["unhashable", "no weak references"])
+def test_instances_of_every_kind(instance: Any) -> None:
+    for factor in (2.0, 3.0, 2.0):
+        instance.factor = factor
+        for _ in range(2):
+            same(instance.scaled(x), x * factor * 2)
+
+
+def test_look_ups_of_a_method_share_its_traces() -> None:
+    instance = Unhashable(2.0)
+    with compiled() as events:
+        for _ in range(3):
+            instance.scaled(x)
+    assert len(events) <= 1
+    assert len(instance.scaled.specializations) == 1
+
+
+@pytest.mark.parametrize("make", [Module, lambda: Equal(2.0), lambda: Unhashable(2.0)])
+def test_calls_keep_no_instance_alive(make: Any) -> None:
+    instance = make()
+    for _ in range(2):
+        instance.scaled(x)
+        instance.scaled(x, out=torch.empty(3))
+    plan, method = instance.scaled.bind(x, 2.0), instance.scaled
+    expected = method(x)
+    gone = [weakref.ref(instance)]
+    if isinstance(instance, Module):
+        gone.append(weakref.ref(instance.weight))
+    del instance
+    gc.collect()
+    same(plan(x, 2.0), expected)
+    del plan
+    gc.collect()
+    same(method(x), expected)
+    del method
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
+
+
+def test_weights_are_freed_with_their_module() -> None:
+    module = Module()
+    module.scaled(x)
+    gc.collect()
+    gone = weakref.ref(module.weight)
+    gc.disable()
+    try:
+        del module
+        assert gone() is None, "without waiting for the garbage collector"
+    finally:
+        gc.enable()
+
+
+def test_a_method_keeps_its_instance_alive() -> None:
+    method = Unhashable(2.0).scaled
+    plan = Unhashable(3.0).scaled.bind(x, 2.0)
+    gc.collect()
+    same(method(x), x * 4)
+    same(plan(x, 2.0), x * 6)
+
+
+def test_instances_are_copied_after_a_call() -> None:
+    module = Module()
+    expected = module.scaled(x)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        same(other.scaled(x), expected)
+        other.weight = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+        same(other.scaled(x), torch.zeros(3))
+        same(module.scaled(x), expected)
+
+
+def test_methods_and_functions_are_copied_as_pythons_are() -> None:
+    module = Module()
+    for method in (copy.deepcopy(module.scaled), pickle.loads(pickle.dumps(module.scaled))):
+        assert isinstance(method, jitgen.JitFunction)
+        assert method.__wrapped__.__self__ is not module
+        same(method(x), module.scaled(x))
+    assert copy.deepcopy(Module.scaled) is pickle.loads(pickle.dumps(Module.scaled)) is Module.scaled

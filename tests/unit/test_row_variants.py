@@ -1,0 +1,117 @@
+"""Reductions whose schedules depend on how many long rows there are: few plans, prepared from one recorded call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec, lowering
+from jitgen.deploy import manifest, row_variants
+from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
+from jitgen.families.reduction.schedule import (
+    BUSY_ROWS,
+    ENOUGH_ROWS,
+    FEW_ROWS,
+    LONG_ROW,
+    MANY_COLUMNS,
+    MANY_ROWS,
+    SOME_ROWS,
+)
+from jitgen.spec import Target
+
+VOCABULARY = 151936
+
+
+def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return F.log_softmax(logits, -1)
+
+
+def standardized(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def lowered(rows: int, length: int, backend: str):
+    return jitgen.jit(standardized).lower(TensorSpec((rows, length), torch.bfloat16), target="sm_90a", backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_numbers_of_rows_share_plans(backend: str) -> None:
+    alike = [
+        (2, 7, SOME_ROWS),
+        (33, SINGLE_BLOCK_ROWS),
+        (SINGLE_BLOCK_ROWS + 1, FEW_ROWS),
+        (65, BUSY_ROWS),
+        (500, ENOUGH_ROWS),
+    ]
+    alike += [(2000, 8192)]
+    long = [{lowered(count, VOCABULARY, backend).key for count in rows} for rows in alike]
+    assert [len(keys) for keys in long] == [1] * len(alike)
+    assert len(set().union(*long)) > 1
+    short = {lowered(rows, LONG_ROW, backend).key for rows in (2, 33, FEW_ROWS, 65, 8192)}
+    assert len(short) == 1
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(SOME_ROWS, 8), (SOME_ROWS + 1, 2), (FEW_ROWS, 2), (FEW_ROWS + 1, 8)])
+def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) -> None:
+    low = lowered(rows, VOCABULARY, "cuda")
+    assert f"__cluster_dims__({blocks}, 1, 1)" in low.source
+    assert "2 passes" in low.explain()  # the mean and the deviations from it in one
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize(("length", "count"), [(VOCABULARY, 7), (2 * LONG_ROW, 5), (LONG_ROW, 1)])
+def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(log_probabilities)(torch.randn(3, length))
+    (entry,) = json.loads(path.read_text())["entries"]
+    route = lowering.Route(backend, "nvrtc" if backend == "cuda" else backend, Target.parse("sm_90a"))
+    found = [manifest.relower(variant, route) for variant in row_variants.variants(entry)]
+    assert len(found) == count + 1  # and a single row, which is a trace of its own
+    keys = {low.key for low in found}
+    for rows in (2, 40, FEW_ROWS, 100):
+        low = jitgen.jit(log_probabilities).lower(
+            TensorSpec((rows, length), torch.float32), target="sm_90a", backend=backend
+        )
+        assert low.key in keys
+
+
+@pytest.mark.parametrize("rows", [100, MANY_ROWS, MANY_ROWS + 1])
+def test_threads_take_several_of_many_short_rows(rows: int, tmp_path: Path) -> None:
+    """Whichever is recorded, the kernels for few and for many are prepared."""
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(lambda x: x.sum(-1))(torch.randn(rows, 32))
+    (entry,) = json.loads(path.read_text())["entries"]
+    route = lowering.Route("cuda", "nvrtc", Target.parse("sm_90a"))
+    turns = {
+        manifest.relower(variant, route).schedules[0].rows_per_iteration for variant in row_variants.variants(entry)
+    }
+    assert turns == {1, 2}
+
+
+def test_many_columns_need_no_clusters(tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(lambda x: x.sum(0))(torch.randn(1000, 96))
+    (entry,) = json.loads(path.read_text())["entries"]
+    variants = row_variants.variants(entry)
+    assert {variant["inputs"][0]["sizes"][1] for variant in variants} >= {96, 2 * MANY_COLUMNS}
+    route = lowering.Route("cuda", "nvrtc", Target.parse("sm_90a"))
+    clusters = {manifest.relower(variant, route).schedules[0].cluster for variant in variants}
+    assert clusters == {1, 2}
+
+
+def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:
+    path = tmp_path / "specs.json"
+    with jitgen.record(path):
+        jitgen.jit(lambda x: x.float().sum(-1))(torch.randn(3, 100000))
+    (entry,) = json.loads(path.read_text())["entries"]
+    sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_variants.variants(entry)}
+    ends = {SOME_ROWS, SINGLE_BLOCK_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS, 2 * ENOUGH_ROWS}
+    assert sizes >= {(count, 100000) for count in (ends - {SOME_ROWS}) | {1, 3}}

@@ -1,0 +1,63 @@
+"""The modules of jitgen import each other in one direction."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import jitgen
+from jitgen.families import registry
+
+PACKAGE = Path(jitgen.__file__).parent
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = ("jitgen", *path.relative_to(PACKAGE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of jitgen that one imports, within functions too, but not for type checking alone."""
+    tree = ast.parse(path.read_text())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    skipped = {id(node) for block in blocks for statement in block.body for node in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield module if module in known else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_import_cycles() -> None:
+    known = modules()
+    graph = {name: {module for module in imports(path, known) if module in known} for name, path in known.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(reversed(error.args[1]))) from None
+
+
+FAMILIES = tuple(f"jitgen.families.{family.name}" for family in registry.FAMILIES)
+
+
+def _package(module: str) -> str | None:
+    """The family's package that ``module`` belongs to."""
+    return next((family for family in FAMILIES if module == family or module.startswith(f"{family}.")), None)
+
+
+def test_only_the_registry_knows_the_families() -> None:
+    """Adding a family takes its own package and a row of ``families/registry.py``."""
+    assert len(FAMILIES) >= 3
+    known = modules()
+    for name, path in known.items():
+        found = {_package(module) for module in imports(path, known)} - {None, _package(name)}
+        assert not found or name == "jitgen.families.registry", f"{name} imports {found}"
