@@ -1,12 +1,11 @@
 """Matrix products in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_matmuls`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
-check; ``tests/unit/test_gemm_triton.py`` reads that. ``tiled`` chooses the schedule where the rule would not.
+``tests/unit/test_gemm_triton.py`` runs them, as ``tests/interpreter.py`` says. ``tiled`` chooses the schedule where the
+rule would not.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import jitgen
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
 from tests import batched_products
+from tests.interpreter import Check, serve
 
 TILES = {
     "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
@@ -37,7 +37,6 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 GROUPS = (32, 96, None)
 
 Function = Callable[..., Any]
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
 
 
@@ -298,19 +297,5 @@ def batches() -> Iterator[str | None]:
         yield _said(batched_products.difference(function, arguments, found), name)
 
 
-def failures(run: Check) -> list[str]:
-    try:
-        return [wrong for wrong in run() if wrong]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-
-
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS)

@@ -1,12 +1,10 @@
 """Rows that every pass reads again, in Triton's interpreter: what is summed while the maximum or the mean is sought.
 
-``python -m tests.triton_online`` (with ``TRITON_INTERPRET=1``) prints what went wrong, by check, as
-``tests/triton_reductions.py`` does; ``tests/unit/test_online.py`` reads that.
+``tests/unit/test_online.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from tests.triton_reductions import compare, failures, quick_reductions, sample
+from tests.interpreter import Check, serve
+from tests.triton_reductions import compare, quick_reductions, sample
 
 LENGTHS = (33000, 40960)
 """Of a row that is not kept: with a part of a tile left over, and of whole tiles."""
@@ -97,7 +96,6 @@ def spreads(length: int) -> torch.Tensor:
     return rows
 
 
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
 
 
@@ -168,14 +166,7 @@ def the_same_bits() -> Iterator[str | None]:
         yield None if torch.equal(jitted(x), jitted(x)) else "two calls differ"
 
 
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    # So few rows would be divided into chunks.
-    with quick_reductions(), patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0):
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    # So few rows would be divided into chunks.
+    with patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0):
+        serve(CHECKS, quick_reductions())

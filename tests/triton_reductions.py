@@ -1,12 +1,10 @@
 """Row reductions in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_reductions`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON,
-by check; ``tests/unit/test_reduction_triton.py`` reads that.
+``tests/unit/test_reduction_triton.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from tests.interpreter import Check, serve
 from tests.numeric import mismatch, widened
 
 LENGTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 100, 127, 128, 129, 1000, 1023, 1024, 1025, 4097)
@@ -151,7 +150,6 @@ def magnitude(name: str, x: torch.Tensor) -> float:
     return float(sizes.sum() if name == "whole_sum" else sizes.sum(-1).max())
 
 
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
 
 
@@ -373,20 +371,5 @@ def _as_tuple_of(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def failures(run: Check) -> list[str]:
-    try:
-        return [wrong for wrong in run() if wrong]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-
-
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    with quick_reductions():
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS, quick_reductions())

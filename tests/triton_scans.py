@@ -1,13 +1,11 @@
 """Scans in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_scans`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
-check; ``tests/unit/test_scan_triton.py`` reads that.
+``tests/unit/test_scan_triton.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -16,12 +14,11 @@ import torch
 
 import jitgen
 from tests import scans
+from tests.interpreter import Check, serve
 from tests.scans import FLOATS, INTEGERS, every_kind, sample
-from tests.triton_reductions import failures
 
 LENGTHS = (1, 2, 7, 16, 17, 1000, 4097)
 COLUMN_LENGTHS = (1, 3, 17, 65)
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
 
 
@@ -147,12 +144,5 @@ def quick_scans() -> Iterator[None]:
         ScanOps.generic_scan = before
 
 
-def main(chosen: list[str]) -> None:
-    with quick_scans():
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS, quick_scans())
