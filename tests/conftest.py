@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jitgen.fingerprint import folders_digest
-from jitgen.store import Store
+# Before anything imports torch: threads that spin while they wait take the other worker's processors.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 CHECKOUT = Path(__file__).parents[1]
 KEPT = CHECKOUT / "cache" / "test-store"
@@ -30,40 +30,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # ----------------------------------------------------------------------------------------------------------- the store
 
 
-def kept_store() -> Path:
+@pytest.fixture(scope="session", autouse=True)
+def session_store() -> Iterator[Path]:
+    """The store of tests that have none of their own; a test of compile events or of the store takes ``own_store``."""
+    with tempfile.TemporaryDirectory(prefix="jitgen-tests-") as temporary, pytest.MonkeyPatch.context() as patched:
+        store = _kept_store()
+        try:
+            store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:  # a checkout that cannot be written
+            store = Path(temporary)
+        patched.setenv("JITGEN_CACHE_DIR", str(store))
+        yield store
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        _prune(store)
+
+
+def _kept_store() -> Path:
     """Where this run's kernels are kept for the next one.
 
     A store's keys cover a kernel's source, headers, flags and compiler, and a plan's all code that generates. They do
     not cover the code that compiles, stores and loads, so each state of that has a directory.
     """
-    code = folders_digest(
-        CHECKOUT / "jitgen" / "compile", CHECKOUT / "jitgen" / "store", CHECKOUT / "jitgen" / "runtime"
-    )
-    return KEPT / code[:16]
+    from jitgen.fingerprint import folders_digest
+
+    return KEPT / folders_digest(*(CHECKOUT / "jitgen" / name for name in ("compile", "store", "runtime")))[:16]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        return
-    current = kept_store()
-    if current.is_dir():
-        Store(current).prune(KEPT_BYTES)
+def _prune(store: Path) -> None:
+    from jitgen.store import Store
+
+    Store(store).prune(KEPT_BYTES)
     for other in KEPT.glob("*"):
-        if other != current:
+        if other != store:
             shutil.rmtree(other, ignore_errors=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def session_store() -> Iterator[Path]:
-    """The store of tests that have none of their own; a test of compile events or of the store takes ``own_store``."""
-    with tempfile.TemporaryDirectory(prefix="jitgen-tests-") as temporary, pytest.MonkeyPatch.context() as patched:
-        kept = kept_store()
-        try:
-            kept.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:  # a checkout that cannot be written
-            kept = Path(temporary)
-        patched.setenv("JITGEN_CACHE_DIR", str(kept))
-        yield kept
 
 
 @pytest.fixture
