@@ -49,6 +49,7 @@ def check(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.int8))
 def test_ragged_lengths(dtype: torch.dtype) -> None:
     function = jitgen.jit(lambda x, y: (x * 2 + y, x[..., :1] + y))
     x = data(13000, dtype=dtype)
@@ -101,14 +102,25 @@ def test_broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     check(function, data(*right), data(*left, seed=1))
 
 
+STRIDES = list(strided_cases())
+
+
+def of_two(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x * 2 + y, x.t() - y.t(), (x + y).reshape(-1)
+
+
 def test_every_kind_of_strides() -> None:
-    function = jitgen.jit(lambda x, y: (x * 2 + y, x.t() - y.t(), (x + y).reshape(-1)))
-    cases = strided_cases()
-    names = list(cases)
-    for name, following in zip(names, [*names[1:], names[0]], strict=True):
+    function, cases = jitgen.jit(of_two), strided_cases()
+    for name in STRIDES:
         check(function, cases[name], cases["contiguous"])
-        check(function, cases[name], cases[following])
-        check(function, cases[following], cases[name])
+
+
+@pytest.mark.parametrize(("name", "following"), zip(STRIDES, [*STRIDES[1:], STRIDES[0]], strict=True))
+@pytest.mark.quick(where=lambda name: name in ("every other column", "expanded column"))
+def test_kinds_of_strides_together(name: str, following: str) -> None:
+    function, cases = jitgen.jit(of_two), strided_cases()
+    check(function, cases[name], cases[following])
+    check(function, cases[following], cases[name])
 
 
 def test_channels_last_keeps_its_order() -> None:
@@ -145,8 +157,10 @@ def test_movement_of_inputs(name: str) -> None:
         check(function, data(8, 16)[::2, ::2])
 
 
+@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("name", MOVEMENTS)
-def test_movement_of_intermediates(name: str) -> None:
+@pytest.mark.quick(where=lambda strided: not strided)
+def test_movement_of_intermediates(name: str, strided: bool) -> None:
     """Of a computed value, and computed with afterwards."""
     move = MOVEMENTS[name]
 
@@ -154,9 +168,8 @@ def test_movement_of_intermediates(name: str) -> None:
         moved = move(x * 2 + 1)
         return [part * 3 for part in moved] if isinstance(moved, tuple) else moved * 3
 
-    check(function, data(4, 8))
-    if name not in VIEW_ONLY:
-        check(function, data(4, 16)[:, ::2])
+    if not strided or name not in VIEW_ONLY:
+        check(function, data(4, 16)[:, ::2] if strided else data(4, 8))
 
 
 def test_three_dimensional_transposes() -> None:
