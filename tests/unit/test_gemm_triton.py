@@ -20,6 +20,7 @@ def failures() -> Iterator[Interpreter]:
 
 
 @pytest.mark.parametrize("check", triton_matmuls.CHECKS)
+@pytest.mark.quick(where=triton_matmuls.is_quick)
 def test_matmuls(check: str, failures: Interpreter) -> None:
     assert failures[check] == []
 

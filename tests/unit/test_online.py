@@ -140,5 +140,6 @@ def failures() -> Iterator[Interpreter]:
 
 
 @pytest.mark.parametrize("check", triton_online.CHECKS)
+@pytest.mark.quick(where=triton_online.is_quick)
 def test_numbers(check: str, failures: Interpreter) -> None:
     assert failures[check] == []

@@ -17,5 +17,6 @@ def failures() -> Iterator[Interpreter]:
 
 
 @pytest.mark.parametrize("check", triton_reductions.CHECKS)
+@pytest.mark.quick(where=triton_reductions.is_quick)
 def test_reductions(check: str, failures: Interpreter) -> None:
     assert failures[check] == []

@@ -17,5 +17,6 @@ def failures() -> Iterator[Interpreter]:
 
 
 @pytest.mark.parametrize("check", triton_scans.CHECKS)
+@pytest.mark.quick(where=lambda check: check not in triton_scans.SLOW)
 def test_scans(check: str, failures: Interpreter) -> None:
     assert failures[check] == []
