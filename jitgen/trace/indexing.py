@@ -162,8 +162,7 @@ def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node
 
 
 @row("cat", "concat", "concatenate")
-def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
-    dim = keywords.get("axis", dim)
+def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
     nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
     if not nodes:
         raise ValueError("cat expects at least one tensor")

@@ -206,13 +206,20 @@ def positive(trace: Trace, input: Node) -> Node:
     return input
 
 
-@row("detach", "alias", "requires_grad_", view=True)
-def identity(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
+@row("detach", "alias", view=True)
+def identity(trace: Trace, input: Node) -> Node:
+    return input
+
+
+@row("requires_grad_", view=True)
+def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
+    if requires_grad:
+        raise UnsupportedError("gradients are not supported in this version")
     return input
 
 
 @row("clone")
-def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
+def clone(trace: Trace, input: Node) -> Node:
     return input
 
 
