@@ -10,7 +10,6 @@ family, ``call/`` binds a ``Lowered`` and its compiled kernels to a launcher.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Guard
-from jitgen.ir.program import Kernel, Program
+from jitgen.ir.program import Kernel, Program, plain
 from jitgen.ir.views import Memory, Strided
 from jitgen.runtime import overlap
 from jitgen.spec import SCHEMA, KernelSource, Target, digest
@@ -182,7 +181,7 @@ class Lowered:
         program: the kernels of this call: those of ``partitioned``, except where its family rewrote a kernel.
         route: backend, compiler and target.
         laid_out: strides and alignment of the buffers of this call.
-        schedules: one for each kernel. Graph, layouts, schedules and route make the request key.
+        schedules: one for each kernel. Graph, kernels, layouts, schedules and route make the request key.
         caller_output: whether the caller passes ``out=`` for some result.
     """
 
@@ -211,8 +210,10 @@ class Lowered:
                 "code": code_digest(),
                 "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],
                 "graph": graphs.to_json(self.graph),
-                "layouts": [[_plain(layout) for layout in kernel] for kernel in self.layouts],
-                "schedules": [_plain(schedule) for schedule in self.schedules],
+                # What families made of the graph, which a family outside jitgen has a say in as well.
+                "kernels": [kernel.digest for kernel in self.program.kernels],
+                "layouts": plain(self.layouts),
+                "schedules": plain(self.schedules),
                 "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
                 "facts": numeric_facts(),
             }
@@ -263,10 +264,3 @@ class Lowered:
         inputs = ", ".join(graphs.described_inputs(self.graph, {}))
         guards = "; ".join(map(str, self.graph.guards))
         return f"({inputs}) for {self.route.target} by {self.route.backend}" + (f" where {guards}" if guards else "")
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: dataclasses and tuples become lists."""
-    if dataclasses.is_dataclass(value):
-        return [_plain(field) for field in vars(value).values()]
-    return list(value) if isinstance(value, tuple) else value

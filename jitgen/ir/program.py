@@ -8,12 +8,29 @@ Neighbours: ``families/partition.py`` makes a program from a graph; ``lowering.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it, without the user's lines: dataclasses become lists, and expressions text."""
+    if isinstance(value, Expr):
+        return f"{value.kind} {value}"
+    if is_dataclass(value):
+        of = [plain(getattr(value, field.name)) for field in fields(value) if field.name != "location"]
+        return [type(value).__name__, *of]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,12 @@ class Kernel:
     family: str
     bodies: tuple[Body, ...]
     scalars: tuple[tuple[Expr, str], ...]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """sha256 of all that is computed, in hexadecimal: of everything but names and the user's lines."""
+        content = plain((self.family, self.bodies, self.scalars))
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def described_stages(self) -> list[str]:
