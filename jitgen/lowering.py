@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
+from jitgen.families.aliasing import read_elsewhere
 from jitgen.families.family import Arguments, Call, LaunchShape, Work
 from jitgen.families.operands import locate, output_strides
 from jitgen.families.partition import program_of
@@ -27,6 +28,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Guard
 from jitgen.ir.program import Kernel, Program, plain
 from jitgen.ir.views import Memory, Strided
+from jitgen.runtime import overlap
 from jitgen.spec import SCHEMA, KernelSource, Target, digest
 from jitgen.trace.guards import Guards
 
@@ -82,12 +84,17 @@ class Partitioned:
 
 
 def partition(
-    graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], device: Device, caller_output: bool
+    graph: Graph,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    device: Device,
+    out: Sequence[Memory | None],
 ) -> Partitioned:
     """``graph`` divided into kernels; each belongs to one family."""
     guards = Guards(environment, graph.guards)
-    strided = [each.view for each in memory]
-    program = program_of(graph, guards.decide, environment, strided, device, caller_output)
+    read = [each.view for each in memory]
+    written = [None if each is None else each.view for each in out]
+    program = program_of(graph, guards.decide, environment, read, device, written)
     return Partitioned(program, tuple(guards))
 
 
@@ -100,12 +107,14 @@ class LaidOut:
         layouts: for each kernel, one per region: the facts about strides that decide the source.
         geometries: for each kernel, one per region: the sizes and strides that a launch passes to it.
         aliases: for each output, its sizes and strides where it is an alias of another buffer, else None.
+        read_elsewhere: for each result that the caller allocates, the inputs whose memory it must not be.
     """
 
     memories: tuple[Memory, ...]
     layouts: tuple[tuple[Any, ...], ...]
     geometries: tuple[tuple[Any, ...], ...]
     aliases: tuple[Strided | None, ...]
+    read_elsewhere: tuple[frozenset[int], ...] = ()
 
 
 def lay_out(
@@ -133,7 +142,9 @@ def lay_out(
         for output in program.outputs
     )
     layouts, geometries = (tuple(pair[index] for pair in resolved) for index in (0, 1))
-    return LaidOut(tuple(memories), layouts, geometries, aliases)
+    owned = [position for position, each in enumerate(out) if each is not None]
+    elsewhere = tuple(read_elsewhere(program, environment, memories, position) for position in owned)
+    return LaidOut(tuple(memories), layouts, geometries, aliases, elsewhere)
 
 
 def _memories(
@@ -150,10 +161,10 @@ def _memories(
         owned = out[position] if position < len(out) else None
         if position in updated:
             owned = memory[updated[position]]
-            if any(size > 1 and not step for size, step in zip(owned.view.sizes, owned.view.strides, strict=True)):
+            if overlap.is_repeated(owned.view.sizes, owned.view.strides):
                 raise UnsupportedError(
                     f"{program.name}: argument {updated[position]} is updated in place, but several of its elements "
-                    "share memory (an expanded tensor); clone it first"
+                    "share memory (an expanded tensor, say); clone it first"
                 )
         memories.append(owned or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
     return memories

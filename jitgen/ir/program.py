@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from jitgen.ir.body import WHOLE, Body
+from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
 
@@ -115,25 +115,6 @@ class Program:
     kernels: tuple[Kernel, ...]
     decisions: tuple[tuple[str, Any, Decision], ...] = ()
     general: bool = True
-
-    def read_beside(self, result: int) -> frozenset[int]:
-        """Inputs that are read after an element of result ``result`` has been written, so that it must not be
-        written to their memory.
-
-        These are the operands of a product in the kernel that writes the result, since each tile reads whole rows of
-        them, and every input that a later kernel reads. Any other input is read at an element before that element of
-        the result is written.
-        """
-        buffer = len(self.inputs) + len(self.temporaries) + result
-        found: set[int] = set()
-        written = False
-        for kernel in self.kernels:
-            operands = [operand for body in kernel.bodies for operand in body.operands if operand.buffer is not None]
-            found |= {o.buffer for o in operands if written and o.kind != "store" and o.buffer is not None}
-            if any(operand.kind == "store" and operand.buffer == buffer for operand in operands):
-                written = True
-                found |= {o.buffer for o in operands if o.kind in WHOLE and o.buffer is not None}
-        return frozenset(index for index in found if index < len(self.inputs))
 
     @property
     def returns_temporaries(self) -> bool:
