@@ -236,6 +236,7 @@ def test_integer_division_does_not_trap() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_minimum_and_maximum_propagate_nan(dtype: torch.dtype) -> None:
     x = torch.tensor([math.nan, 1.0, math.nan, -0.0], dtype=dtype)
     y = torch.tensor([1.0, math.nan, math.nan, 0.0], dtype=dtype)
@@ -263,6 +264,7 @@ def test_casts_round_even_within_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float8_e4m3fn)
 def test_float8_is_stored_moved_and_cast(dtype: torch.dtype) -> None:
     x = sample(torch.float32, 8).to(dtype)
     function = jitgen.jit(lambda x: (x.float() * 2, x.half(), torch.cat([x, x]), x[::2].clone(), x.clone()))
