@@ -134,7 +134,8 @@ class LaunchPlan:
         key = tuple(map(TensorFacts.of, out))
         found = self._found_by_out.get(key)
         if found is None:
-            check_outputs(self._resolver.name, self._found.lowered, self._facts[0].device, out)
+            device = self._facts[0].device if self._facts else torch.device("cpu")
+            check_outputs(self._resolver.name, self._found.lowered, device, out)
             found, _ = self._resolver.resolve(leaves, self._tree, out)
             self._found_by_out[key] = found
         read = [found.lowered.program.read_beside(position) for position in range(len(out))]
@@ -181,7 +182,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any]) -> 
     text = warm.function_text(
         _header(arguments.all, tokens),
         arguments,
-        unreadable="AttributeError",
+        unreadable="(AttributeError, RuntimeError)",
         inline=launch_with_checks,
         attempts=[
             "if out is None:",

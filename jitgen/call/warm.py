@@ -9,7 +9,7 @@ are other ones. For two tensors on a GPU and a number, the dispatcher reads::
         try:
             address0 = arg0.data_ptr()
             address1 = arg1.data_ptr()
-        except UnsupportedError:
+        except (UnsupportedError, RuntimeError):
             return state.inline(arg0, arg1, arg2)
         same_layout, launch, known0, known1 = state.last
         if same_layout(arg0, arg1) and address0 & 15 == known0 and address1 & 15 == known1:
@@ -22,7 +22,7 @@ and the plan::
         try:
             address0 = arg0.data_ptr()
             address1 = arg1.data_ptr()
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             return self._launch((arg0, arg1, arg2, *more,), out)
         if out is None:
             last = self._last
