@@ -73,6 +73,7 @@ class Dispatchers:
         values += [f"{address} & 15" for address in arguments.addresses] if torch.cuda.is_available() else []
         known = [f"known{index}" for index in range(len(values))]
         conditions = [f"{value} == {name}" for value, name in zip(values, known, strict=True)]
+        conditions = [*arguments.addresses, *conditions]
         compared = arguments.tensor_names
         facts = ("shape", "stride()", "dtype", "device", "requires_grad")
         layout = warm.tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
