@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call import warm
+from jitgen.call.opaque import opaque
 from jitgen.call.outputs import check_memory, check_outputs, outputs_of
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import check
@@ -206,7 +207,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any]) -> 
     names |= {f"token{index}": token for index, token in enumerate(tokens)}
     names |= {f"kind{index}": type(leaves[index]) for index in numbers}
     names |= {f"value{index}": leaf for index, leaf in static.items()}
-    call: Callable[..., Any] = define("__call__", f"plan of {name}", text, names)
+    call: Callable[..., Any] = opaque(define("__call__", f"plan of {name}", text, names))
     return type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
 
 
