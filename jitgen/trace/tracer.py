@@ -36,9 +36,11 @@ from jitgen.trace.captures import (
 )
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
-from jitgen.trace.location import quote, user_location
+from jitgen.trace.location import quote, raised_at, user_location
+from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import SymbolicNumber, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
+from jitgen.trace.readable import why_unreadable
 from jitgen.trace.typing import expand, rounded
 
 
@@ -187,6 +189,9 @@ class Trace:
         node = self._captured_nodes.get(id(tensor))
         if node is None:
             found = self._find_captured(tensor)
+            unreadable = why_unreadable(tensor)
+            if unreadable is not None:
+                raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
                     f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
@@ -236,8 +241,9 @@ class Trace:
                 result = row.function(self, *positional, **named)
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
-            except (TypeError, ValueError, IndexError, RuntimeError) as error:
-                raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
+            except Exception as error:
+                why = refusal(error, positional, named, self.guards.hint)
+                raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
             if row.is_view:
@@ -431,6 +437,15 @@ def trace(
     try:
         with proxies_are_tensors(), _InterceptFunctions(state):
             result = function(*arguments, **keywords)
+    except TypeError as error:
+        if TensorProxy.__name__ not in str(error):
+            raise
+        why = str(error).replace(TensorProxy.__name__, "Tensor")
+        raise TraceError(
+            f"{name}: a function that a trace cannot follow was called with a tensor: {why}{quote(raised_at(error))}\n"
+            "  call a function of torch or a method of the tensor (x.add(y), not torch.Tensor.add(x, y)), or call it "
+            "outside the decorated function"
+        ) from error
     finally:
         tracing.reset(token)
     flat, result_tree = pytree.tree_flatten(result)
