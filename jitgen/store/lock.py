@@ -22,6 +22,11 @@ class Flight(enum.Enum):
     WITHOUT_LOCK = "there is no lock to be had; this process compiles, and writes what it compiled"
     OVERTAKING = "the owner did not finish in time; this process compiles, for itself alone"
 
+    @property
+    def may_publish(self) -> bool:
+        """Whether what this process compiles goes into the store."""
+        return self is not Flight.OVERTAKING
+
     def __bool__(self) -> bool:
         return self is Flight.OWNER
 
