@@ -82,7 +82,9 @@ SETTINGS = {
         Setting("JITGEN_CACHE_LIMIT", _bytes, 20 * 2**30, "bytes the store may grow to; then the oldest entries go"),
         Setting("JITGEN_PATIENCE", _seconds, 60.0, "seconds to wait for a kernel that another process is compiling"),
         Setting("JITGEN_TRUSTED_KEYS", _paths, (), "ed25519 public keys (base64, or files): layers must be signed"),
-        Setting("JITGEN_SIGNED_ONLY", _boolean, False, "1: the store's own entries must be signed by a trusted key too"),
+        Setting(
+            "JITGEN_SIGNED_ONLY", _boolean, False, "1: the store's own entries must be signed by a trusted key too"
+        ),
         Setting("JITGEN_SIGNING_KEY", str, None, "file of the ed25519 private key that signs what is written"),
         Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
         Setting("JITGEN_STRICT", _boolean, False, "1: never compile; a miss raises CacheMissError"),

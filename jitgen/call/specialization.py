@@ -252,9 +252,7 @@ class Specialization:
                 "use the backend's own compiler, without compiler='load_inline'"
             )
         meta = built.artifact.meta
-        operator = self._function(
-            built, None, lambda: torch_operator.load(built.artifact.content, meta["operator"])
-        )
+        operator = self._function(built, None, lambda: torch_operator.load(built.artifact.content, meta["operator"]))
         written = tuple(
             o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None
         )

@@ -146,7 +146,9 @@ def _temporary_files(directory: Path) -> Iterator[None]:
     own = threading.get_ident()
 
     def file(*arguments: Any, **options: Any) -> Any:
-        place = {"dir": directory} if threading.get_ident() == own else {}  # other threads may compile kernels of theirs
+        place = (
+            {"dir": directory} if threading.get_ident() == own else {}
+        )  # other threads may compile kernels of theirs
         return tempfile.NamedTemporaryFile(*arguments, **options, **place)
 
     private = types.SimpleNamespace(NamedTemporaryFile=file)

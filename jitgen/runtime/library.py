@@ -53,9 +53,7 @@ def _memory_file(content: bytes, name: str) -> int | None:
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(content)
-        fcntl.fcntl(
-            descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-        )
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     except OSError:
         os.close(descriptor)
         return None

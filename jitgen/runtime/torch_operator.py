@@ -33,5 +33,7 @@ def load(found: bytes | str, operator: str) -> Callable[..., None]:
                 "one; a deleted store entry is compiled again"
             ) from None
     if not hasattr(torch.ops.jitgen, operator):
-        raise CacheError(f"the library does not register jitgen::{operator}; delete this store entry, it is compiled again")
+        raise CacheError(
+            f"the library does not register jitgen::{operator}; delete this store entry, it is compiled again"
+        )
     return getattr(torch.ops.jitgen, operator).default

@@ -11,7 +11,13 @@ from jitgen.store.store import Store
 
 _stores: dict[Any, Store] = {}
 
-_SETTINGS = ("JITGEN_CACHE_DIR", "JITGEN_CACHE_PATH", "JITGEN_CACHE_REMOTE", "JITGEN_TRUSTED_KEYS", "JITGEN_SIGNED_ONLY")
+_SETTINGS = (
+    "JITGEN_CACHE_DIR",
+    "JITGEN_CACHE_PATH",
+    "JITGEN_CACHE_REMOTE",
+    "JITGEN_TRUSTED_KEYS",
+    "JITGEN_SIGNED_ONLY",
+)
 
 
 def default_store() -> Store:
@@ -44,5 +50,7 @@ def _open() -> Store:
         return Store.open(layers=layers)
     except CacheError as problem:
         # The same topic as that of a store that cannot be written: one warning is enough.
-        notice.once(f"unwritable {layout.NOWHERE}", f"{problem}. Until then this process keeps what it compiles in memory")
+        notice.once(
+            f"unwritable {layout.NOWHERE}", f"{problem}. Until then this process keeps what it compiles in memory"
+        )
         return Store(layout.NOWHERE, tuple(layers))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from jitgen.errors import CacheError
 from jitgen.spec import SCHEMA, Artifact, digest
-from jitgen.store.files import FILE_LIMIT, FILES_LIMIT, JSON_LIMIT, Damaged
+from jitgen.store.files import FILE_LIMIT, FILES_LIMIT, JSON_LIMIT, Damaged, TooLarge
 from jitgen.store.signing import Signer, Trust
 
 META = "meta.json"
@@ -221,8 +221,10 @@ def _read_verified(reader: Reader, name: str, record: StoredFile) -> bytes:
         content = reader(name, record.size)
     except FileNotFoundError:
         raise Damaged(f"{name} is missing") from None
+    except TooLarge as problem:
+        raise Damaged(f"{name} has {problem.size} bytes, expected {record.size}") from None
     if len(content) != record.size:
-        raise Damaged(f"{name} does not have {record.size} bytes")
+        raise Damaged(f"{name} has {len(content)} bytes, expected {record.size}")
     if hashlib.sha256(content).hexdigest() != record.sha256:
         raise Damaged(f"{name} does not match its digest")
     return content

@@ -28,6 +28,14 @@ class Damaged(Exception):
     """An entry exists and is damaged; the message says how. This exception never leaves the package."""
 
 
+class TooLarge(Damaged):
+    """A file has more bytes than are read of it."""
+
+    def __init__(self, name: str, size: int, limit: int):
+        super().__init__(f"{name} has {size} bytes, expected no more than {limit}")
+        self.size = size
+
+
 class Untrusted(Damaged):
     """An entry is whole, and no trusted key has signed it."""
 
@@ -118,7 +126,7 @@ def read_in(directory: int | None, name: str, limit: int, access: Access) -> byt
             raise Damaged(f"{shown} is not a regular file")
         access.check(status, shown)
         if status.st_size > limit:
-            raise Damaged(f"{shown} has {status.st_size} bytes, expected no more than {limit}")
+            raise TooLarge(shown, status.st_size, limit)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(limit + 1)
     except OSError as error:

@@ -86,7 +86,9 @@ def examine(source: Source, kind: str, key: str, is_available: IsAvailable, trus
             artifact = read_artifact(source.artifact(key), key, trust)
             detail = f"{len(artifact.files)} files, {artifact.binary} is loaded"
             return Finding(kind, key, path, "present", detail, layer)
-        missing = [needed for needed in plan_artifacts(read_plan(source.plan(key), key, trust)) if not is_available(needed)]
+        missing = [
+            needed for needed in plan_artifacts(read_plan(source.plan(key), key, trust)) if not is_available(needed)
+        ]
     except FileNotFoundError:
         return Finding(kind, key, path, "absent", "there is no such entry", layer)
     except Damaged as damage:

@@ -66,7 +66,7 @@ class Store:
         return Store(root, tuple(layer for layer in behind if layer != root))
 
     @cached_property
-    def _sources(self) -> tuple[tuple[Source, Trust | None], ...]:
+    def sources(self) -> tuple[tuple[Source, Trust | None], ...]:
         """What a look-up searches, in order, and whose signatures each of them must have."""
         trust = signing.trusted()
         own = trust if settings.get("JITGEN_SIGNED_ONLY") else None
@@ -86,7 +86,7 @@ class Store:
     def _find(self, kind: str, key: str, read: Callable[[Source, Trust | None], Found]) -> Found | None:
         """What ``read`` reads of the first source that has the entry undamaged."""
         _check_key(key)
-        for source, trust in self._sources:
+        for source, trust in self.sources:
             try:
                 found = read(source, trust)
             except FileNotFoundError:
@@ -101,7 +101,7 @@ class Store:
 
     def peek(self, entry: Entry) -> StoredArtifact | dict[str, Any] | None:
         """An artifact or a plan the walk found, read without marking it used; None if it is damaged."""
-        for source, _ in self._sources:
+        for source, _ in self.sources:
             with suppress(FileNotFoundError, Damaged):
                 if layout.entry_path(source.path, entry.kind, entry.key) != entry.path:
                     continue
@@ -201,14 +201,14 @@ class Store:
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         """Every entry whose key starts with ``prefix``, the layers' after the store's."""
         yield from layout.walk(self.root, prefix=prefix)
-        for layer in self.layers:
-            yield from (entry for entry in layer_source(layer).names() if entry.key.startswith(prefix))
+        for source, _ in self.sources[1:]:
+            yield from (entry for entry in source.names() if entry.key.startswith(prefix))
 
     def verify(self) -> Verification:
         """Read every entry of the store (not of the layers) and report what is damaged."""
         from jitgen.store import maintenance
 
-        return maintenance.verify(self.root, self.has_artifact, self._sources[0][1])
+        return maintenance.verify(self.root, self.has_artifact, self.sources[0][1])
 
     def why(self, key: str) -> list[Finding]:
         """What the store and each layer have under ``key``, plan and artifact alike; empty when none has it."""
@@ -217,7 +217,7 @@ class Store:
         _check_key(key)
         findings = [
             maintenance.examine(source, kind, key, self.has_artifact, trust)
-            for source, trust in self._sources
+            for source, trust in self.sources
             for kind in layout.KINDS
         ]
         there = [finding for finding in findings if finding.state != "absent"]
@@ -252,14 +252,20 @@ class Store:
         with self.writing():
             return maintenance.clear(self.root)
 
-    def export(self, path: str | os.PathLike[str], keys: Iterable[str] | None = None) -> list[Entry]:
-        """Write entries (all, or those of ``keys`` with the artifacts their plans name) to a tar archive."""
+    def export(
+        self, path: str | os.PathLike[str], keys: Iterable[str] | None = None, signer: Signer | None = None
+    ) -> list[Entry]:
+        """Write entries (all, or those of ``keys`` with the artifacts their plans name) to a bundle.
+
+        Args:
+            signer: signs every entry in the bundle; by default they have the signatures that they have here.
+        """
         from jitgen.store import archive
 
-        return archive.export(self, Path(path), None if keys is None else list(keys))
+        return archive.export(self, Path(path), None if keys is None else list(keys), signer)
 
     def import_(self, path: str | os.PathLike[str]) -> Imported:
-        """Add the undamaged entries of an archive that ``export`` wrote; undamaged entries of the store stay."""
+        """Add the undamaged entries of a bundle that ``export`` wrote; undamaged entries of the store stay."""
         from jitgen.store import archive
 
         return archive.import_(self, Path(path))
@@ -303,7 +309,7 @@ class Store:
         """Whether the store or one of its layers has an artifact of this key, which may be damaged."""
         if self._has_own(key):
             return True
-        for source, _ in self._sources[1:]:
+        for source, _ in self.sources[1:]:
             with suppress(FileNotFoundError, Damaged), source.artifact(key).opened() as reader:
                 reader(META, JSON_LIMIT)
                 return True
@@ -314,7 +320,7 @@ class Store:
 
     def _is_whole(self, path: Path, kind: str, key: str) -> bool:
         """Whether ``path``, which may be in quarantine, is the undamaged entry of ``key``."""
-        source, trust = Folder(self.root), self._sources[0][1]
+        source, trust = Folder(self.root), self.sources[0][1]
         with suppress(FileNotFoundError, Damaged):
             if kind == "artifact":
                 read_artifact(source.artifact_at(path), key, trust)
@@ -325,7 +331,7 @@ class Store:
 
     def _signer(self) -> Signer | None:
         """What signs entries that are put here; CacheError if the store would not take them afterwards."""
-        signer, trust = signing.signer(), self._sources[0][1]
+        signer, trust = signing.signer(), self.sources[0][1]
         if trust is not None and (signer is None or signer.name not in dict(trust.keys)):
             raise CacheError(
                 f"the store {self.root} takes signed entries only (JITGEN_SIGNED_ONLY), and JITGEN_SIGNING_KEY names "
@@ -335,7 +341,7 @@ class Store:
 
     def _own(self, key: str) -> StoredArtifact | None:
         """The artifact, if this store itself has it undamaged."""
-        source, trust = self._sources[0]
+        source, trust = self.sources[0]
         with suppress(FileNotFoundError, Damaged):
             return read_artifact(source.artifact(key), key, trust)
         return None
