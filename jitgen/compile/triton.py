@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import importlib.metadata
 import linecache
 import sys
@@ -139,21 +140,18 @@ def _compile(source: KernelSource, path: str) -> tuple[dict[str, bytes], dict[st
 def _temporary_files(directory: Path) -> Iterator[None]:
     """Triton's own temporary files, those of ptxas among them, in ``directory``, where a killed process leaves nothing
     for long. The modules of its backends use ``tempfile`` for them, and each gets one that knows the directory."""
-    import triton.backends  # which imports them all
-
-    modules = [module for name, module in sys.modules.items() if name.startswith("triton.backends.")]
-    replaced = [module for module in modules if getattr(module, "tempfile", None) is tempfile]
+    importlib.import_module("triton.backends")  # which imports them all
     own = threading.get_ident()
 
     def file(*arguments: Any, **options: Any) -> Any:
-        place = (
-            {"dir": directory} if threading.get_ident() == own else {}
-        )  # other threads may compile kernels of theirs
-        return tempfile.NamedTemporaryFile(*arguments, **options, **place)
+        if threading.get_ident() == own:  # other threads may compile kernels that are not jitgen's
+            options["dir"] = directory
+        return tempfile.NamedTemporaryFile(*arguments, **options)
 
-    private = types.SimpleNamespace(NamedTemporaryFile=file)
+    modules: list[Any] = [module for name, module in sys.modules.items() if name.startswith("triton.backends.")]
+    replaced = [module for module in modules if getattr(module, "tempfile", None) is tempfile]
     for module in replaced:
-        module.tempfile = private
+        module.tempfile = types.SimpleNamespace(NamedTemporaryFile=file)
     try:
         yield
     finally:

@@ -63,8 +63,8 @@ def _memory_file(content: bytes, name: str) -> int | None:
 def _new_path(descriptor: int) -> str:
     """A path of an open descriptor that no library of this process was loaded by.
 
-    The dynamic loader takes a library whose path it knows for the one it has, and numbers of descriptors are used again.
-    So the path has a number of its own, written in steps that lead nowhere: ``./`` for a 1 and ``/`` for a 0.
+    The dynamic loader takes a library whose path it knows for the one it has, and numbers of descriptors are used
+    again. So the path has a number of its own, written in steps that lead nowhere: ``./`` for a 1 and ``/`` for a 0.
     """
     number = "".join("./" if digit == "1" else "/" for digit in f"{next(_count):b}")
     return f"/proc/self/fd/{number}{descriptor}"

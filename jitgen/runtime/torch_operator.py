@@ -29,8 +29,8 @@ def load(found: bytes | str, operator: str) -> Callable[..., None]:
                 torch.ops.load_library(path)
         except OSError as error:
             raise CacheError(
-                f"cannot load the operator library of jitgen::{operator}: {error}. It needs the torch it was built with, or a later "
-                "one; a deleted store entry is compiled again"
+                f"cannot load the operator library of jitgen::{operator}: {error}. It needs the torch that it was "
+                "built with, or a later one; a deleted store entry is compiled again"
             ) from None
     if not hasattr(torch.ops.jitgen, operator):
         raise CacheError(

@@ -22,7 +22,7 @@ from jitgen.store.layout import locks_path, quarantine_path, staging_path
 STALE_SECONDS = 3600.0
 """The age, in seconds, from which leftovers are deleted. Writing an entry takes milliseconds."""
 QUARANTINE_SECONDS = 7 * 86400.0
-"""The age, in seconds, from which damaged entries that were set aside are deleted. Until then people can look at them."""
+"""The age, in seconds, from which damaged entries that were set aside are deleted: people can look at them."""
 
 IsWhole = Callable[[Path], bool]
 """Whether an undamaged entry is at a path."""

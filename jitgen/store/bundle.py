@@ -238,7 +238,7 @@ def of_bytes(path: Path, content: bytes) -> Bundle:
 def parsed(path: Path, data: _Data, modified: float) -> Bundle:
     """The bundle with these bytes."""
     try:
-        with zipfile.ZipFile(data) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(data) as archive:
             listed = archive.infolist()
     except (zipfile.BadZipFile, CacheError, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise CacheError(f"{path} is no archive of a jitgen store: {error}") from error

@@ -82,7 +82,7 @@ def signer(path: str | None = None) -> Signer | None:
 
 
 def make_key(path: Path) -> str:
-    """Write a new private key to ``path`` and its public key to ``path`` with ``.pub`` added; returns the latter's text.
+    """Write a new private key to ``path`` and its public key to ``path`` + ``.pub``; returns the public key.
 
     Raises:
         CacheError: one of the files exists, or cannot be written.

@@ -1,4 +1,4 @@
-"""Where a look-up reads: directories, bundles (``bundle``) and this process's memory, all asked the same two questions."""
+"""Where a look-up reads: directories, bundles (``bundle``) and this process's memory, asked the same two questions."""
 
 from __future__ import annotations
 

@@ -175,7 +175,8 @@ class Store:
         """``put_plan``; where that cannot be done, the plan is kept in this process, with one warning."""
         if publish:
             try:
-                return self.put_plan(key, plan)
+                self.put_plan(key, plan)
+                return
             except CacheError as problem:
                 self._note_unwritable(problem)
         self.memory.plans[key] = encode_plan(key, plan)

@@ -34,7 +34,7 @@ _descriptors: dict[Path, int] = {}
 
 
 def hold(root: Path, keys: Iterable[str]) -> None:
-    """Mark entries as used until this process ends. Where the system or the store has no such locks, nothing happens."""
+    """Mark entries as used until this process ends, where the system and the store have such locks."""
     if _SET_LOCK is None:
         return
     with suppress(OSError):
