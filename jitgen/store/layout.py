@@ -123,8 +123,11 @@ def default_directory() -> Path:
             return directory
     import platformdirs
 
-    directory = Path(platformdirs.user_cache_dir("jitgen"))
-    if not directory.is_absolute():  # no HOME, and a user id without an entry in the password database
+    try:
+        directory = Path(platformdirs.user_cache_dir("jitgen"))
+    except RuntimeError:  # no HOME, and a user id without an entry in the password database
+        directory = Path()
+    if not directory.is_absolute():  # older versions do not raise
         raise CacheError("this user has no home directory for the store; set JITGEN_CACHE_DIR to a directory of yours")
     return directory
 

@@ -233,6 +233,14 @@ class Store:
         with self.writing():
             remove(self.root, layout.entry_path(self.root, kind, key))
 
+    def empty_quarantine(self) -> None:
+        """Delete the damaged entries that were set aside."""
+        from jitgen.store import atomic
+
+        with self.writing():
+            for path in atomic.quarantined(self.root):
+                atomic.delete(path)
+
     def prune(self, limit: int | None = None) -> Pruned:
         """Trim the store to ``limit`` bytes (``JITGEN_CACHE_LIMIT``), least recently used entries first.
 
