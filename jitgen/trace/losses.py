@@ -25,19 +25,16 @@ combine = reduce
 """``reduce``, for rows where torch's argument of that name hides it."""
 
 
-def reduced(trace: Trace, loss: Node, reduction: str, legacy: tuple[Any, Any] = (None, None)) -> Node:
+def reduced(trace: Trace, loss: Node, reduction: str) -> Node:
     """``loss`` reduced over all dimensions, as ``reduction`` (``"none"``, ``"sum"`` or ``"mean"``) says.
 
-    Args:
-        legacy: torch's deprecated arguments ``size_average`` and ``reduce``; values other than None are refused.
+    torch's deprecated ``size_average`` and ``reduce`` are parameters of no row (``trace/binding.py``).
     """
-    if any(option is not None for option in legacy):
-        raise UnsupportedError("size_average and reduce are not supported; use reduction='none', 'sum' or 'mean'")
     dims = tuple(range(len(loss.shape)))
     if reduction == "none":
         return loss
     if reduction == "sum":
-        return squeeze_reduced(trace, combine(trace, "sum", loss, dims), dims)
+        return squeeze_reduced(trace, reduce(trace, "sum", loss, dims), dims)
     if reduction != "mean":
         raise ValueError(f"reduction must be 'none', 'sum' or 'mean', not {reduction!r}")
     return squeeze_reduced(trace, average(trace, loss, dims), dims)
