@@ -14,7 +14,7 @@ from jitgen.trace.guards import default_dtype
 from jitgen.trace.movement import listed, sizes_of
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import broadcast_shapes, expand, operand, pointwise, result_dtype
+from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -28,8 +28,7 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
         raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
     name = dtype_name(dtype or default_dtype())
     shape = sizes_of(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
-    node = number(trace, value, name)
-    return trace.make("view", (node,), name, shape, ("expand",)) if shape else node
+    return filled(trace, number(trace, value, name), shape)
 
 
 def number(trace: Trace, value: Any, dtype: str) -> Node:

@@ -14,7 +14,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import row
-from jitgen.trace.typing import expand, operand, result_dtype
+from jitgen.trace.typing import expand, filled, operand, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -223,7 +223,7 @@ def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any 
         for amount, is_front in ((int(before), True), (int(after), False)):
             if amount:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
-                fill = view(trace, operand(trace, 0 if value is None else value, input.dtype), ("expand",), shape)
+                fill = filled(trace, operand(trace, 0 if value is None else value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input

@@ -17,13 +17,14 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Node
 from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.selection import clamp, expand_node, isinf, isnan, where
+from jitgen.trace.selection import clamp, isinf, isnan, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
     Value,
     as_node,
     broadcast_shapes,
     expand,
+    filled,
     float_dtype,
     floats_only,
     is_constant,
@@ -236,7 +237,7 @@ def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
     """``fill_``, ``zero_`` and ``torch.fill``."""
     if isinstance(value, Node) and value.shape:
         raise TypeError("fill takes a number or a 0-d tensor")
-    return expand_node(trace, operand(trace, value, input.dtype), input.shape)
+    return filled(trace, operand(trace, value, input.dtype), input.shape)
 
 
 @row("copy")
