@@ -115,6 +115,8 @@ def canonical(name: str) -> str:
 
 
 def aliases(name: str) -> list[str]:
+    if name not in table.rows():  # a Python function of torch, whose body is traced
+        return [name]
     return [other for other, row in table.rows().items() if row.function is table.rows()[name].function]
 
 
