@@ -10,6 +10,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.lowering import Lowered
 from jitgen.runtime.guards import TensorFacts
+from jitgen.trace.readable import why_unreadable
 
 
 def outputs_of(out: Any) -> list[torch.Tensor]:
@@ -52,6 +53,8 @@ def check_outputs(name: str, lowered: Lowered, device: torch.device, out: Sequen
             raise ValueError(f"out= of {name} is an expanded tensor: several of its elements share memory")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"out= of {name} requires grad; detach it")
+        if (unreadable := why_unreadable(tensor)) is not None:
+            raise UnsupportedError(f"out= of {name}: {unreadable}")
 
 
 def check_memory(

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call import warm
+from jitgen.call.opaque import opaque
 from jitgen.call.outputs import check_memory, check_outputs, outputs_of
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import check
+from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
 from jitgen.runtime.generated import define
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
+from jitgen.trace.readable import why_unreadable
 
 _MISSING = object()
 """Stands for an argument that a call leaves out."""
@@ -50,6 +53,7 @@ class LaunchPlan:
         def __call__(self, *leaves: Any, out: Any = None) -> Any: ...
 
     def _prepare(self, resolver: Resolver, leaves: Sequence[Any], tree: Any) -> None:
+        check(resolver.name, leaves)
         self._resolver = resolver
         self._tree = tree
         self._bound = tuple(TensorFacts.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
@@ -134,9 +138,13 @@ class LaunchPlan:
         key = tuple(map(TensorFacts.of, out))
         found = self._found_by_out.get(key)
         if found is None:
-            check_outputs(self._resolver.name, self._found.lowered, self._facts[0].device, out)
+            device = self._facts[0].device if self._facts else torch.device("cpu")
+            check_outputs(self._resolver.name, self._found.lowered, device, out)
             found, _ = self._resolver.resolve(leaves, self._tree, out)
             self._found_by_out[key] = found
+        for tensor in out:
+            if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
+                raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
         read = [found.lowered.program.read_beside(position) for position in range(len(out))]
         check_memory(self._resolver.name, out, tensors, read)
         if len(out) == 1 and self._last is not None and self._needs_no_checks(found) and not out[0].requires_grad:
@@ -181,7 +189,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any]) -> 
     text = warm.function_text(
         _header(arguments.all, tokens),
         arguments,
-        unreadable="AttributeError",
+        unreadable="(AttributeError, RuntimeError)",
         inline=launch_with_checks,
         attempts=[
             "if out is None:",
@@ -199,7 +207,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any]) -> 
     names |= {f"token{index}": token for index, token in enumerate(tokens)}
     names |= {f"kind{index}": type(leaves[index]) for index in numbers}
     names |= {f"value{index}": leaf for index, leaf in static.items()}
-    call: Callable[..., Any] = define("__call__", f"plan of {name}", text, names)
+    call: Callable[..., Any] = opaque(define("__call__", f"plan of {name}", text, names))
     return type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
 
 
@@ -209,7 +217,8 @@ def _attempt(arguments: warm.Arguments, leaves: Sequence[Any]) -> list[str]:
     aligned = [f"{a} & 15 == {r}" for a, r in zip(arguments.addresses, remainders, strict=False)]
     if remainders and _all_aligned(arguments, leaves):  # one comparison for all
         aligned = [f"not ({' | '.join(arguments.addresses)}) & 15"]
-    return warm.launch_if_same("last", remainders, arguments.tensor_names, aligned, arguments.launched)
+    conditions = [*arguments.addresses, *aligned]
+    return warm.launch_if_same("last", remainders, arguments.tensor_names, conditions, arguments.launched)
 
 
 def _attempt_with_out(arguments: warm.Arguments, leaves: Sequence[Any]) -> list[str]:
@@ -233,7 +242,7 @@ def _attempt_with_out(arguments: warm.Arguments, leaves: Sequence[Any]) -> list[
         "last",
         ["out_extent", *extents, *may_be_out, *remainders],
         [*arguments.tensor_names, "out"],
-        [*aligned, *no_overlap],
+        [*arguments.addresses, "out_address", *aligned, *no_overlap],
         [*arguments.launched, "out", "out_address"],
         result="out",
     )

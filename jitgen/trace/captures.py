@@ -114,7 +114,7 @@ class Captures:
 
     def _children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
         value, path = captured.value, captured.path
-        # Asked of classes: an object may answer any attribute, or refuse it with any exception (``class Config(dict)``).
+        # Classes are asked, since an object may have any attribute, or refuse one with any exception.
         if hasattr(type(value), "__jitgen_function__"):
             yield _derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
         elif isinstance(value, (types.MethodType, WeakMethod)):
@@ -166,7 +166,7 @@ class Captures:
                 if not _is_library(method.__module__):
                     path = f"{captured.path}.{name}"
                     yield _derived(path, captured, functools.partial(_static_function, name=name)), names
-            elif found is _MISSING or not hasattr(type(found), "__get__") or isinstance(found, types.MemberDescriptorType):
+            elif not hasattr(type(found), "__get__") or isinstance(found, types.MemberDescriptorType):
                 yield _attribute(captured, name), names
 
     def _function_children(

@@ -24,13 +24,21 @@ def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
     """A slice bound by Python's rules: a negative one counts from the end, and it is clamped to [0, size]."""
     if value is None:
         return default
-    bound = unwrap(value)
-    if isinstance(bound, Node):
-        raise UnsupportedError("indexing by a tensor is not supported; slices, ints, None and ... are")
+    bound = _index(value)
     if not trace.guards.decide(symbols.compare("ge", bound, 0)):
         bound = symbols.add(size, bound)
         return bound if trace.guards.decide(symbols.compare("ge", bound, 0)) else 0
     return bound if trace.guards.decide(symbols.compare("le", bound, size)) else size
+
+
+def _index(value: Any) -> Any:
+    """A number as an index."""
+    index = unwrap(value)
+    if isinstance(index, Node):
+        raise UnsupportedError("indexing by a tensor is not supported; slices, ints, None and ... are")
+    if symbols.kind_of(index) not in ("int", "bool"):
+        raise TypeError(f"an index is an int, a slice, None or ..., not {value!r}")
+    return index
 
 
 def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
@@ -48,7 +56,7 @@ def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int
 
 def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     """The element ``index`` along ``dim``, without that dimension; a negative index counts from the end."""
-    size, start = input.shape[dim], unwrap(index)
+    size, start = input.shape[dim], _index(index)
     if not trace.guards.decide(symbols.compare("ge", start, 0)):
         start = symbols.add(size, start)
     inside = trace.guards.decide(symbols.compare("ge", start, 0))

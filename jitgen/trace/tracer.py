@@ -36,9 +36,11 @@ from jitgen.trace.captures import (
 )
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
-from jitgen.trace.location import quote, user_location
+from jitgen.trace.location import quote, raised_at, user_location
+from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
+from jitgen.trace.readable import why_unreadable
 from jitgen.trace.typing import expand, rounded
 
 
@@ -191,6 +193,9 @@ class Trace:
         node = self._captured_nodes.get(id(tensor))
         if node is None:
             found = self._find_captured(tensor)
+            unreadable = why_unreadable(tensor)
+            if unreadable is not None:
+                raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
                     f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
@@ -238,19 +243,20 @@ class Trace:
         """What the row makes of the arguments, in nodes."""
         try:
             if row.composed:
-                positional, named = bind(row.function, positional, named)
+                args, keywords = bind(row.function, positional, named)
+                keywords = {key: self._leave(value, None) for key, value in keywords.items()}
                 with _InterceptFunctions(self):
-                    proxies = {key: self._leave(value, None) for key, value in named.items()}
-                    return self._enter(row.function(*(self._leave(value, None) for value in positional), **proxies))
+                    return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
             with torch._C.DisableTorchFunction():
-                positional, named = bind(row.function, (self, *positional), named)
-                return row.function(*positional, **named)
+                args, keywords = bind(row.function, (self, *positional), named)
+                return row.function(*args, **keywords)
         except JitgenError as error:
             if row.composed and str(error).startswith(f"{self.name}: "):  # of a function that the composition calls
                 raise type(error)(str(error).replace(": ", f": {name}: ", 1)) from None
             raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
-        except (TypeError, ValueError, IndexError, RuntimeError, ZeroDivisionError) as error:
-            raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
+        except Exception as error:
+            why = refusal(error, positional, named, self.guards.hint)
+            raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
 
     def _no_row(self, name: str) -> JitgenError:
         if name.rpartition(".")[2] in _READS:
@@ -451,6 +457,15 @@ def trace(
     try:
         with proxies_are_tensors(), _InterceptFunctions(state):
             result = function(*arguments, **keywords)
+    except TypeError as error:
+        if TensorProxy.__name__ not in str(error):
+            raise
+        why = str(error).replace(TensorProxy.__name__, "Tensor")
+        raise TraceError(
+            f"{name}: a function that a trace cannot follow was called with a tensor: {why}{quote(raised_at(error))}\n"
+            "  call a function of torch or a method of the tensor (x.add(y), not torch.Tensor.add(x, y)), or call it "
+            "outside the decorated function"
+        ) from error
     finally:
         tracing.reset(token)
     # pytree takes a torch.Size for a tuple.

@@ -135,6 +135,8 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
     if not isinstance(value, (bool, int, float)):
         raise TypeError(f"expected a tensor or a number, got {type(value).__name__}")
     if DTYPES[dtype].is_floating_point:
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError(f"{value} is beyond what torch takes as an integer; make it a float")
         value = float(value)
     else:
         value = rounded(value, dtype)
@@ -154,7 +156,13 @@ def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, res
 
 
 def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
-    """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped."""
+    """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped.
+
+    Raises:
+        ValueError: ``value`` is an integer beyond int64.
+    """
+    if not isinstance(value, float) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value} does not fit into int64, in which integers are computed; make it a float")
     exact = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=exact).to(DTYPES[dtype]).item()
 
