@@ -206,7 +206,7 @@ class Specialization:
         from jitgen.runtime import cpu
 
         arguments, work, entry = lowered.arguments(number), lowered.work(number), built.artifact.meta["entry"]
-        function = self._function(built, None, lambda: cpu.load_packed(str(built.artifact.path()), entry))
+        function = self._function(built, None, lambda: cpu.load_packed(built.artifact.content, entry))
         streaming = int(work.moved > cpu.last_level_cache())
         tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
         pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
@@ -252,9 +252,7 @@ class Specialization:
                 "use the backend's own compiler, without compiler='load_inline'"
             )
         meta = built.artifact.meta
-        operator = self._function(
-            built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"])
-        )
+        operator = self._function(built, None, lambda: torch_operator.load(built.artifact.content, meta["operator"]))
         written = tuple(
             o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None
         )
