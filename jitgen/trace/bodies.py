@@ -19,7 +19,7 @@ def _no(*arguments: Any) -> bool:
     return False
 
 
-_ANSWERS = {name: _no for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
+_ANSWERS = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), _no)
 
 
 @cache

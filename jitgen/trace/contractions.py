@@ -187,8 +187,8 @@ def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:
     """``node`` broadcast to ``shape``, and refused where it would broadcast ``shape`` itself."""
     found = broadcast_shapes(trace, node.shape, shape)
     if tuple(map(trace.guards.hint, found)) != tuple(map(trace.guards.hint, shape)):
-        here = tuple(map(trace.guards.hint, node.shape))
-        raise ValueError(f"{what} of shape {here} does not fit a product of shape {tuple(map(trace.guards.hint, shape))}")
+        here, product = (tuple(map(trace.guards.hint, sizes)) for sizes in (node.shape, shape))
+        raise ValueError(f"{what} of shape {here} does not fit a product of shape {product}")
     return node
 
 

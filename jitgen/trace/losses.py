@@ -134,7 +134,7 @@ def gaussian_nll_loss(
         var = torch.full_like(input, var)
     elif var.dim() == input.dim() - 1 and tuple(var.shape) == tuple(input.shape[:-1]):
         var = var.unsqueeze(-1)
-    elif var.dim() != input.dim() or any(size not in (1, other) for size, other in zip(var.shape, input.shape)):
+    elif var.dim() != input.dim() or any(var.shape[i] not in (1, input.shape[i]) for i in range(var.dim())):
         raise ValueError("the variances have an incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not valid")

@@ -166,9 +166,9 @@ _register()
 
 def divisible(trace: Trace, dtype: str, divisor: Value) -> None:
     """Refuse an integer division by the number 0, as a CPU does. (Elements that are 0 are not looked at.)"""
-    if is_number(divisor) and not DTYPES[dtype].is_floating_point:
-        if trace.guards.decide(symbols.compare("eq", unwrap(divisor), 0)):
-            raise ZeroDivisionError("ZeroDivisionError")
+    number = is_number(divisor) and not DTYPES[dtype].is_floating_point
+    if number and trace.guards.decide(symbols.compare("eq", unwrap(divisor), 0)):
+        raise ZeroDivisionError("integer division by zero")
 
 
 def _scaled(trace: Trace, other: Value, alpha: Value, dtype: str) -> Value:

@@ -72,7 +72,7 @@ class Output:
 
     Attributes:
         index: the graph output that it is; None where it is no tensor.
-        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic; of a ``torch.Size`` a ``Sizes``.
+        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic; ``Sizes`` of a ``torch.Size``.
     """
 
     index: int | None
@@ -235,7 +235,7 @@ class Trace:
         with torch._C.DisableTorchFunction():
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
-            if row.is_view:
+            if row.is_view or row.composed:  # what a composition calls has made its copies
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._unaliased(result), None)
 

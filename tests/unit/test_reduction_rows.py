@@ -1,4 +1,4 @@
-"""Every row of torch's reductions and normalisations, and the losses, by every name, with torch's arguments, against torch."""
+"""Every row of torch's reductions and normalisations, and its losses, by every name and with torch's arguments."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "binary_cross_entropy_with_logits": REDUCTIONS,
     **dict.fromkeys(("soft_margin_loss", "poisson_nll_loss", "hinge_embedding_loss"), REDUCTIONS),
     "kl_div": tuple(call(OTHER.softmax(-1), reduction=how) for how in ("none", "mean", "sum", "batchmean")),
-    "nll_loss": (*(call(TARGET, reduction=reduction) for reduction in ("none", "mean", "sum")), call(TARGET, WEIGHT[:4])),
+    "nll_loss": (
+        *(call(TARGET, reduction=reduction) for reduction in ("none", "mean", "sum")),
+        call(TARGET, WEIGHT[:4]),
+    ),
     "cross_entropy": (
         *(call(TARGET, reduction=reduction) for reduction in ("none", "mean", "sum")),
         call(TARGET, ignore_index=2),
