@@ -35,6 +35,7 @@ from jitgen.trace.captures import (
 )
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
+from jitgen.trace.intermediates import with_wide_intermediates
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import SymbolicNumber, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
@@ -222,11 +223,11 @@ class Trace:
                     "  return the value, and give out= to the call of the decorated function"
                 )
             positional, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
-            nodes = [value for value in (*positional, *named.values()) if isinstance(value, Node)]
+            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
             try:
-                result = row.function(self, *positional, **named)
+                result = self._with_wide_intermediates(row.function(self, *positional, **named), nodes)
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
             except (TypeError, ValueError, IndexError, RuntimeError) as error:
@@ -236,6 +237,13 @@ class Trace:
             if row.is_view:
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._unaliased(result), None)
+
+    def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:
+        """A row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""
+        leaves, tree = pytree.tree_flatten(result)
+        nodes = [leaf for leaf in leaves if isinstance(leaf, Node)]
+        wide = iter(with_wide_intermediates(self.builder, nodes, arguments))
+        return pytree.tree_unflatten([next(wide) if isinstance(leaf, Node) else leaf for leaf in leaves], tree)
 
     def _refused_weight(self, what: str) -> str:
         return (
