@@ -23,8 +23,8 @@ a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one comp
 =============  =====================================================================================================
 
 ``dtype`` is the name of the dtype in which the value is stored where it goes to memory: for the result of a torch
-function the one that eager torch gives it, for values within one at least float32 (``trace/intermediates.py``). Nodes of
-one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds. ``shape`` holds ints and ``Expr``.
+function the one that eager torch gives it, for values within one at least float32 (``trace/intermediates.py``). Nodes
+of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds. ``shape`` holds ints and ``Expr``.
 
 A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. For error messages a node
 carries the user's line that it came from; the line is part neither of a graph's serialized form nor of any key.
