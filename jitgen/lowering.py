@@ -84,12 +84,17 @@ class Partitioned:
 
 
 def partition(
-    graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], device: Device, caller_output: bool
+    graph: Graph,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    device: Device,
+    out: Sequence[Memory | None],
 ) -> Partitioned:
     """``graph`` divided into kernels; each belongs to one family."""
     guards = Guards(environment, graph.guards)
-    strided = [each.view for each in memory]
-    program = program_of(graph, guards.decide, environment, strided, device, caller_output)
+    read = [each.view for each in memory]
+    written = [None if each is None else each.view for each in out]
+    program = program_of(graph, guards.decide, environment, read, device, written)
     return Partitioned(program, tuple(guards))
 
 

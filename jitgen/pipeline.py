@@ -69,7 +69,7 @@ def lower(
                 return _lower_partitioned(graph, earlier, environment, memory, route, out)
             except NotViewable:  # a reshape needs a copy at these strides; it needed none in the earlier calls
                 break
-    partitioned = partition(graph, environment, memory, device, caller_output)
+    partitioned = partition(graph, environment, memory, device, out)
     return _lower_partitioned(graph, partitioned, environment, memory, route, out)
 
 

@@ -1,15 +1,15 @@
 """Matrix products in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_matmuls`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
-check; ``tests/unit/test_gemm_triton.py`` reads that. ``tiled`` chooses the schedule where the rule would not.
+``tests/unit/test_gemm_triton.py`` runs them, as ``tests/interpreter.py`` says. ``tiled`` chooses the schedule where the
+rule would not.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import jitgen
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
 from tests import batched_products
+from tests.interpreter import Check, serve
 
 TILES = {
     "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
@@ -37,8 +38,18 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 GROUPS = (32, 96, None)
 
 Function = Callable[..., Any]
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
+QUICK = (
+    *("dense-tokens-float16", "dense-tokens-split-bfloat16", "dense-slices-float16", "dense-weights-float32"),
+    *("uint4-weights-bfloat16", "int4-weights-split-float16", "int8-slices-float32"),
+    *("uint4-weights-many-rows-float32", "int4-weights-many-warps-bfloat16"),
+    *("epilogues-weights", "operands_of_epilogues-tokens", "operands_of_epilogues-slices"),
+)
+"""Of the checks of each form: every form once, and every format and dtype with some form."""
+
+
+def is_quick(check: str) -> bool:
+    return check in QUICK or ("-" not in check and check != "chosen_by_the_rule_for_every_format")
 
 
 def check(function: Check) -> Check:
@@ -150,6 +161,13 @@ for _form in TILES:
 
 @check
 def chosen_by_the_rule() -> Iterator[str | None]:
+    for m in (5, 130):
+        for w in (dense(97, 160, torch.bfloat16), quantized(97, 160, "uint4", 32)):
+            yield _said(compare(linear, torch.randn(m, 160).bfloat16(), w), m)
+
+
+@check
+def chosen_by_the_rule_for_every_format() -> Iterator[str | None]:
     for m in (1, 5, 16, 33, 130, 300):
         x = torch.randn(m, 160).bfloat16()
         for w in (dense(97, 160, x.dtype), *(quantized(97, 160, format, 32) for format in ("int4", "uint4", "int8"))):
@@ -187,28 +205,29 @@ EPILOGUES: dict[str, tuple[Function, int]] = {
 }
 
 
-@check
-def epilogues() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for name, (function, count) in EPILOGUES.items():
-            for m, k in ((5, 64), (40, 96)):
-                x = torch.randn(m, k).bfloat16() / 4
-                columns = (33, 16, 70) if name == "projections" else (33,) * count
-                weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
-                yield _said(compare(function, x, *weights, tile=tile), form, name, m, k)
-                if reads_quantized(form):
-                    weights = [quantized(n, k, "uint4", 32) for n in columns]
-                    yield _said(compare(function, x, *weights, tile=tile), form, name, m, k, "uint4")
+def _epilogues(form: str) -> Iterator[str | None]:
+    for name, (function, count) in EPILOGUES.items():
+        for m, k in ((5, 64), (40, 96)):
+            x = torch.randn(m, k).bfloat16() / 4
+            columns = (33, 16, 70) if name == "projections" else (33,) * count
+            weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
+            yield _said(compare(function, x, *weights, tile=TILES[form]), form, name, m, k)
+            if reads_quantized(form):
+                weights = [quantized(n, k, "uint4", 32) for n in columns]
+                yield _said(compare(function, x, *weights, tile=TILES[form]), form, name, m, k, "uint4")
 
 
-@check
-def operands_of_epilogues() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for m, n, k in ((5, 33, 64), (40, 70, 50)):
-            x = torch.randn(m, k).half() / 4
-            rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
-            for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
-                yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
+def _operands_of_epilogues(form: str) -> Iterator[str | None]:
+    for m, n, k in ((5, 33, 64), (40, 70, 50)):
+        x = torch.randn(m, k).half() / 4
+        rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
+        for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
+            yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=TILES[form]), form, m, n, k)
+
+
+for _form in TILES:
+    CHECKS[f"epilogues-{_form}"] = partial(_epilogues, _form)
+    CHECKS[f"operands_of_epilogues-{_form}"] = partial(_operands_of_epilogues, _form)
 
 
 def shares_one_kernel(function: Function, *arguments: Any) -> bool:
@@ -298,19 +317,5 @@ def batches() -> Iterator[str | None]:
         yield _said(batched_products.difference(function, arguments, found), name)
 
 
-def failures(run: Check) -> list[str]:
-    try:
-        return [wrong for wrong in run() if wrong]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-
-
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS)

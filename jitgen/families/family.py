@@ -6,8 +6,8 @@ exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
 1. ``rewrite_values``: shall some results be computed in another way before anything is claimed? (Long rows in chunks.)
 2. ``claim``: which of these results can one region hold, and what must be in memory before? The families are asked in
    the order of the registry, each about what the ones before it left.
-3. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands need a copy, and which regions
-   may share a kernel.
+3. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands and results need a copy, and
+   which regions may share a kernel.
 4. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
 5. ``layout``: the strides of a call, split into what decides the source and what a launch passes.
 6. ``problem``, ``candidates``, ``cost``: the schedules that would do, and what each is estimated to take.
@@ -31,7 +31,7 @@ from jitgen.fingerprint import folders_digest
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Graph, Node
 from jitgen.ir.program import Buffer, Decision, Kernel
-from jitgen.ir.regions import Region
+from jitgen.ir.regions import Region, Store
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Memory, Mover, Strided
 
@@ -72,6 +72,9 @@ class Partition(Protocol):
 
     def strides(self, node: Node) -> Strided | None:
         """The memory that ``node``, an input or views of one, is in this call; None where no strides describe it."""
+
+    def written(self, store: Store, memory: Strided) -> Strided | None:
+        """``memory``, that of the result, in the iteration space of ``store``; None where no strides describe it."""
 
     def depends_on_strides(self) -> None:
         """Say that this partition serves calls with these strides alone."""
@@ -219,7 +222,7 @@ def _keep_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]
     return values
 
 
-def _keep_region(region: Region, partition: Partition) -> Region:
+def _keep_region(region: Region, partition: Partition, memories: Sequence[Strided]) -> Region:
     return region
 
 
@@ -272,7 +275,9 @@ class Family:
         rewrite_values: ``(values, partition) -> values``.
         merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
             where they stay two.
-        legalize: ``(region, partition) -> Region`` that reads copies of operands whose strides it cannot walk.
+        legalize: ``(region, partition, memories of the results) -> Region`` that reads copies of operands whose strides
+            it cannot walk, and lacks the stores whose strides it cannot walk: their results are copied from
+            temporaries.
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
         rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
         decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
@@ -295,7 +300,7 @@ class Family:
     cost: Callable[[Any, Any, Device], float] = _no_cost
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
-    legalize: Callable[[Region, Partition], Region] = _keep_region
+    legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
     joins: Callable[[Sequence[Body], Body], bool] = _never_join
     rewrite_kernel: Callable[[Kernel, Mapping[str, Any], Device], KernelRewrite | None] = _keep_kernel
     decide: Callable[[Any, Device], Decision] = _no_decision

@@ -10,13 +10,16 @@ No family is named here. They are called in the order of ``families/registry.py`
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
+from jitgen.families.operands import locate, output_strides
 from jitgen.ir import symbols
 from jitgen.ir.graph import (
     CONTIGUOUS,
@@ -29,9 +32,12 @@ from jitgen.ir.graph import (
     topological,
 )
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
-from jitgen.ir.regions import MAX_READS, Region
+from jitgen.ir.regions import MAX_READS, Region, Store
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import BARRIERS, Decide, Mover, NotViewable, Strided, apply, contiguous_strides
+
+MOST_TEMPORARIES = 64
+"""Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
 
 
 def program_of(
@@ -40,19 +46,19 @@ def program_of(
     environment: Mapping[str, Any],
     memory: Sequence[Strided],
     device: Device,
-    caller_output: bool = False,
+    out: Sequence[Strided | None] = (),
 ) -> Program:
     """The program of ``graph``.
 
     Args:
         decide: decides (and records) symbolic comparisons on which the partition depends.
         environment: a value for every symbol, from the call at hand.
-        memory: the strides of every input of that call. They only decide which reshapes need a copy first.
+        memory: the strides of every input of that call. They only decide what needs a copy, before or after.
         device: the device that the kernels are for.
-        caller_output: whether the caller provides the results' memory, so that a temporary cannot be returned in place
-            of a result.
+        out: for each result, the memory of the caller's ``out=`` tensor, if there is one; then no temporary can be
+            returned in place of a result.
     """
-    return Partitioner(graph, decide, environment, memory, device, caller_output).program()
+    return Partitioner(graph, decide, environment, memory, device, out).program()
 
 
 class Partitioner:
@@ -65,14 +71,14 @@ class Partitioner:
         environment: Mapping[str, Any],
         memory: Sequence[Strided],
         device: Device,
-        caller_output: bool,
+        out: Sequence[Strided | None],
     ):
         self.graph = graph
         self.builder = Builder()
         self.mover = Mover(self.builder, decide, environment)
         self.environment = environment
         self.memory = memory
-        self.device, self.caller_output = device, caller_output
+        self.device, self.out = device, out
         self.decisions: dict[tuple[str, Any], Decision] = {}
         self.guarded_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
         self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
@@ -102,8 +108,10 @@ class Partitioner:
         for index, node in updates:
             mutated.append((index, len(results)))
             results.append(node if in_place else self.materialize(node))
-        regions = self._regions(results[:direct])
-        aliases = {} if self.caller_output else self._stored_in_temporaries(regions)
+        updated = {position: index for index, position in mutated}
+        memories = [self._result_memory(position, node, updated) for position, node in enumerate(results)]
+        regions = self._regions(results[:direct], memories)
+        aliases = {} if any(self.out) else self._stored_in_temporaries(regions)
         if aliases:
             remaining = [position for position in range(len(results)) if position not in aliases]
             new_positions = [remaining.index(p) if p in remaining else -1 for p in range(direct)]
@@ -111,8 +119,9 @@ class Partitioner:
             outputs = [_renumbered_output(output, remaining, aliases) for output in outputs]
             mutated = [(index, remaining.index(position)) for index, position in mutated]
             results = [results[position] for position in remaining]
+            memories = [memories[position] for position in remaining]
             direct -= len(aliases)
-        copies = self._regions(results[direct:])
+        copies = self._regions(results[direct:], memories[direct:])
         stages = self._stages()
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
         temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.values)
@@ -221,8 +230,23 @@ class Partitioner:
         self.decisions[family, question] = registry.named(family).decide(asked, self.device)
         return self.decisions[family, question]
 
-    def _regions(self, results: Sequence[Node]) -> list[Region]:
-        """The regions that compute ``results``. Each family claims some of those that the families before it left."""
+    def _result_memory(self, position: int, node: Node, updated: Mapping[int, int]) -> Strided:
+        """The memory of result ``position`` in this call.
+
+        Args:
+            updated: the input in whose memory a result is, by the result's position.
+        """
+        if position in updated:
+            return self.memory[updated[position]]
+        owned = self.out[position] if position < len(self.out) else None
+        if owned is not None:
+            return owned
+        sizes = self._sizes(node)
+        return Strided(sizes, output_strides(sizes, () if node.attrs == CONTIGUOUS else self.memory))
+
+    def _regions(self, results: Sequence[Node], memories: Sequence[Strided]) -> list[Region]:
+        """The regions that compute ``results`` into ``memories``. Each family claims some of those results that the
+        families before it left. A result that its region cannot write in place is copied from a temporary."""
         regions: list[Region] = []
         values, positions = list(results), list(range(len(results)))
         for family in registry.FAMILIES:
@@ -234,18 +258,31 @@ class Partitioner:
                 values = [node for node in claim.rest if node is not None]
         if values:
             raise AssertionError(f"no family computes {', '.join(sorted({node.op for node in values}))}")
-        return [self._with_viewable_operands(region) for region in regions]
+        legal = [self._legal(region, memories) for region in regions]
+        left = sorted(_stored(regions) - _stored(legal))
+        if left:
+            self.depends_on_strides()
+            copies = self._regions([self.materialize(results[p]) for p in left], [memories[p] for p in left])
+            legal = _without(legal, left) + _renumbered(copies, left)
+        return legal
 
     def _stages(self) -> list[tuple[list[int], list[Region]]]:
         """(positions, regions) of the temporaries in an order in which each comes after those it reads. Temporaries
         whose regions a family merges are one entry."""
         waiting: dict[int, list[Region]] = {}
+        most = MOST_TEMPORARIES + 4 * len(topological(self.graph.results))
         while len(waiting) < len(self.values):
             position = len(waiting)
-            waiting[position] = self._regions([self.values[position]])
+            value = self.values[position]
+            if position == most:
+                raise self._endless([value])
+            sizes = self._sizes(value)
+            waiting[position] = self._regions([value], [Strided(sizes, contiguous_strides(sizes))])
         ordered: list[tuple[list[int], list[Region]]] = []
         while waiting:
             ready = [p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys()]
+            if not ready:
+                raise self._endless([self.values[position] for position in waiting])
             first, *others = ready
             regions, positions = waiting.pop(first), [first]
             for other in others:
@@ -257,15 +294,37 @@ class Partitioner:
             ordered.append((positions, regions))
         return ordered
 
+    def _endless(self, values: Sequence[Node]) -> UnsupportedError:
+        """The error for temporaries that wait for one another, or that need ever more temporaries."""
+        where = {f"{node.op}{f' at {node.location}' if node.location else ''}" for node in values}
+        return UnsupportedError(
+            f"{self.graph.name}: jitgen finds no order in which to compute {'; '.join(sorted(where))}\n"
+            "  this is a mistake of jitgen, please report it; until it is mended, compute a part of this expression in "
+            "another decorated function"
+        )
+
     def _temporaries_read(self, regions: Sequence[Region]) -> set[int]:
         nodes = topological(store.value for region in regions for store in region.stores)
         numbers = {node.attrs[0] - len(self.graph.inputs) for node in nodes if node.op == "input"}
         return {number for number in numbers if number >= 0}
 
-    def _with_viewable_operands(self, region: Region) -> Region:
-        """``region`` where each view that no strides describe reads a contiguous temporary instead."""
-        stores = tuple(replace(store, value=self._with_viewable_reshapes(store.value)) for store in region.stores)
-        return registry.named(region.family).legalize(replace(region, stores=stores), self)
+    def _legal(self, region: Region, memories: Sequence[Strided]) -> Region:
+        """``region`` where each view that no strides describe reads a contiguous temporary instead, without the stores
+        that cannot write to the memory of their results."""
+        stores = tuple(
+            replace(store, value=self._with_viewable_reshapes(store.value))
+            for store in region.stores
+            if self.written(store, memories[store.result]) is not None
+        )
+        return registry.named(region.family).legalize(replace(region, stores=stores), self, memories)
+
+    def written(self, store: Store, memory: Strided) -> Strided | None:
+        """``memory``, that of the result, in the iteration space of ``store``; None where no strides describe it."""
+        try:
+            return locate(store.movements, memory, self.environment)
+        except NotViewable:
+            self.depends_on_strides()
+            return None
 
     def _with_viewable_reshapes(self, root: Node) -> Node:
         """``root`` where reshapes that need a copy read a temporary."""
@@ -292,16 +351,20 @@ class Partitioner:
                 return None
             attrs = tuple(symbols.evaluate(attr, self.environment) for attr in node.attrs)
             try:
-                return apply(source, attrs, tuple(symbols.evaluate(size, self.environment) for size in node.shape))
+                return apply(source, attrs, self._sizes(node))
             except NotViewable:
                 self.depends_on_strides()
                 return None
-        sizes = tuple(symbols.evaluate(size, self.environment) for size in node.shape)
+        sizes = self._sizes(node)
         if node.op == "input" and node.attrs[0] < len(self.memory):
             return self.memory[node.attrs[0]]
         if node.op == "iota":
             return Strided(sizes, tuple(int(dim == node.attrs[0]) for dim in range(len(sizes))))
         return Strided(sizes, contiguous_strides(sizes))
+
+    def _sizes(self, node: Node) -> tuple[int, ...]:
+        """The sizes of ``node`` in this call."""
+        return tuple(symbols.evaluate(size, self.environment) for size in node.shape)
 
 
 def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Region | None:
@@ -310,6 +373,11 @@ def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Reg
     if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
         return None
     return registry.named(left[0].family).merge(left[0], right[0], result)
+
+
+def _stored(regions: Iterable[Region]) -> Counter[int]:
+    """How many stores each result has."""
+    return Counter(store.result for region in regions for store in region.stores)
 
 
 def _without(regions: Sequence[Region], results: Container[int]) -> list[Region]:

@@ -114,8 +114,8 @@ class Captures:
 
     def _children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
         value, path = captured.value, captured.path
-        inner = getattr(value, "__jitgen_function__", None)
-        if inner is not None:
+        # Asked of classes: an object may answer any attribute, or refuse it with any exception.
+        if hasattr(type(value), "__jitgen_function__"):
             yield _derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
         elif isinstance(value, (types.MethodType, WeakMethod)):
             self.guards.append(_derived(path, captured, lambda method: method.__func__))
@@ -166,7 +166,11 @@ class Captures:
                 if not _is_library(method.__module__):
                     path = f"{captured.path}.{name}"
                     yield _derived(path, captured, functools.partial(_static_function, name=name)), names
-            elif found is _MISSING or not hasattr(found, "__get__") or isinstance(found, types.MemberDescriptorType):
+            elif (
+                found is _MISSING
+                or not hasattr(type(found), "__get__")
+                or isinstance(found, types.MemberDescriptorType)
+            ):
                 yield _attribute(captured, name), names
 
     def _function_children(
@@ -278,7 +282,7 @@ def _reader(source: Captured, step: Callable[[Any], Any]) -> Callable[[], Any]:
     def get() -> Any:
         try:
             return step(read())
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        except Exception:  # an attribute is the user's code, which may raise anything
             return _MISSING
 
     return get

@@ -14,7 +14,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import row
-from jitgen.trace.typing import expand, operand, result_dtype
+from jitgen.trace.typing import expand, filled, operand, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -162,8 +162,7 @@ def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node
 
 
 @row("cat", "concat", "concatenate")
-def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
-    dim = keywords.get("axis", dim)
+def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
     nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
     if not nodes:
         raise ValueError("cat expects at least one tensor")
@@ -224,7 +223,7 @@ def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any 
         for amount, is_front in ((int(before), True), (int(after), False)):
             if amount:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
-                fill = view(trace, operand(trace, 0 if value is None else value, input.dtype), ("expand",), shape)
+                fill = filled(trace, operand(trace, 0 if value is None else value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input

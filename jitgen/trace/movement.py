@@ -11,7 +11,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import CONTIGUOUS, Node
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.table import prop, row
 from jitgen.trace.typing import broadcast_shapes, expand
@@ -41,7 +41,8 @@ def _plain(size: Any) -> Any:
     return size if isinstance(size, symbols.Expr) else int(size)
 
 
-def _listed(sizes: tuple[Any, ...]) -> Any:
+def listed(sizes: tuple[Any, ...]) -> Any:
+    """Sizes given as one list or as several arguments."""
     return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
 
 
@@ -52,7 +53,7 @@ def _listed(sizes: tuple[Any, ...]) -> Any:
 def reshape(trace: Trace, input: Node, *shape: Any) -> Node:
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         raise UnsupportedError("view(dtype) reinterprets bits, which jitgen has no row for")
-    return to_shape(trace, input, sizes_of(trace, _listed(shape)))
+    return to_shape(trace, input, sizes_of(trace, listed(shape)))
 
 
 def to_shape(trace: Trace, input: Node, shape: tuple[Any, ...]) -> Node:
@@ -97,7 +98,8 @@ def flatten(trace: Trace, input: Node, start_dim: int = 0, end_dim: int = -1) ->
 
 @row("ravel", view=True)
 def ravel(trace: Trace, input: Node) -> Node:
-    return flatten(trace, input)
+    """A vector that is row-major: a copy where ``input`` is not."""
+    return trace.make("cast", (flatten(trace, input),), input.dtype, (symbols.product(input.shape),), CONTIGUOUS)
 
 
 @row("unflatten", view=True)
@@ -138,7 +140,7 @@ def permuted(trace: Trace, input: Node, order: list[int]) -> Node:
 
 @row("permute", view=True)
 def permute(trace: Trace, input: Node, *dims: Any) -> Node:
-    order = [dimension(input, dim) for dim in _listed(dims)]
+    order = [dimension(input, dim) for dim in listed(dims)]
     if sorted(order) != list(range(len(input.shape))):
         raise ValueError(f"permute: {tuple(order)} is not a permutation of {len(input.shape)} dimensions")
     return permuted(trace, input, order)
@@ -183,7 +185,7 @@ def m_t(trace: Trace, input: Node) -> Node:
 
 @row("flip")
 def flip(trace: Trace, input: Node, *dims: Any) -> Node:
-    for dim in _listed(dims):
+    for dim in listed(dims):
         flipped = dimension(input, dim)
         last = symbols.sub(input.shape[flipped], 1)
         input = view(trace, input, ("slice", flipped, last, -1), input.shape)
@@ -195,7 +197,7 @@ def flip(trace: Trace, input: Node, *dims: Any) -> Node:
 
 @row("expand", "broadcast_to", view=True)
 def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -> Node:
-    wanted = list(sizes_of(trace, _listed(sizes)))
+    wanted = list(sizes_of(trace, listed(sizes)))
     lead = len(wanted) - len(input.shape)
     if lead < 0:
         raise ValueError(f"expand: {len(wanted)} sizes for a tensor of {len(input.shape)} dimensions")
@@ -217,21 +219,21 @@ def expand_as(trace: Trace, input: Node, other: Node) -> Node:
 
 @row("broadcast_tensors", view=True)
 def broadcast_tensors(trace: Trace, *tensors: Any) -> list[Node]:
-    nodes = _listed(tensors)
+    nodes = listed(tensors)
     shape = broadcast_shapes(trace, *(node.shape for node in nodes))
     return [expand(trace, node, shape) for node in nodes]
 
 
 @row("tile")
 def tile(trace: Trace, input: Node, *dims: Any) -> Node:
-    counts = list(_listed(dims))
+    counts = list(listed(dims))
     return repeat(trace, input, *[1] * (len(input.shape) - len(counts)), *counts)
 
 
 @row("repeat")
 def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
     """Every repeated dimension gets a dimension of copies in front of it; the two are then merged by a reshape."""
-    counts = list(sizes_of(trace, _listed(sizes)))
+    counts = list(sizes_of(trace, listed(sizes)))
     if len(counts) < len(input.shape):
         raise ValueError(f"repeat: {len(counts)} numbers for a tensor of {len(input.shape)} dimensions")
     for _ in range(len(counts) - len(input.shape)):

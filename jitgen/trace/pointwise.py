@@ -17,13 +17,14 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Node
 from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.selection import clamp, expand_node, isinf, isnan, where
+from jitgen.trace.selection import clamp, isinf, isnan, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
     Value,
     as_node,
     broadcast_shapes,
     expand,
+    filled,
     float_dtype,
     floats_only,
     is_constant,
@@ -206,13 +207,20 @@ def positive(trace: Trace, input: Node) -> Node:
     return input
 
 
-@row("detach", "alias", "requires_grad_", view=True)
-def identity(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
+@row("detach", "alias", view=True)
+def identity(trace: Trace, input: Node) -> Node:
+    return input
+
+
+@row("requires_grad_", view=True)
+def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
+    if requires_grad:
+        raise UnsupportedError("gradients are not supported in this version")
     return input
 
 
 @row("clone")
-def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
+def clone(trace: Trace, input: Node) -> Node:
     return input
 
 
@@ -229,7 +237,7 @@ def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
     """``fill_``, ``zero_`` and ``torch.fill``."""
     if isinstance(value, Node) and value.shape:
         raise TypeError("fill takes a number or a 0-d tensor")
-    return expand_node(trace, operand(trace, value, input.dtype), input.shape)
+    return filled(trace, operand(trace, value, input.dtype), input.shape)
 
 
 @row("copy")

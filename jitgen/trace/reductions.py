@@ -83,15 +83,15 @@ def _nonempty(trace: Trace, input: Node, dims: Sequence[int], name: str) -> None
 
 
 @row("sum")
-def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
-    dims = dims_of(input, kw.get("axis", dim))
+def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    dims = dims_of(input, dim)
     name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
     return squeeze_reduced(trace, reduce(trace, "sum", trace.cast(input, name), dims), dims, keepdim)
 
 
 @row("mean")
-def mean(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, **kw: Any) -> Node:
-    input, dims = as_float(trace, input, dtype), dims_of(input, kw.get("axis", dim))
+def mean(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    input, dims = as_float(trace, input, dtype), dims_of(input, dim)
     return squeeze_reduced(trace, average(trace, input, dims), dims, keepdim)
 
 
@@ -130,8 +130,8 @@ def aminmax(trace: Trace, input: Node, *, dim: Any = None, keepdim: bool = False
 
 
 @row("max")
-def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
-    other = kw.get("other", dim)
+def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    other = dim if other is None else other
     if isinstance(other, Node):
         return pointwise(trace, "maximum", input, other)
     if dim is None:
@@ -140,8 +140,8 @@ def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, **kw
 
 
 @row("min")
-def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, **kw: Any) -> Any:
-    other = kw.get("other", dim)
+def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    other = dim if other is None else other
     if isinstance(other, Node):
         return pointwise(trace, "minimum", input, other)
     if dim is None:
@@ -249,8 +249,10 @@ def var_mean(
 
 
 @row("std_mean")
-def std_mean(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> tuple[Node, Node]:
-    variance, middle = var_mean(trace, input, *arguments, **keywords)
+def std_mean(
+    trace: Trace, input: Node, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+) -> tuple[Node, Node]:
+    variance, middle = var_mean(trace, input, dim, unbiased, keepdim, correction=correction)
     return pointwise(trace, "sqrt", variance), middle
 
 
@@ -279,7 +281,6 @@ def norm(
     p: Any = "fro",
     dim: Dims = None,
     keepdim: bool = False,
-    out: None = None,
     dtype: Any = None,
 ) -> Node:
     input, dims = as_float(trace, input, dtype), dims_of(input, dim)

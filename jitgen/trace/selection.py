@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
 from jitgen.trace.movement import unsqueeze
 from jitgen.trace.table import row
-from jitgen.trace.typing import Value, as_node, broadcast_shapes, expand, is_float, operand, pointwise, result_dtype
+from jitgen.trace.typing import (
+    Value,
+    as_node,
+    broadcast_shapes,
+    expand,
+    filled,
+    is_float,
+    operand,
+    pointwise,
+    result_dtype,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -85,12 +95,7 @@ def fmax(trace: Trace, input: Node, other: Node) -> Node:
 
 def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
     """A tensor of ``like``'s shape, every element of which is ``value``."""
-    return expand_node(trace, operand(trace, value, dtype), like.shape)
-
-
-def expand_node(trace: Trace, node: Node, shape: Shape) -> Node:
-    """A 0-d ``node`` expanded to ``shape``."""
-    return trace.make("view", (node,), node.dtype, shape, ("expand",)) if shape and not node.shape else node
+    return filled(trace, operand(trace, value, dtype), like.shape)
 
 
 def truth(trace: Trace, value: Value) -> Node:
@@ -151,8 +156,8 @@ def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
         raise TypeError("masked_fill takes a number or a 0-d tensor as its value")
     node = trace.cast(value, input.dtype) if isinstance(value, Node) else value
     shape = broadcast_shapes(trace, input.shape, mask.shape)
-    filled = operand(trace, node, input.dtype)
-    operands = [expand(trace, node, shape) for node in (truth(trace, mask), filled, input)]
+    replacement = operand(trace, node, input.dtype)
+    operands = [expand(trace, node, shape) for node in (truth(trace, mask), replacement, input)]
     return trace.make("where", operands, input.dtype, shape)
 
 

@@ -25,6 +25,7 @@ from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, 
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
+from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captures import (
     Captured,
     Captures,
@@ -61,7 +62,7 @@ class _InterceptFunctions(TorchFunctionMode):
         self.trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.trace.call(func, args, kwargs or {})
+        return None if StandIn in types else self.trace.call(func, args, kwargs or {})
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,11 @@ class Trace:
 
     def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of ``target``, a torch function, an operator, or a method's name, for these arguments."""
+        if isinstance(target, str):
+            try:
+                check_method(target, args, kwargs)
+            except TypeError as error:
+                raise TraceError(f"{self.name}: Tensor.{target}: {error}{quote(user_location())}") from None
         with torch._C.DisableTorchFunction():
             row, name = table.find(target)
             if row is None and name.rpartition(".")[2] in _READS:
@@ -222,11 +228,12 @@ class Trace:
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
-            positional, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
+            positional, named = tuple(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
             try:
+                positional, named = bind(row.function, positional, named)
                 result = self._with_wide_intermediates(row.function(self, *positional, **named), nodes)
             except JitgenError as error:
                 raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
@@ -369,6 +376,10 @@ class Trace:
             return node
         if node.op in ("const", "scalar"):
             return self._cast_scalar(node, dtype)
+        return self.make("cast", (node,), dtype, node.shape)
+
+    def copy(self, node: Node, dtype: str) -> Node:
+        """``node`` as ``dtype`` in memory of its own."""
         return self.make("cast", (node,), dtype, node.shape)
 
     def _cast_scalar(self, node: Node, dtype: str) -> Node:

@@ -114,6 +114,13 @@ def expand(trace: Trace, node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else trace.make("view", (node,), node.dtype, shape, ("expand",))
 
 
+def filled(trace: Trace, node: Node, shape: Shape) -> Node:
+    """A tensor of ``shape``, every element of which is the 0-d ``node``. A number becomes a view too."""
+    if node.op in ("const", "scalar"):
+        return trace.make("view", (node,), node.dtype, shape, ("expand",)) if shape else node
+    return expand(trace, node, shape)
+
+
 def operand(trace: Trace, value: Any, dtype: str) -> Node:
     """A tensor or number as an operand of an operation in ``dtype``."""
     if isinstance(value, Node):

@@ -43,6 +43,7 @@ def machine_code(artifact: Artifact) -> str:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+@pytest.mark.quick(where=lambda arch, dtype: arch == "sm_90a" or dtype == "float32")
 def test_every_operation_is_defined(dtype: str, arch: str) -> None:
     kind = C_TYPES.get(dtype, f"{dtype}_t")
     lines = []
@@ -115,6 +116,7 @@ def test_vectors_move_16_bytes_at_once(load: str, store: str, ldg: str, stg: str
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
+@pytest.mark.quick(where=lambda arch, count: arch == "sm_90a")
 def test_narrow_vectors_compile(count: int, arch: str) -> None:
     for load in ("load_vector", "load_vector_once", "load_vector_streaming"):
         text = COPY.replace("LOAD", load).replace("STORE", "store_vector_streaming")

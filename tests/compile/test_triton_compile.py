@@ -53,6 +53,7 @@ def scale_source(target: str = "sm_90a", text: str = SCALE, **options: object) -
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+@pytest.mark.quick(where=lambda dtype, target: target == "sm_90" or (dtype, target) == ("float32", "gfx942"))
 def test_every_row_compiles(dtype: str, target: str) -> None:
     artifact = compiler.compile(triton_rows.rows_source(dtype, target))
     assert artifact.files[artifact.binary][:4] == b"\x7fELF"
@@ -60,12 +61,14 @@ def test_every_row_compiles(dtype: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("storage", triton_rows.FLOAT_STORAGES)
+@pytest.mark.quick(where=lambda storage, target: target == "sm_80" or (storage, target) == ("bfloat16", "gfx942"))
 def test_every_storage_conversion_compiles(storage: str, target: str) -> None:
     assert compiler.compile(triton_rows.storage_source(storage, target)).binary
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+@pytest.mark.quick(where=lambda dtype, target: target == "sm_90" or (dtype, target) == ("float32", "gfx942"))
 def test_every_cast_and_constant_compiles(dtype: str, target: str) -> None:
     assert compiler.compile(triton_rows.cast_source(dtype, target)).binary
 
@@ -173,6 +176,7 @@ def test_a_home_that_cannot_be_written_is_no_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.quick(where=lambda target: target in ("sm_90", "gfx942"))
 def test_no_path_of_this_machine_in_any_file(target: str) -> None:
     artifact = compiler.compile(triton_rows.rows_source("float64", target))
     for content in artifact.files.values():

@@ -154,6 +154,7 @@ def test_an_activation_that_is_returned_is_not_computed_twice_on_a_gpu() -> None
 
 @pytest.mark.parametrize("formats", [(None, None), ("int4", "int4"), ("int4", "int8"), ("int4", None)])
 @pytest.mark.parametrize("one_activation", [True, False])
+@pytest.mark.quick(where=lambda formats: formats in ((None, None), ("int4", "int8")))
 def test_products_of_one_kernel_are_alike(formats: tuple[str | None, ...], one_activation: bool) -> None:
     x, z = tensors((M, 64), (M, 64))
     if one_activation:
@@ -291,6 +292,7 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_every_row_in_every_form(form: str, dtype: torch.dtype) -> None:
     function, shapes = FORMS[form]
     arguments = [tensor.to(dtype) for tensor in tensors(*shapes)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec
 from tests import triton_online
+from tests.interpreter import Interpreter
 
 LENGTHS = {"triton": 40000, "cuda": 220000}
 """Of float32 rows that are not kept on chip."""
@@ -133,10 +134,12 @@ def test_a_cpu_walks_as_it_did() -> None:
 
 
 @pytest.fixture(scope="module")
-def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
-    return interpreted("tests.triton_online")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_online") as process:
+        yield process
 
 
 @pytest.mark.parametrize("check", triton_online.CHECKS)
-def test_numbers(check: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=triton_online.is_quick)
+def test_numbers(check: str, failures: Interpreter) -> None:
     assert failures[check] == []

@@ -57,12 +57,19 @@ def prewarm(manifest: Path, *targets: str, code: int = 0) -> Result:
     return result
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    """Recorded by another process, in a store that nothing here reads."""
-    path = tmp_path / "specs.json"
-    done = run_program(JITGEN_RECORD=str(path), JITGEN_CACHE_DIR=str(tmp_path / "development"))
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What another process recorded, in a store that nothing here reads."""
+    directory = tmp_path_factory.mktemp("development")
+    done = run_program(JITGEN_RECORD=str(directory / "specs.json"), JITGEN_CACHE_DIR=str(directory / "store"))
     assert done.returncode == 0, done.stderr
+    return (directory / "specs.json").read_text()
+
+
+@pytest.fixture
+def manifest(recorded: str, tmp_path: Path) -> Path:
+    path = tmp_path / "specs.json"
+    path.write_text(recorded)
     return path
 
 
@@ -103,6 +110,7 @@ def test_gpu_targets_without_a_gpu(manifest: Path) -> None:
 @pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.quick(where=lambda rows, backend: (rows, backend) in ((1, "cuda"), (6, "triton")))
 def test_what_a_cpu_recorded_serves_a_gpu_strictly(
     rows: int, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +146,7 @@ def test_what_a_cpu_recorded_serves_a_gpu_strictly(
 
 
 @pytest.mark.parametrize("strided_first", [False, True])
+@pytest.mark.quick(where=lambda strided_first: strided_first)
 def test_what_was_called_before_does_not_change_a_key(
     strided_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +258,7 @@ def test_recordings_merge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", [None, "int4"])
 @pytest.mark.parametrize("lead", [(5,), (2, 5)])
+@pytest.mark.quick(where=lambda lead, format: len(lead) == 2 and format)
 def test_every_number_of_rows_of_a_product_is_prewarmed(
     lead: tuple[int, ...], format: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

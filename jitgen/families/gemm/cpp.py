@@ -122,7 +122,7 @@ def _region(region: GemmRegion, products: GemmContext, decoded: bool) -> dict[st
 
 
 def _weight(product: ContractionContext, region: GemmRegion, decoded: bool) -> dict[str, Any]:
-    """The type of a weight (of ``gemm_operands.hpp`` and ``gemm_panels.hpp``), and its initializer from the kernel's parameters."""
+    """The type of a weight (of ``gemm_operands.hpp`` or ``gemm_panels.hpp``), and its initializer."""
     contraction, pointers = product.contraction, [operand.pointer for operand in product.weight]
     if contraction.format is None:
         (weight,) = product.weight

@@ -5,6 +5,9 @@ on the way from it to some result there is anything else: a reduction, a concate
 allowed until results have been flattened into rows and columns). In ``softmax(x @ w)`` the product is hidden behind the
 reductions; in ``relu(x @ w)`` it is not.
 
+A view that repeats or leaves out elements hides a product as well: the result has other elements than the accumulators.
+In ``(x @ w) * (c @ v)[:, None]`` the second product is hidden, and the first one's epilogue reads it.
+
 A hidden product is materialized: a kernel computes it into a temporary, and the rest of the graph reads that. The
 temporary may as well hold a later value, if the product is needed for nothing but that value. In ``softmax(x @ w + b)``
 it holds ``x @ w + b``, so that the addition is part of the product's epilogue.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jitgen.families.gemm.matrices import batch_rank, is_pointwise
+from jitgen.families.gemm.matrices import batch_rank, inverse_attrs, is_pointwise
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover
@@ -68,7 +71,8 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
         seen.add(id(node))
         if flat and (node.shape != product.shape or len(node.shape) != batch_rank(product) + 2):
             return False
-        if not (node is product or is_pointwise(node) or (node.op == "view" and not flat)):
+        undone = node.op == "view" and not flat and inverse_attrs(node.attrs) is not None
+        if not (node is product or is_pointwise(node) or undone):
             return False
         stack.extend(users[id(node)])
     return True
@@ -76,6 +80,8 @@ def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
 
 def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users, results: set[int]) -> Node:
     """The last post-dominator of ``product`` that pointwise nodes alone lead to; ``product`` itself if there is none.
+
+    The only result does not count: put into a temporary, it would be claimed again in just this manner.
 
     Immediate post-dominators are computed in reverse topological order (Cooper, Harvey and Kennedy, "A Simple, Fast
     Dominance Algorithm", turned round): a node's is the first one that the chains of all its users have in common. A
@@ -90,6 +96,8 @@ def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users,
         post_dominator[id(node)] = None if id(node) in results else common
     chosen = product
     while (following := post_dominator[id(chosen)]) is not None and _is_pointwise_between(chosen, following, users):
+        if {id(following)} == results:
+            break
         chosen = following
     return chosen
 

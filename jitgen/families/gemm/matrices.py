@@ -85,7 +85,7 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
     value = store.value
     shapes = [node.shape, *(shape for _, shape in store.movements)]
     for (attrs, _), shape in zip(reversed(store.movements), reversed(shapes[:-1]), strict=True):
-        back = _inverse_attrs(attrs)
+        back = inverse_attrs(attrs)
         assert back is not None  # ``flattened`` makes only movements that have an inverse
         value = mover.move(value, back, shape)
     return value
@@ -109,11 +109,11 @@ def _view_of_product(root: Node) -> Node | None:
 
 def _inverse(view: Node) -> Movement | None:
     """The movement from ``view`` back to its source; None where the view leaves out or repeats elements."""
-    attrs = _inverse_attrs(view.attrs)
+    attrs = inverse_attrs(view.attrs)
     return None if attrs is None else (attrs, view.inputs[0].shape)
 
 
-def _inverse_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def inverse_attrs(attrs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The attrs of the movement that undoes one with ``attrs``; None where there is none."""
     kind = attrs[0]
     if kind == "permute":

@@ -13,6 +13,7 @@ The files, in the order in which a kernel meets them:
 
 ================================  ======================================================================================
 ``claim``, ``row_chunks``         which results are row regions; a few very long rows are divided into chunks first
+``even_rows``                     copies of operands whose rows have no single stride
 ``layout``                        strides along rows and over rows
 ``residency``                     which values a resident row keeps in registers
 ``schedule``                      the schedule; ``cuda_schedule`` (with ``cuda_problem``, ``cuda_resident``,
@@ -33,7 +34,8 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.families.family import Family
 from jitgen.families.reduction.buckets import buckets
-from jitgen.families.reduction.claim import claim, legalize, merge
+from jitgen.families.reduction.claim import claim, merge
+from jitgen.families.reduction.even_rows import legalize
 from jitgen.families.reduction.explain import explain
 from jitgen.families.reduction.launch import arguments, launch, work
 from jitgen.families.reduction.layout import layout

@@ -12,7 +12,6 @@ into a temporary, which always gives the right answer.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,38 +78,6 @@ def _elements_read(region: Region) -> set[int]:
     """The identities of the tensors, seen through their views, that a region reads element by element."""
     nodes = topological(store.value for store in region.stores)
     return {id(node) for node in nodes if under_views(node).op == "input" and node.shape == region.shape}
-
-
-def legalize(region: Region, partition: Partition) -> Region:
-    """``region`` with a copy of each operand whose row, which may be several dimensions, has no single stride."""
-    stores = tuple(replace(store, value=_with_even_rows(store.value, region, partition)) for store in region.stores)
-    return replace(region, stores=stores)
-
-
-def _with_even_rows(root: Node, region: Region, partition: Partition) -> Node:
-    memo: dict[int, Node] = {}
-    for node in topological([root]):
-        leaf = under_views(node).op == "input"
-        if leaf and node.shape == region.shape and not _is_even(node, region.row_rank, partition):
-            memo[id(node)] = partition.materialize(node)
-        elif node.op == "view" and leaf:
-            memo[id(node)] = node
-        else:
-            children = [memo[id(child)] for child in node.inputs]
-            memo[id(node)] = partition.mover.builder.like(node, children) if children else node
-    return memo[id(root)]
-
-
-def _is_even(node: Node, row_rank: int, partition: Partition) -> bool:
-    """Whether all dimensions of a row of ``node`` have one stride together."""
-    memory = partition.strides(node)
-    if memory is None:
-        return False
-    row = [pair for pair in zip(memory.sizes[-row_rank:], memory.strides[-row_rank:], strict=True) if pair[0] != 1]
-    even = all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(row))
-    if not even:
-        partition.depends_on_strides()
-    return even
 
 
 def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
@@ -206,7 +173,7 @@ def without_reductions(root: Node, mover: Mover, materialize: Materialize) -> No
         if node.op == "reduce":
             materialized[id(node)] = node
         elif node.op not in BARRIERS and uniform:
-            materialized[id(node)] = _one_of(node, uniform, mover)
+            materialized[id(node)] = one_of(node, uniform, mover)
         elif node.op == "view" and node.attrs[0] == "expand" and node.inputs[0].op not in BARRIERS:
             materialized[id(node)] = node.inputs[0]
         else:
@@ -232,7 +199,7 @@ def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
     return unrounded(materialize(unrounded(node, "float32", mover)), node.dtype, mover)
 
 
-def _one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
+def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
     """``root``, a pointwise result that does not vary along ``dims``, with one element along them."""
     order = topological([root])
     needed = {id(root)}

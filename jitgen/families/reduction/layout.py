@@ -14,7 +14,7 @@ from jitgen.families.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, base_o
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
-from jitgen.ir.views import Memory
+from jitgen.ir.views import Memory, NotViewable
 
 KINDS = {1: "contiguous", 0: "broadcast"}
 """What an operand with a stride of 1 or 0 elements is called; with any other stride it is ``"strided"``."""
@@ -78,7 +78,7 @@ class RowGeometry:
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[RowGeometry, ...]]:
-    """Layout and geometry of the kernel's one body; raises NotViewable where a movement needs a copy first."""
+    """Layout and geometry of the kernel's one body; raises NotViewable where an operand needs a copy first."""
     (body,), environment, buffers = kernel.bodies, call.environment, call.buffers
     sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
     outer_rank = len(sizes) - body.row_rank
@@ -99,7 +99,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[RowLayout, ...], tuple[Row
     if 0 in row_sizes:  # no element is read, whatever the strides say
         row_sizes, row = (0,), tuple((int(not operand.row),) for operand in body.operands)
     if len(row_sizes) != 1:
-        raise AssertionError("a row of uneven strides reached the layout; a pass should have made a copy")
+        raise NotViewable("a row whose operands have no common stride")
     length = 1
     for size in sizes[outer_rank:]:
         length *= size

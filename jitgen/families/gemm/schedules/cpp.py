@@ -20,8 +20,8 @@ SMALL_TILES = (1, 8)
 
 
 DECODED_ROWS = {"x86-64-v4": 64}
-"""By level, rows of x above which quantised weights are decoded to a panel that all tiles read. Decoding in the tiles is
-repeated for each tile; here two tiles of 24 rows, and 64 is the end of a bucket."""
+"""By level, rows of x above which quantised weights are decoded to a panel that all tiles read. Tiles that decode for
+themselves repeat it; here there are three tiles of 24 rows or fewer, and 64 is the end of a bucket."""
 
 DECODED_ROWS_OF_LOW_TILES = 8
 """The same for the other levels, where tiles have at most 6 rows (``gemm_compute.hpp``)."""
