@@ -116,7 +116,9 @@ def same_special(results: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int) -
     found = []
     for name, got, value in zip(names, results, want, strict=True):
         zero = (value == 0) & (got == 0)
-        if name.startswith(("cummax", "cummin", "cumprod")) and not torch.equal(got.signbit() & zero, value.signbit() & zero):
+        if name.startswith(("cummax", "cummin", "cumprod")) and not torch.equal(
+            got.signbit() & zero, value.signbit() & zero
+        ):
             found.append(f"{name}: the sign of {int(((got.signbit() != value.signbit()) & zero).sum())} zeros")
         if name == "cumprod" and got.isinf().any():
             continue  # Products of other orders overflow elsewhere.
