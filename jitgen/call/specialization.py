@@ -237,6 +237,7 @@ class Specialization:
             cuda.resident_grid(function, shape),
             shape.block,
             shared,
+            cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
             pdl=OVERLAPS in shape.attributes,
         )
         maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)

@@ -393,7 +393,7 @@ def test_sizes_stand_side_by_side_in_a_table() -> None:
 
 
 def test_the_command_knows_the_groups() -> None:
-    assert set(suite.GROUPS) == set(cli.GROUPS)
+    assert set(suite.GROUPS) == {*cli.GROUPS, *suite.NOT_BY_DEFAULT}
     assert CliRunner().invoke(jitgen, ["bench", "nothing"]).exit_code == 2
 
 

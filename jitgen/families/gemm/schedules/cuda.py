@@ -21,13 +21,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
-from jitgen.quant import formats
 
 __all__ = ["choose", "prologue"]
 
@@ -109,7 +106,9 @@ def _wgmma_dense(problem: Problem) -> GemmSchedule:
         (columns,) = problem.columns
         tiles = wgmma_tiles.choose_batched(problem.rows, columns, problem.length, problem.matrices, count, transposed)
     else:
-        tiles = wgmma_tiles.choose_dense(problem.rows, problem.columns, count, transposed)
+        tiles = wgmma_tiles.choose_dense(
+            problem.fewest_rows, problem.rows, problem.columns, problem.length, count, transposed
+        )
     return GemmSchedule(
         path=wgmma.DENSE,
         block_m=64 * tiles.down,
@@ -117,6 +116,7 @@ def _wgmma_dense(problem: Problem) -> GemmSchedule:
         block_k=wgmma.CHUNK,
         warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
         stages=tiles.stages,
+        cluster_k_splits=tiles.most_splits,
         multicast=tiles.multicast,
         resident=tiles.resident,
         raster=8,
@@ -125,11 +125,9 @@ def _wgmma_dense(problem: Problem) -> GemmSchedule:
 
 
 def _wgmma_quantized(problem: Problem) -> GemmSchedule:
-    count, first = len(problem.contractions), problem.contractions[0]
-    format = formats.find(first.format or "")
-    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
-    light = problem.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
-    tiles = wgmma_tiles.choose(problem.rows, problem.columns, problem.length, count, format.bits, light)
+    count = len(problem.contractions)
+    weights = wgmma.weights_of(problem.contractions, problem.columns, problem.length)
+    tiles = wgmma_tiles.choose(problem.fewest_rows, problem.rows, weights)
     return GemmSchedule(
         path=wgmma.QUANTIZED,
         block_m=tiles.tokens,
@@ -137,7 +135,7 @@ def _wgmma_quantized(problem: Problem) -> GemmSchedule:
         block_k=wgmma.CHUNK * tiles.span,
         warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
         stages=tiles.stages,
-        cluster_k_splits=tiles.cluster_k_splits,
+        cluster_k_splits=tiles.most_splits,
         steps=tiles.steps,
         resident=1,
         raster=16,
