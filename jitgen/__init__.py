@@ -20,6 +20,7 @@ from jitgen.errors import (
     CompileError,
     FormatError,
     JitgenError,
+    SettingError,
     TraceError,
     UnsupportedError,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "JitgenError",
     "PrewarmReport",
     "QTensor",
+    "SettingError",
     "Target",
     "TensorSpec",
     "TraceError",

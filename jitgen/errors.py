@@ -9,6 +9,7 @@
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
     ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
     ├── CacheError          the store itself is unusable, or a manifest is
+    ├── SettingError        an environment variable that does not parse; a ValueError too
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
 Every message says what was wrong, where, and what to do.
@@ -90,3 +91,7 @@ class CacheMissError(JitgenError):
 
 class CacheError(JitgenError):
     """The store cannot be read or written, or a manifest is not what ``jitgen.record`` writes."""
+
+
+class SettingError(JitgenError, ValueError):
+    """A ``JITGEN_*`` environment variable has a value that it cannot have."""

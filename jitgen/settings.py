@@ -1,7 +1,7 @@
 """Every ``JITGEN_*`` environment variable, in one table.
 
 No other module reads the environment. A variable is read each time ``get`` is called, so that a test or a program can
-set it after ``import jitgen``. A value that does not parse raises a ``ValueError`` that lists the valid ones.
+set it after ``import jitgen``. A value that does not parse raises a ``SettingError`` that says which would.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+from jitgen.errors import SettingError
 
 BACKENDS = ("auto", "triton", "cuda", "cpp")
 
@@ -35,10 +37,9 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 
 def _level(text: str) -> int:
-    level = int(text)
-    if not 0 <= level <= 4:
+    if text.strip() not in ("0", "1", "2", "3", "4"):
         raise ValueError("expected a level from 0 to 4")
-    return level
+    return int(text)
 
 
 def _paths(text: str) -> tuple[str, ...]:
@@ -50,9 +51,12 @@ def _bytes(text: str) -> int:
     body = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = body[-1:] if body[-1:] in units and body[-1:] else ""
     try:
-        return int(float(body.removesuffix(unit)) * units[unit])
-    except ValueError:
-        raise ValueError("expected a size such as 500M, 20G or 1073741824") from None
+        number = int(float(body.removesuffix(unit)) * units[unit])
+    except (ValueError, OverflowError):
+        number = -1
+    if number < 0:
+        raise ValueError("expected a size such as 500M, 20G or 1073741824")
+    return number
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def get(name: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as error:
-        raise ValueError(f"{name}={text!r}: {error}. It is: {setting.doc}") from None
+        raise SettingError(f"{name}={text!r}: {error}. It is: {setting.doc}") from None
 
 
 def host_compiler_name() -> str | None:
