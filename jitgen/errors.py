@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, and nothing else.
+"""The exceptions jitgen raises, the one warning, and nothing else.
 
 ::
 
@@ -11,6 +11,8 @@
     ├── CacheError          the store itself is unusable, or a manifest is
     ├── SettingError        an environment variable that does not parse; a ValueError too
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
+
+A ``CacheWarning`` is a UserWarning: the store could not do what it is for, and the call goes on without it.
 
 Every message says what was wrong, where, and what to do.
 """
@@ -95,3 +97,7 @@ class CacheError(JitgenError):
 
 class SettingError(JitgenError, ValueError):
     """A ``JITGEN_*`` environment variable has a value that it cannot have."""
+
+
+class CacheWarning(UserWarning):
+    """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""

@@ -10,7 +10,6 @@ family, ``call/`` binds a ``Lowered`` and its compiled kernels to a launcher.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
+from jitgen.families.aliasing import read_elsewhere
 from jitgen.families.family import Arguments, Call, LaunchShape, Work
 from jitgen.families.operands import locate, output_strides
 from jitgen.families.partition import program_of
@@ -26,8 +26,9 @@ from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Guard
-from jitgen.ir.program import Kernel, Program
+from jitgen.ir.program import Kernel, Program, plain
 from jitgen.ir.views import Memory, Strided
+from jitgen.runtime import overlap
 from jitgen.spec import SCHEMA, KernelSource, Target, digest
 from jitgen.trace.guards import Guards
 
@@ -106,12 +107,14 @@ class LaidOut:
         layouts: for each kernel, one per region: the facts about strides that decide the source.
         geometries: for each kernel, one per region: the sizes and strides that a launch passes to it.
         aliases: for each output, its sizes and strides where it is an alias of another buffer, else None.
+        read_elsewhere: for each result that the caller allocates, the inputs whose memory it must not be.
     """
 
     memories: tuple[Memory, ...]
     layouts: tuple[tuple[Any, ...], ...]
     geometries: tuple[tuple[Any, ...], ...]
     aliases: tuple[Strided | None, ...]
+    read_elsewhere: tuple[frozenset[int], ...] = ()
 
 
 def lay_out(
@@ -139,7 +142,9 @@ def lay_out(
         for output in program.outputs
     )
     layouts, geometries = (tuple(pair[index] for pair in resolved) for index in (0, 1))
-    return LaidOut(tuple(memories), layouts, geometries, aliases)
+    owned = [position for position, each in enumerate(out) if each is not None]
+    elsewhere = tuple(read_elsewhere(program, environment, memories, position) for position in owned)
+    return LaidOut(tuple(memories), layouts, geometries, aliases, elsewhere)
 
 
 def _memories(
@@ -156,10 +161,10 @@ def _memories(
         owned = out[position] if position < len(out) else None
         if position in updated:
             owned = memory[updated[position]]
-            if any(size > 1 and not step for size, step in zip(owned.view.sizes, owned.view.strides, strict=True)):
+            if overlap.is_repeated(owned.view.sizes, owned.view.strides):
                 raise UnsupportedError(
                     f"{program.name}: argument {updated[position]} is updated in place, but several of its elements "
-                    "share memory (an expanded tensor); clone it first"
+                    "share memory (an expanded tensor, say); clone it first"
                 )
         memories.append(owned or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
     return memories
@@ -181,7 +186,7 @@ class Lowered:
         program: the kernels of this call: those of ``partitioned``, except where its family rewrote a kernel.
         route: backend, compiler and target.
         laid_out: strides and alignment of the buffers of this call.
-        schedules: one for each kernel. Graph, layouts, schedules and route make the request key.
+        schedules: one for each kernel. Graph, kernels, layouts, schedules and route make the request key.
         caller_output: whether the caller passes ``out=`` for some result.
     """
 
@@ -210,8 +215,10 @@ class Lowered:
                 "code": code_digest(),
                 "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],
                 "graph": graphs.to_json(self.graph),
-                "layouts": [[_plain(layout) for layout in kernel] for kernel in self.layouts],
-                "schedules": [_plain(schedule) for schedule in self.schedules],
+                # What families made of the graph, which a family outside jitgen has a say in as well.
+                "kernels": [kernel.digest for kernel in self.program.kernels],
+                "layouts": plain(self.layouts),
+                "schedules": plain(self.schedules),
                 "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
                 "facts": numeric_facts(),
             }
@@ -262,10 +269,3 @@ class Lowered:
         inputs = ", ".join(graphs.described_inputs(self.graph, {}))
         guards = "; ".join(map(str, self.graph.guards))
         return f"({inputs}) for {self.route.target} by {self.route.backend}" + (f" where {guards}" if guards else "")
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: dataclasses and tuples become lists."""
-    if dataclasses.is_dataclass(value):
-        return [_plain(field) for field in vars(value).values()]
-    return list(value) if isinstance(value, tuple) else value

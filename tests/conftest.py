@@ -1,52 +1,99 @@
-"""What every test shares: a private store for the kernels they compile, and the switch that rewrites golden sources."""
+"""What every test shares: the store of their kernels, which of them are slow, and the switch for golden sources."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import os
-import subprocess
-import sys
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before anything imports torch: threads that spin while they wait take the other worker's processors.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+CHECKOUT = Path(__file__).parents[1]
+KEPT = CHECKOUT / "cache" / "test-store"
+KEPT_BYTES = 1 << 30
+"""Of the kept store, at most; what was not used for longest goes first."""
+
+QUICK_SECONDS = 20.0
+"""Processor time of a test that is not marked slow, from which on it is warned of. `make test` has 600 s for all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden sources instead of comparing")
 
 
+# ----------------------------------------------------------------------------------------------------------- the store
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_store() -> Iterator[Path]:
-    """A store of this run's own: no test reads what an earlier version of the code compiled."""
-    with tempfile.TemporaryDirectory(prefix="jitgen-tests-") as directory:
-        before = os.environ.get("JITGEN_CACHE_DIR")
-        os.environ["JITGEN_CACHE_DIR"] = directory
-        yield Path(directory)
-        if before is None:
-            del os.environ["JITGEN_CACHE_DIR"]
-        else:
-            os.environ["JITGEN_CACHE_DIR"] = before
+    """The store of tests that have none of their own; a test of compile events or of the store takes ``own_store``."""
+    with tempfile.TemporaryDirectory(prefix="jitgen-tests-") as temporary, pytest.MonkeyPatch.context() as patched:
+        store = _kept_store()
+        try:
+            store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:  # a checkout that cannot be written
+            store = Path(temporary)
+        patched.setenv("JITGEN_CACHE_DIR", str(store))
+        yield store
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        _prune(store)
 
 
-@pytest.fixture(scope="session")
-def interpreted() -> Callable[[str], dict[str, list[str]]]:
-    """Runs a module of checks under Triton's interpreter and says what went wrong, by check.
+def _kept_store() -> Path:
+    """Where this run's kernels are kept for the next one.
 
-    In a process of its own, one for all checks of the module: the interpreter is chosen when Triton is imported.
+    A store's keys cover a kernel's source, headers, flags and compiler, and a plan's all code that generates. They do
+    not cover the code that compiles, stores and loads, so each state of that has a directory.
     """
+    from jitgen.fingerprint import folders_digest
 
-    def run(module: str) -> dict[str, list[str]]:
-        done = subprocess.run(
-            [sys.executable, "-m", module],
-            cwd=Path(__file__).parents[1],
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    return KEPT / folders_digest(*(CHECKOUT / "jitgen" / name for name in ("compile", "store", "runtime")))[:16]
 
-    return run
+
+def _prune(store: Path) -> None:
+    from jitgen.store import Store
+
+    Store(store).prune(KEPT_BYTES)
+    for other in KEPT.glob("*"):
+        if other != store:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+@pytest.fixture
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store of this test's own."""
+    store = tmp_path / "store"
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(store))
+    return store
+
+
+# ----------------------------------------------------------------------------------------------- quick and slow tests
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``quick``, the cases for which its condition does not hold are slow."""
+    for item in items:
+        for mark in item.iter_markers("quick"):
+            where, case = mark.kwargs["where"], item.callspec.params  # type: ignore[attr-defined]
+            if not where(**{name: case[name] for name in inspect.signature(where).parameters}):
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Warn of a test that takes too long for `make test`; other load does not stretch seconds of processor time."""
+    before = os.times()[:4]
+    try:
+        return (yield)
+    finally:
+        seconds = sum(os.times()[:4]) - sum(before)
+        if seconds > QUICK_SECONDS and not {mark.name for mark in item.iter_markers()} & {"slow", "gpu"}:
+            text = f"{item.nodeid} took {seconds:.0f} s of processor time: make it quicker, or mark cases of it slow"
+            item.warn(pytest.PytestWarning(text))

@@ -6,12 +6,17 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from jitgen.codegen import environment
 from jitgen.compile import host
 from jitgen.runtime import cpu
 from jitgen.spec import KernelSource, Target
+
+TARGETS = [Target("cpu", arch) for arch in ("x86-64-v4", "x86-64-v3", "x86-64-v2", "generic")]
+ON_TARGETS = [target if i % 2 else pytest.param(target, marks=pytest.mark.slow) for i, target in enumerate(TARGETS)]
+"""The same as parameters: those with AVX2 and with nothing beyond C++ are quick."""
 
 TYPES = {
     torch.float32: "float",

@@ -1,15 +1,15 @@
 """Matrix products in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_matmuls`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
-check; ``tests/unit/test_gemm_triton.py`` reads that. ``tiled`` chooses the schedule where the rule would not.
+``tests/unit/test_gemm_triton.py`` runs them, as ``tests/interpreter.py`` says. ``tiled`` chooses the schedule where the
+rule would not.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import jitgen
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
 from tests import batched_products
+from tests.interpreter import Check, serve
 
 TILES = {
     "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
@@ -37,13 +38,30 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 GROUPS = (32, 96, None)
 
 Function = Callable[..., Any]
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
+QUICK = (
+    *("dense-tokens-float16", "dense-tokens-split-bfloat16", "dense-slices-float16", "dense-weights-float32"),
+    *("uint4-weights-bfloat16", "int4-weights-split-float16", "int8-slices-float32"),
+    *("uint4-weights-many-rows-float32", "int4-weights-many-warps-bfloat16"),
+    *("epilogues-weights", "operands_of_epilogues-tokens", "strides-tokens", "infinities-weights"),
+    *("nothing_to_add-weights-split", "wide_indices-slices", "poisoned_outputs-tokens-split"),
+)
+"""Of the checks of each form: every form, every format, every dtype and every check with some other."""
+
+
+def is_quick(check: str) -> bool:
+    return check in QUICK or ("-" not in check and check != "chosen_by_the_rule_for_every_format")
 
 
 def check(function: Check) -> Check:
     CHECKS[function.__name__] = function
     return function
+
+
+def each_form(function: Callable[[str, GemmSchedule], Iterator[str | None]]) -> None:
+    """A check for each form."""
+    for form, tile in TILES.items():
+        CHECKS[f"{function.__name__}-{form}"] = partial(function, form, tile)
 
 
 @contextmanager
@@ -150,6 +168,13 @@ for _form in TILES:
 
 @check
 def chosen_by_the_rule() -> Iterator[str | None]:
+    for m in (5, 130):
+        for w in (dense(97, 160, torch.bfloat16), quantized(97, 160, "uint4", 32)):
+            yield _said(compare(linear, torch.randn(m, 160).bfloat16(), w), m)
+
+
+@check
+def chosen_by_the_rule_for_every_format() -> Iterator[str | None]:
     for m in (1, 5, 16, 33, 130, 300):
         x = torch.randn(m, 160).bfloat16()
         for w in (dense(97, 160, x.dtype), *(quantized(97, 160, format, 32) for format in ("int4", "uint4", "int8"))):
@@ -187,28 +212,26 @@ EPILOGUES: dict[str, tuple[Function, int]] = {
 }
 
 
-@check
-def epilogues() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for name, (function, count) in EPILOGUES.items():
-            for m, k in ((5, 64), (40, 96)):
-                x = torch.randn(m, k).bfloat16() / 4
-                columns = (33, 16, 70) if name == "projections" else (33,) * count
-                weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
-                yield _said(compare(function, x, *weights, tile=tile), form, name, m, k)
-                if reads_quantized(form):
-                    weights = [quantized(n, k, "uint4", 32) for n in columns]
-                    yield _said(compare(function, x, *weights, tile=tile), form, name, m, k, "uint4")
+@each_form
+def epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    for name, (function, count) in EPILOGUES.items():
+        for m, k in ((5, 64), (40, 96)):
+            x = torch.randn(m, k).bfloat16() / 4
+            columns = (33, 16, 70) if name == "projections" else (33,) * count
+            weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
+            yield _said(compare(function, x, *weights, tile=tile), form, name, m, k)
+            if reads_quantized(form):
+                weights = [quantized(n, k, "uint4", 32) for n in columns]
+                yield _said(compare(function, x, *weights, tile=tile), form, name, m, k, "uint4")
 
 
-@check
-def operands_of_epilogues() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for m, n, k in ((5, 33, 64), (40, 70, 50)):
-            x = torch.randn(m, k).half() / 4
-            rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
-            for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
-                yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
+@each_form
+def operands_of_epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    for m, n, k in ((5, 33, 64), (40, 70, 50)):
+        x = torch.randn(m, k).half() / 4
+        rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
+        for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
+            yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
 
 
 def shares_one_kernel(function: Function, *arguments: Any) -> bool:
@@ -226,67 +249,62 @@ def fusion() -> Iterator[str | None]:
 # ------------------------------------------------------------------------------------------------- sizes and strides
 
 
-@check
-def nothing_to_add() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
-            x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
-            weights: list[Any] = [dense(n, k, x.dtype)]
-            if reads_quantized(form) and k:
-                weights += [quantized(n, k, "uint4", 32), quantized(n, k, "int8", None)]
-            for w in weights:
-                yield _said(compare(lambda x, w, b: F.linear(x, w, b), x, w, bias, tile=tile), form, m, n, k)
-
-
-@check
-def strides() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for x in (torch.randn(50, 40).t(), torch.randn(40, 120)[:, 3:103:2], torch.randn(1, 50).expand(40, 50)):
-            for order in ("rows", "columns", "neither"):
-                w = dense(33, 50, torch.float16, order)
-                yield _said(compare(linear, x.half(), w, tile=tile), form, tuple(x.stride()), order)
-
-
-@check
-def wide_indices() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        wide = GemmSchedule(**vars(tile) | {"wide": True})
-        x = torch.randn(35, 70)
-        yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
-        if reads_quantized(form):
-            yield _said(compare(linear, x, quantized(40, 70, "uint4", 32), tile=wide), form, "uint4")
-
-
-@check
-def poisoned_outputs() -> Iterator[str | None]:
-    """Every element is written, and nothing beyond: into a slice of a larger tensor."""
-    for form, tile in TILES.items():
-        x, w = torch.randn(21, 40), dense(37, 40, torch.float32)
-        room = torch.full((23, 40), 7.0)
-        with tiled(tile):
-            jitgen.jit(linear, backend="triton").bind(x, w)(x, w, out=room[1:-1, 1:-2])
-        wrong = (room[1:-1, 1:-2] - F.linear(x, w)).abs().max() > 1e-4
-        yield f"{form}: not its result" if wrong else None
-        room[1:-1, 1:-2] = 7.0
-        yield None if (room == 7.0).all() else f"{form} wrote beyond its result"
-
-
-@check
-def infinities() -> Iterator[str | None]:
-    """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
-    for form, tile in TILES.items():
-        x = torch.randn(6, 64).bfloat16()
-        x[2, 9], x[4, 63] = math.inf, math.nan
-        weights: list[Any] = [dense(40, 64, x.dtype)]
-        if reads_quantized(form):
-            formats = ("int4", "uint4", "int8")
-            weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
+@each_form
+def nothing_to_add(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
+        x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
+        weights: list[Any] = [dense(n, k, x.dtype)]
+        if reads_quantized(form) and k:
+            weights += [quantized(n, k, "uint4", 32), quantized(n, k, "int8", None)]
         for w in weights:
-            with tiled(tile):
-                got = jitgen.jit(linear, backend="triton")(x, w).double()
-            want = F.linear(x.double(), values(w))
-            same = (got == want) | (got.isnan() & want.isnan()) | (want.isfinite() & got.isfinite())
-            yield None if same.all() else f"{form}, {getattr(w, 'format', 'dense')}: {int((~same).sum())} differ"
+            yield _said(compare(lambda x, w, b: F.linear(x, w, b), x, w, bias, tile=tile), form, m, n, k)
+
+
+@each_form
+def strides(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    for x in (torch.randn(50, 40).t(), torch.randn(40, 120)[:, 3:103:2], torch.randn(1, 50).expand(40, 50)):
+        for order in ("rows", "columns", "neither"):
+            w = dense(33, 50, torch.float16, order)
+            yield _said(compare(linear, x.half(), w, tile=tile), form, tuple(x.stride()), order)
+
+
+@each_form
+def wide_indices(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    wide = GemmSchedule(**vars(tile) | {"wide": True})
+    x = torch.randn(35, 70)
+    yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
+    if reads_quantized(form):
+        yield _said(compare(linear, x, quantized(40, 70, "uint4", 32), tile=wide), form, "uint4")
+
+
+@each_form
+def poisoned_outputs(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    """Every element is written, and nothing beyond: into a slice of a larger tensor."""
+    x, w = torch.randn(21, 40), dense(37, 40, torch.float32)
+    room = torch.full((23, 40), 7.0)
+    with tiled(tile):
+        jitgen.jit(linear, backend="triton").bind(x, w)(x, w, out=room[1:-1, 1:-2])
+    wrong = (room[1:-1, 1:-2] - F.linear(x, w)).abs().max() > 1e-4
+    yield f"{form}: not its result" if wrong else None
+    room[1:-1, 1:-2] = 7.0
+    yield None if (room == 7.0).all() else f"{form} wrote beyond its result"
+
+
+@each_form
+def infinities(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
+    x = torch.randn(6, 64).bfloat16()
+    x[2, 9], x[4, 63] = math.inf, math.nan
+    weights: list[Any] = [dense(40, 64, x.dtype)]
+    if reads_quantized(form):
+        formats = ("int4", "uint4", "int8")
+        weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
+    for w in weights:
+        with tiled(tile):
+            got = jitgen.jit(linear, backend="triton")(x, w).double()
+        want = F.linear(x.double(), values(w))
+        same = (got == want) | (got.isnan() & want.isnan()) | (want.isfinite() & got.isfinite())
+        yield None if same.all() else f"{form}, {getattr(w, 'format', 'dense')}: {int((~same).sum())} differ"
 
 
 @check
@@ -298,19 +316,5 @@ def batches() -> Iterator[str | None]:
         yield _said(batched_products.difference(function, arguments, found), name)
 
 
-def failures(run: Check) -> list[str]:
-    try:
-        return [wrong for wrong in run() if wrong]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-
-
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS)

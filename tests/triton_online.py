@@ -1,12 +1,10 @@
 """Rows that every pass reads again, in Triton's interpreter: what is summed while the maximum or the mean is sought.
 
-``python -m tests.triton_online`` (with ``TRITON_INTERPRET=1``) prints what went wrong, by check, as
-``tests/triton_reductions.py`` does; ``tests/unit/test_online.py`` reads that.
+``tests/unit/test_online.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from tests.triton_reductions import compare, failures, quick_reductions, sample
+from tests.interpreter import Check, serve
+from tests.triton_reductions import compare, quick_reductions, sample
 
 LENGTHS = (33000, 40960)
 """Of a row that is not kept: with a part of a tile left over, and of whole tiles."""
@@ -97,8 +96,12 @@ def spreads(length: int) -> torch.Tensor:
     return rows
 
 
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
+
+
+def is_quick(check: str) -> bool:
+    """One function of each state, in every dtype and with every special value."""
+    return check.endswith((": logsumexp", ": var")) or check in ("far_from_zero", "both", "beside_one_another")
 
 
 def check(function: Check) -> Check:
@@ -152,12 +155,20 @@ def both() -> Iterator[str | None]:
     yield compare(lambda x: (x.softmax(-1), x.var(-1), x.argmax(-1), x.logsumexp(-1)), x, magnitude=50.0)
 
 
+def _beside_one_another(dtype: torch.dtype) -> Iterator[str | None]:
+    x = sample((9001, 24), dtype)
+    yield compare(lambda x: (x.softmax(0), x.var(0)), x, magnitude=8.0)
+    yield compare(lambda x: x.logsumexp(0), x, magnitude=20.0)
+
+
 @check
 def beside_one_another() -> Iterator[str | None]:
-    for dtype in (torch.float32, torch.bfloat16):
-        x = sample((9001, 24), dtype)
-        yield compare(lambda x: (x.softmax(0), x.var(0)), x, magnitude=8.0)
-        yield compare(lambda x: x.logsumexp(0), x, magnitude=20.0)
+    return _beside_one_another(torch.float32)
+
+
+@check
+def beside_one_another_in_16_bits() -> Iterator[str | None]:
+    return _beside_one_another(torch.bfloat16)
 
 
 @check
@@ -168,14 +179,7 @@ def the_same_bits() -> Iterator[str | None]:
         yield None if torch.equal(jitted(x), jitted(x)) else "two calls differ"
 
 
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    # So few rows would be divided into chunks.
-    with quick_reductions(), patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0):
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    # So few rows would be divided into chunks.
+    with patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0):
+        serve(CHECKS, quick_reductions())

@@ -1,19 +1,16 @@
 """16-bit rows in Triton's interpreter: softmax and the exponentials it is made of, to the last place.
 
-``python -m tests.triton_powers`` (with ``TRITON_INTERPRET=1``) prints what went wrong, by check, as
-``tests/triton_reductions.py`` does; ``tests/unit/test_powers.py`` reads that.
+``tests/unit/test_powers.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-
-import torch
 
 import jitgen
 from tests import sixteen_bits
-from tests.triton_reductions import Check, failures, quick_reductions
+from tests.interpreter import Check, serve
+from tests.triton_reductions import quick_reductions
 
 LENGTHS = (1, 33, 1000, 4097)
 CHECKS: dict[str, Check] = {}
@@ -39,6 +36,4 @@ for _name in sixteen_bits.FUNCTIONS:
 
 
 if __name__ == "__main__":
-    torch.seed()
-    with quick_reductions():
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items()}))
+    serve(CHECKS, quick_reductions())

@@ -1,12 +1,10 @@
 """Row reductions in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_reductions`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON,
-by check; ``tests/unit/test_reduction_triton.py`` reads that.
+``tests/unit/test_reduction_triton.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from tests.interpreter import Check, serve
 from tests.numeric import mismatch, widened
 
 LENGTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 100, 127, 128, 129, 1000, 1023, 1024, 1025, 4097)
@@ -151,8 +150,15 @@ def magnitude(name: str, x: torch.Tensor) -> float:
     return float(sizes.sum() if name == "whole_sum" else sizes.sum(-1).max())
 
 
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
+SLOW = ("columns_of_every_size", "chunks_of_every_shape", "quantization_of_every_length")
+"""And of lengths and special values those of functions that reduce as another one does; see ``is_quick``."""
+
+
+def is_quick(check: str) -> bool:
+    """For each kind of state every dtype, length and special value; and the softmax of every dtype."""
+    name = check.partition("-")[2]
+    return name in ("sum", "aminmax", "argmax", "any") or check == "dtypes-softmax" or (not name and check not in SLOW)
 
 
 def check(function: Check) -> Check:
@@ -218,23 +224,42 @@ def dimensions() -> Iterator[str | None]:
         yield compare(lambda x, dim=dim: (x.argmax(dim), x - x.mean(dim, keepdim=True)), x, magnitude=9.0)
 
 
+def _columns(rows: int, length: int, dtype: torch.dtype) -> Iterator[str | None]:
+    x = sample((rows, length), dtype)
+    yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
+    yield compare(lambda x: (x.softmax(0), x.argmin(0), x.amax(0)), x, magnitude=4.0)
+
+
 @check
 def columns() -> Iterator[str | None]:
-    for rows, length in ((3, 5), (64, 33), (16, 128), (200, 48), (5000, 40), (48, 1000)):
-        for dtype in (torch.float32, torch.bfloat16):
-            x = sample((rows, length), dtype)
-            yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
-            yield compare(lambda x: (x.softmax(0), x.argmin(0)), x, magnitude=4.0)
-    for rows, length in ((1024, 24), (2100, 24), (2049, 5)):  # resident, and in chunks
-        x = sample((rows, length), torch.float32)
-        yield compare(lambda x: x.sum(0), x, magnitude=float(rows))
-        yield compare(lambda x: (x.softmax(0), x.amax(0)), x, magnitude=4.0)
+    yield from _columns(64, 33, torch.bfloat16)
+    yield from _columns(2049, 5, torch.float32)  # in chunks
     yield compare(lambda x: x.sum(1), torch.randn(3, 50, 32), magnitude=50.0)
     yield compare(lambda x, w: (x * w[:, None]).sum(1), torch.randn(3, 50, 32), torch.randn(50), magnitude=50.0)
 
 
 @check
+def columns_of_every_size() -> Iterator[str | None]:
+    for rows, length in ((3, 5), (64, 33), (16, 128), (200, 48), (5000, 40), (48, 1000)):
+        for dtype in (torch.float32, torch.bfloat16):
+            yield from _columns(rows, length, dtype)
+    for rows, length in ((1024, 24), (2100, 24)):  # resident, and in chunks
+        yield from _columns(rows, length, torch.float32)
+
+
+@check
 def chunks() -> Iterator[str | None]:
+    return _chunks(torch.float32, ((3, 2048), 1), ((512, 12), 0))
+
+
+@check
+def chunks_of_every_shape() -> Iterator[str | None]:
+    shapes = ((3, 2048), 1), ((2, 2071), 1), ((512, 12), 0), ((2, 517, 12), 1), ((2**11 + 1,), 0)
+    yield from _chunks(torch.float32, *shapes)
+    yield from _chunks(torch.bfloat16, *shapes)
+
+
+def _chunks(dtype: torch.dtype, *shapes: tuple[tuple[int, ...], int]) -> Iterator[str | None]:
     """Rows too few to keep a GPU busy, with and without elements left over; shorter than what is taken so elsewhere."""
     smaller = {"CHUNKS": 16, "SINGLE_BLOCK_ROW": 1024, "CHUNKED_ROW": 2048, "COLUMN_CHUNKS": 8, "CHUNKED_COLUMN": 512}
     with patch.multiple("jitgen.families.reduction.row_chunks", **smaller):
@@ -243,14 +268,13 @@ def chunks() -> Iterator[str | None]:
                 jitgen.TensorSpec(shape, torch.float32), target="sm_90", backend="triton"
             )
             yield None if len(low.kernels) == 2 else f"{len(low.kernels)} kernels for {shape}"
-        for shape, dim in (((3, 2048), 1), ((2, 2071), 1), ((512, 12), 0), ((2, 517, 12), 1), ((2**11 + 1,), 0)):
-            for dtype in (torch.float32, torch.bfloat16):
-                x = sample(shape, dtype) + 3
-                long = float(max(shape))
-                yield compare(lambda x, d=dim: (x.sum(d), x.mean(d, True), x.norm(dim=d)), x, magnitude=4 * long)
-                yield compare(lambda x, d=dim: (x.var(d), x.std(d, correction=0, keepdim=True)), x, magnitude=16.0)
-                yield compare(lambda x, d=dim: (x.logsumexp(d), x.softmax(d), x.log_softmax(d)), x, magnitude=32.0)
-                yield compare(lambda x, d=dim: (x.argmax(d), x.argmin(d, True), x.max(d)[0], x.any(d)), x)
+        for shape, dim in shapes:
+            x = sample(shape, dtype) + 3
+            long = float(max(shape))
+            yield compare(lambda x, d=dim: (x.sum(d), x.mean(d, True), x.norm(dim=d)), x, magnitude=4 * long)
+            yield compare(lambda x, d=dim: (x.var(d), x.std(d, correction=0, keepdim=True)), x, magnitude=16.0)
+            yield compare(lambda x, d=dim: (x.logsumexp(d), x.softmax(d), x.log_softmax(d)), x, magnitude=32.0)
+            yield compare(lambda x, d=dim: (x.argmax(d), x.argmin(d, True), x.max(d)[0], x.any(d)), x)
         x = torch.randint(-3, 4, (2, 2061), dtype=torch.int32)
         yield compare(lambda x: (x.argmax(-1), x.argmin(-1), x.argmax(), x.sum(-1)), x)
         x = torch.randn(9, 2053)
@@ -307,8 +331,17 @@ def fp8_rows(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch
 
 @check
 def quantization() -> Iterator[str | None]:
+    return _quantization(100)
+
+
+@check
+def quantization_of_every_length() -> Iterator[str | None]:
+    return _quantization(1, 1024, 40000)
+
+
+def _quantization(*lengths: int) -> Iterator[str | None]:
     """Codes may differ from the reference's by one where the quotient is on the edge."""
-    for length in (1, 100, 1024, 40000):
+    for length in lengths:
         x, weight = torch.randn(5, length).bfloat16(), torch.randn(length).bfloat16()
         codes, scale = jitgen.jit(int8_rows, backend="triton")(x)
         want, want_scale = int8_rows(x)
@@ -373,20 +406,5 @@ def _as_tuple_of(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def failures(run: Check) -> list[str]:
-    try:
-        return [wrong for wrong in run() if wrong]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-
-
-def main(chosen: list[str]) -> None:
-    torch.seed()
-    with quick_reductions():
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS, quick_reductions())

@@ -1,13 +1,13 @@
 """Kernels that evaluate every Triton row of a compute dtype, with operands and references for all of them.
 
-``python -m tests.triton_rows`` runs them on CPU tensors (with ``TRITON_INTERPRET=1``) and prints the failures as JSON;
-``tests/unit/test_triton_rows.py`` reads that, ``tests/compile/test_triton_compile.py`` compiles the same kernels.
+``tests/unit/test_triton_rows.py`` runs them on CPU tensors, as ``tests/interpreter.py`` says;
+``tests/compile/test_triton_compile.py`` compiles the same kernels.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from jitgen.codegen import triton as dialect
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import DTYPES, KernelSource, Target
+from tests.interpreter import Check, serve
 
 INCLUDE = Path(__file__).parents[1] / "templates" / "common" / "include" / "jitgen_triton.py"
 FLOAT_STORAGES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -366,18 +367,25 @@ def check_scalars(launch: Callable[..., None]) -> list[str]:
     return [] if (y.item(), z.item()) == wanted else [f"scalars: {(y.item(), z.item())}, expected {wanted}"]
 
 
-def main() -> None:
+def _interpreted(check: Callable[..., list[str]], source: Callable[..., KernelSource], *dtype: str) -> list[str]:
     from jitgen.runtime import interpreter
 
-    def launcher(source: KernelSource) -> Callable[..., None]:
-        return interpreter.load(source.text, source.name, source.option("signature"), source.option("constants"))
+    kernel = source(*dtype, "interpreter")
+    return check(
+        *dtype, interpreter.load(kernel.text, kernel.name, kernel.option("signature"), kernel.option("constants"))
+    )
 
-    failures = {f"rows-{t}": check_rows(t, launcher(rows_source(t, "interpreter"))) for t in COMPUTE_DTYPES}
-    failures |= {f"storage-{t}": check_storage(t, launcher(storage_source(t, "interpreter"))) for t in FLOAT_STORAGES}
-    failures |= {f"casts-{t}": check_casts(t, launcher(cast_source(t, "interpreter"))) for t in COMPUTE_DTYPES}
-    failures["scalars"] = check_scalars(launcher(scalars_source("interpreter")))
-    print(json.dumps(failures))
+
+CHECKS: dict[str, Check] = {
+    f"{kind}-{dtype}": functools.partial(_interpreted, check, source, dtype)
+    for kind, check, source, dtypes in (
+        ("rows", check_rows, rows_source, COMPUTE_DTYPES),
+        ("storage", check_storage, storage_source, FLOAT_STORAGES),
+        ("casts", check_casts, cast_source, COMPUTE_DTYPES),
+    )
+    for dtype in dtypes
+} | {"scalars": functools.partial(_interpreted, check_scalars, scalars_source)}
 
 
 if __name__ == "__main__":
-    main()
+    serve(CHECKS)

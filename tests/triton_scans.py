@@ -1,13 +1,11 @@
 """Scans in Triton against float64 torch, under Triton's interpreter on CPU tensors.
 
-``python -m tests.triton_scans`` runs every check (with ``TRITON_INTERPRET=1``) and prints what went wrong as JSON, by
-check; ``tests/unit/test_scan_triton.py`` reads that.
+``tests/unit/test_scan_triton.py`` runs them, as ``tests/interpreter.py`` says.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -16,13 +14,13 @@ import torch
 
 import jitgen
 from tests import scans
+from tests.interpreter import Check, serve
 from tests.scans import FLOATS, INTEGERS, every_kind, sample
-from tests.triton_reductions import failures
 
 LENGTHS = (1, 2, 7, 16, 17, 1000, 4097)
 COLUMN_LENGTHS = (1, 3, 17, 65)
-Check = Callable[[], Iterator[str | None]]
 CHECKS: dict[str, Check] = {}
+SLOW = ("special_values_of_long_rows", "chunks_of_every_shape")
 
 
 def check(function: Check) -> Check:
@@ -61,30 +59,47 @@ def dimensions_and_strides() -> Iterator[str | None]:
         yield from scans.failures(of_every_kind(view, 1), view, 1)
 
 
+def _special_values(length: int) -> Iterator[str | None]:
+    x = scans.special_rows(length)
+    yield from scans.same_special(of_every_kind(x, 1), x, 1)
+    yield from scans.same_special(of_every_kind(x.t().contiguous(), 0), x.t(), 0)
+
+
 @check
 def special_values() -> Iterator[str | None]:
-    for length in (33, 2100):
-        x = scans.special_rows(length)
-        yield from scans.same_special(of_every_kind(x, 1), x, 1)
-        yield from scans.same_special(of_every_kind(x.t().contiguous(), 0), x.t(), 0)
+    return _special_values(33)
+
+
+@check
+def special_values_of_long_rows() -> Iterator[str | None]:
+    return _special_values(2100)
+
+
+SMALLER = {"CHUNKS": ((2, 16), (64, 4)), "LEAST_CHUNK": 16, "LEAST_COLUMN_CHUNK": 8}
+
+
+def _chunks(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Iterator[str | None]:
+    """Rows too few to keep a GPU busy, shorter than what is cut into chunks elsewhere."""
+    with patch.multiple("jitgen.families.scan.chunks", **SMALLER):
+        x = sample(shape, dtype)
+        low = jitgen.jit(lambda x: every_kind(x, dim), backend="triton").lower(x)
+        yield None if len(low.kernels) == 2 else f"{len(low.kernels)} kernels for {shape}"
+        yield from scans.failures(of_every_kind(x, dim), x, dim)
 
 
 @check
 def chunks() -> Iterator[str | None]:
-    """Rows too few to keep a GPU busy, shorter than what is cut into chunks elsewhere."""
-    smaller = {"CHUNKS": ((2, 16), (64, 4)), "LEAST_CHUNK": 16, "LEAST_COLUMN_CHUNK": 8}
-    with patch.multiple("jitgen.families.scan.chunks", **smaller):
-        for shape, dim, dtype in (
-            ((1, 500), 1, torch.float32),
-            ((12, 70), 1, torch.bfloat16),
-            ((100, 9), 0, torch.float32),
-            ((257,), 0, torch.int32),
-            ((2, 50, 3), 1, torch.float64),
-        ):
-            x = sample(shape, dtype)
-            low = jitgen.jit(lambda x, dim=dim: every_kind(x, dim), backend="triton").lower(x)
-            yield None if len(low.kernels) == 2 else f"{len(low.kernels)} kernels for {shape}"
-            yield from scans.failures(of_every_kind(x, dim), x, dim)
+    yield from _chunks((1, 100), 1, torch.float32)
+    yield from _chunks((2, 50, 3), 1, torch.float64)
+
+
+@check
+def chunks_of_every_shape() -> Iterator[str | None]:
+    yield from _chunks((1, 500), 1, torch.float32)
+    yield from _chunks((12, 70), 1, torch.bfloat16)
+    yield from _chunks((100, 9), 0, torch.float32)
+    yield from _chunks((257,), 0, torch.int32)
+    with patch.multiple("jitgen.families.scan.chunks", **SMALLER):
         x = scans.special_rows(70)
         yield from scans.same_special(of_every_kind(x, 1), x, 1)
 
@@ -147,12 +162,5 @@ def quick_scans() -> Iterator[None]:
         ScanOps.generic_scan = before
 
 
-def main(chosen: list[str]) -> None:
-    with quick_scans():
-        print(json.dumps({name: failures(run) for name, run in CHECKS.items() if not chosen or name in chosen}))
-
-
 if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    serve(CHECKS, quick_scans())

@@ -75,7 +75,7 @@ class Dispatchers:
         conditions = [f"{value} == {name}" for value, name in zip(values, known, strict=True)]
         conditions = [*arguments.addresses, *conditions]
         compared = arguments.tensor_names
-        facts = ("shape", "stride()", "dtype", "device", "requires_grad")
+        facts = ("shape", "stride()", "dtype", "device", "requires_grad", "is_neg()")
         layout = warm.tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
         leaves, launched = warm.tuple_text(arguments.all), warm.tuple_text(arguments.launched)
         text = warm.function_text(

@@ -1,15 +1,24 @@
-"""Caller-owned outputs (``out=``): which a plan accepts."""
+"""Caller-owned outputs (``out=``): which a plan accepts, and into which of them its kernels write directly.
+
+The results of a call with ``out=`` are those of the call without it. So where an output shares memory with a tensor
+that the kernels still read, be it an argument or a captured tensor, the results are computed in memory of their own and
+then copied.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from jitgen.errors import UnsupportedError
 from jitgen.lowering import Lowered
+from jitgen.runtime import overlap
 from jitgen.runtime.guards import TensorFacts
+from jitgen.trace.readable import why_unreadable
 
 
 def outputs_of(out: Any) -> list[torch.Tensor]:
@@ -48,50 +57,47 @@ def check_outputs(name: str, lowered: Lowered, device: torch.device, out: Sequen
                 f"out= of {name} is {TensorFacts.of(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
                 "Pass such a tensor"
             )
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise ValueError(f"out= of {name} is an expanded tensor: several of its elements share memory")
+        if overlap.is_repeated(tensor.shape, tensor.stride()):
+            raise ValueError(
+                f"out= of {name} has sizes {tuple(tensor.shape)} and strides {tensor.stride()}, so that several of its "
+                "elements share memory; pass a tensor without repeated elements"
+            )
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"out= of {name} requires grad; detach it")
+        if (unreadable := why_unreadable(tensor)) is not None:
+            raise UnsupportedError(f"out= of {name}: {unreadable}")
 
 
-def check_memory(
-    name: str,
-    out: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    read_while_written: Sequence[frozenset[int]],
-) -> None:
-    """Check that no output is written where an element is still to be read.
-
-    Args:
-        read_while_written: for each output the inputs that kernels still read when elements of it are written.
+def check_distinct(name: str, out: Sequence[torch.Tensor]) -> None:
+    """Check that no two outputs share memory.
 
     Raises:
-        ValueError: an output overlaps another tensor in part, or is such an input.
+        ValueError: two of them do: one result would overwrite the other.
     """
-    for tensor in out:
-        if any(_overlaps_in_part(tensor, other) for other in [*inputs, *(o for o in out if o is not tensor)]):
-            raise ValueError(
-                f"out= of {name} overlaps another tensor in part: "
-                "elements would be read after they were written; pass memory of its own"
-            )
-    for tensor, read in zip(out, read_while_written, strict=True):
-        index = next((i for i in sorted(read) if i < len(inputs) and _share_memory(tensor, inputs[i])), None)
-        if index is not None:
-            raise ValueError(
-                f"out= of {name} lies where its input {index} does, which a matrix product or a "
-                "later kernel still reads once the result is being written; pass memory of its own"
-            )
+    for left, right in itertools.combinations(out, 2):
+        if overlap.share(left, right):
+            raise ValueError(f"two tensors of out= of {name} share memory; pass memory of its own for each result")
 
 
-def _overlaps_in_part(written: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the two share memory and are not the same elements, each of which is read before it is written."""
-    alike = written.stride() == other.stride() and written.shape == other.shape and written.dtype == other.dtype
-    return not (alike and written.data_ptr() == other.data_ptr()) and _share_memory(written, other)
+def may_be_written(
+    out: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], read_elsewhere: Sequence[frozenset[int]]
+) -> bool:
+    """Whether kernels may write to ``out`` while ``inputs`` are read: where an output shares memory with an input, each
+    element is the same element of both, and is read before it is written.
 
-
-def _share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
-    left_address, right_address = left.data_ptr(), right.data_ptr()
-    return (
-        left_address < right_address + TensorFacts.of(right).extent
-        and right_address < left_address + TensorFacts.of(left).extent
+    Args:
+        inputs: arguments and captured tensors, in the order of the program's inputs.
+        read_elsewhere: for each output the inputs for which that does not hold (``families/aliasing.py``).
+    """
+    return not any(
+        overlap.share(tensor, each) and (index in read or not overlap.is_same(tensor, each))
+        for tensor, read in zip(out, read_elsewhere, strict=True)
+        for index, each in enumerate(inputs)
     )
+
+
+def copy_results(results: Any, out: Sequence[torch.Tensor]) -> None:
+    """Copy what a call without ``out=`` returned to ``out``."""
+    tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+    for target, tensor in zip(out, tensors, strict=True):
+        target.copy_(tensor)

@@ -9,7 +9,7 @@ import torch
 
 from jitgen.call import warm
 from jitgen.call.opaque import opaque
-from jitgen.call.outputs import check_memory, check_outputs, outputs_of
+from jitgen.call.outputs import check_distinct, check_outputs, copy_results, may_be_written, outputs_of
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import check
 from jitgen.errors import UnsupportedError
@@ -29,7 +29,9 @@ class LaunchPlan:
     Arguments must have the shapes, strides, dtypes, device and (on a GPU) the alignment to 16 bytes that the plan was
     bound with; a tensor that differs is a ValueError, never a wrong launch. Numbers may differ, except where the trace
     needed their value. ``out`` is a tensor, or a tuple of tensors for a function with several results, into which the
-    results are written; it may have any strides, and may be an input itself, but not overlap one in part.
+    results are written; it may have any strides, and may share memory with arguments and captured tensors. Kernels
+    write to it directly where each of its elements shares memory at most with the element of an input that they read
+    for it; elsewhere the results are computed in other memory and copied.
     """
 
     def __new__(
@@ -64,11 +66,12 @@ class LaunchPlan:
         self._facts: list[TensorFacts] = [self._bound[index] for index in self._tensor_indices]
         self._remainders = [facts.remainder for facts in self._facts] if _addresses_matter(tensors) else []
         self._needs_grad = any(tensor.requires_grad for tensor in tensors)
-        self._found, _ = resolver.resolve(leaves, tree)
-        self._found_by_out: dict[tuple[TensorFacts, ...], BoundLaunch] = {}
+        found, _ = resolver.resolve(leaves, tree)
+        self._found_by_out: dict[tuple[TensorFacts, ...] | None, BoundLaunch] = {None: found}
+        """The launches by the facts of the outputs that the caller allocates, None where jitgen does."""
         self._last: tuple[Any, ...] | None = None
-        if self._needs_no_checks(self._found) and not resolver.static_numbers:
-            self._last = (layout_check(tensors), self._found.launch, *self._remainders)
+        if self._needs_no_checks(found) and not resolver.static_numbers:
+            self._last = (layout_check(tensors), found.launch, *self._remainders)
         self._last_out: tuple[Any, ...] | None = None
 
     def _needs_no_checks(self, found: BoundLaunch) -> bool:
@@ -78,7 +81,8 @@ class LaunchPlan:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
-        built = self._found.specialization.built(self._found.lowered, default_store())
+        found = self._found_by_out[None]
+        built = found.specialization.built(found.lowered, default_store())
         return tuple(kernel.key for kernel in built)
 
     # ---------------------------------------------------------------------------------------------- calls with checks
@@ -107,18 +111,28 @@ class LaunchPlan:
                 f"argument {changed[0]} of the plan of {name} is {leaves[changed[0]]!r}, and the plan "
                 f"was bound for {self._bound[changed[0]]!r}; bind again, or call the function itself"
             )
+        if out is None:
+            return self._start(*self._find(leaves, None), leaves, tensors, ())
         outputs = outputs_of(out)
-        found = self._found if out is None else self._find_for_out(leaves, tensors, outputs)
-        captured = found.captured_tensors()
-        if captured is None:
-            found, captured = self._resolver.resolve(leaves, self._tree, outputs)
-            if out is None:
-                self._found = found
-        inputs = [*tensors, *captured]
-        numbers = [leaves[index] for index in self._number_indices]
+        check_distinct(name, outputs)
+        found, captured = self._find(leaves, outputs)
+        if may_be_written(outputs, [*tensors, *captured], found.lowered.laid_out.read_elsewhere):
+            self._start(found, captured, leaves, tensors, outputs)
+        else:
+            copy_results(self._start(*self._find(leaves, None), leaves, tensors, ()), outputs)
+        return out
+
+    def _start(
+        self,
+        found: BoundLaunch,
+        captured: Sequence[torch.Tensor],
+        leaves: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+    ) -> Any:
+        inputs, numbers = [*tensors, *captured], [leaves[index] for index in self._number_indices]
         addresses = [tensor.data_ptr() for tensor in inputs]
-        result = found.launch(*inputs, *addresses, *numbers, *outputs, *(o.data_ptr() for o in outputs))
-        return result if out is None else out
+        return found.launch(*inputs, *addresses, *numbers, *out, *(tensor.data_ptr() for tensor in out))
 
     def _check_tensor(self, index: int, tensor: Any, bound: TensorFacts) -> None:
         name = self._resolver.name
@@ -131,42 +145,37 @@ class LaunchPlan:
                 f"the plan was bound for {bound}. Bind again for such arguments, or call the function itself"
             )
 
-    def _find_for_out(
-        self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
-    ) -> BoundLaunch:
-        """The launch that writes into tensors laid out as ``out``, which is checked."""
-        key = tuple(map(TensorFacts.of, out))
+    def _find(
+        self, leaves: Sequence[Any], out: Sequence[torch.Tensor] | None
+    ) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
+        """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
+        key = None if out is None else tuple(map(TensorFacts.of, out))
         found = self._found_by_out.get(key)
-        if found is None:
-            device = self._facts[0].device if self._facts else torch.device("cpu")
-            check_outputs(self._resolver.name, self._found.lowered, device, out)
-            found, _ = self._resolver.resolve(leaves, self._tree, out)
-            self._found_by_out[key] = found
-        for tensor in out:
+        for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
-        read = [found.lowered.program.read_beside(position) for position in range(len(out))]
-        check_memory(self._resolver.name, out, tensors, read)
-        if len(out) == 1 and self._last is not None and self._needs_no_checks(found) and not out[0].requires_grad:
-            self._last_out = self._remembered_with_out(found, tensors, out[0], key[0], read[0])
-        return found
+        captured = found.captured_tensors() if found is not None else None
+        if found is None or captured is None:
+            if out is not None:
+                device = self._facts[0].device if self._facts else torch.device("cpu")
+                check_outputs(self._resolver.name, self._found_by_out[None].lowered, device, out)
+            found, captured = self._resolver.resolve(leaves, self._tree, out or ())
+            self._found_by_out[key] = found
+        plain = self._last is not None and self._needs_no_checks(found)
+        if plain and out is not None and len(out) == 1 and not out[0].requires_grad:
+            self._last_out = self._remembered_with_out(found, leaves, out[0])
+        return found, captured
 
-    def _remembered_with_out(
-        self,
-        found: BoundLaunch,
-        tensors: Sequence[torch.Tensor],
-        out: torch.Tensor,
-        facts: TensorFacts,
-        read_while_written: frozenset[int],
-    ) -> tuple[Any, ...]:
+    def _remembered_with_out(self, found: BoundLaunch, leaves: Sequence[Any], out: torch.Tensor) -> tuple[Any, ...]:
         """What ``_callable_class`` unpacks in a call with ``out=``."""
-        same_layout = layout_check([*tensors, out])
-        extents = [facts.extent, *(tensor.extent for tensor in self._facts)]
+        tensors, facts = [leaves[index] for index in self._tensor_indices], TensorFacts.of(out)
+        (read_elsewhere,) = found.lowered.laid_out.read_elsewhere
         may_be_out = [
-            tensor[:3] == facts[:3] and index not in read_while_written for index, tensor in enumerate(self._facts)
+            tensor[:3] == facts[:3] and index not in read_elsewhere for index, tensor in enumerate(self._facts)
         ]
+        extents = [facts.extent, *(tensor.extent for tensor in self._facts)]
         remainders = [*self._remainders, facts.remainder] if _addresses_matter(tensors) else []
-        return same_layout, found.launch, *extents, *may_be_out, *remainders
+        return layout_check([*tensors, out]), found.launch, *extents, *may_be_out, *remainders
 
 
 def _addresses_matter(tensors: Sequence[torch.Tensor]) -> bool:

@@ -97,6 +97,7 @@ def same_trace_fact(spec: Any, tensor: Any) -> bool:
     """Whether a captured tensor still fits ``spec``, the input of the graph that a trace made of it."""
     return (
         type(tensor) in TENSORS
+        and not tensor.is_neg()
         and dtype_name(tensor.dtype) == spec.dtype
         and size_one_pattern(tensor.shape) == size_one_pattern(spec.shape)
     )

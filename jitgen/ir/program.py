@@ -8,12 +8,29 @@ Neighbours: ``families/partition.py`` makes a program from a graph; ``lowering.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from jitgen.ir.body import WHOLE, Body
+from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it, without the user's lines: dataclasses become lists, and expressions text."""
+    if isinstance(value, Expr):
+        return f"{value.kind} {value}"
+    if is_dataclass(value):
+        of = [plain(getattr(value, field.name)) for field in fields(value) if field.name != "location"]
+        return [type(value).__name__, *of]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,12 @@ class Kernel:
     family: str
     bodies: tuple[Body, ...]
     scalars: tuple[tuple[Expr, str], ...]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """sha256 of all that is computed, in hexadecimal: of everything but names and the user's lines."""
+        content = plain((self.family, self.bodies, self.scalars))
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def described_stages(self) -> list[str]:
@@ -92,25 +115,6 @@ class Program:
     kernels: tuple[Kernel, ...]
     decisions: tuple[tuple[str, Any, Decision], ...] = ()
     general: bool = True
-
-    def read_beside(self, result: int) -> frozenset[int]:
-        """Inputs that are read after an element of result ``result`` has been written, so that it must not be
-        written to their memory.
-
-        These are the operands of a product in the kernel that writes the result, since each tile reads whole rows of
-        them, and every input that a later kernel reads. Any other input is read at an element before that element of
-        the result is written.
-        """
-        buffer = len(self.inputs) + len(self.temporaries) + result
-        found: set[int] = set()
-        written = False
-        for kernel in self.kernels:
-            operands = [operand for body in kernel.bodies for operand in body.operands if operand.buffer is not None]
-            found |= {o.buffer for o in operands if written and o.kind != "store" and o.buffer is not None}
-            if any(operand.kind == "store" and operand.buffer == buffer for operand in operands):
-                written = True
-                found |= {o.buffer for o in operands if o.kind in WHOLE and o.buffer is not None}
-        return frozenset(index for index in found if index < len(self.inputs))
 
     @property
     def returns_temporaries(self) -> bool:

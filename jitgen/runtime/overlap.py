@@ -1,10 +1,16 @@
-"""Whether two tensors share elements. An argument that is updated in place must share none with another argument.
+"""Which elements of tensors are the same memory: of two tensors, and within one.
 
-Neighbour: launchers of functions that update an argument (``runtime/launcher.py``) compare address ranges at every
-call, and call ``refuse`` only where the ranges of two arguments intersect, as those of two slices of one tensor may.
+Two questions are asked of strides and addresses. Both answers are exact, because a slice of a buffer beside another
+slice of it is common and safe, and a false alarm would cost a copy or refuse the call.
+
+Neighbours: launchers of functions that update an argument (``runtime/launcher.py``) compare address ranges at every
+call, and call ``refuse`` only where the ranges of two arguments intersect; ``call/outputs.py`` asks about ``out=``,
+``lowering.py`` about arguments that are updated.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -22,19 +28,63 @@ def refuse(name: str, updated: torch.Tensor, other: torch.Tensor) -> None:
 
 def share(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether ``left`` and ``right`` may share an element; exact where their dtypes and strides are equal."""
-    distance = right.data_ptr() - left.data_ptr()
-    if left.stride() != right.stride() or left.dtype != right.dtype or distance % left.element_size():
+    distance, size = right.data_ptr() - left.data_ptr(), left.element_size()
+    if distance >= _extent_of(left) or -distance >= _extent_of(right):
+        return False
+    if left.stride() != right.stride() or left.dtype != right.dtype or distance % size:
         return True
-    dims = sorted(zip(left.stride(), left.shape, right.shape, strict=True), reverse=True)
-    return _has_solution(distance // left.element_size(), dims)
+    return _has_solution(distance // size, _dims(left.stride(), left.shape, right.shape))
 
 
-def _has_solution(distance: int, dims: list[tuple[int, int, int]]) -> bool:
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether every element of ``left`` is the element of ``right`` with the same index."""
+    return (
+        left.data_ptr() == right.data_ptr()
+        and left.shape == right.shape
+        and left.stride() == right.stride()
+        and left.dtype == right.dtype
+    )
+
+
+def is_repeated(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of one tensor are the same memory, as those of an expanded tensor are."""
+    if 0 in sizes:
+        return False
+    dims = _dims(strides, sizes, sizes)
+    for index, (stride, size, _) in enumerate(dims):
+        # Two different indices of the same element: ``step`` is how far they are apart in the first dimension in which
+        # they differ. By as much the inner dimensions have to go back.
+        inner = dims[index + 1 :]
+        reach = sum(step * (length - 1) for step, length, _ in inner)
+        last = size - 1 if stride == 0 else min(size - 1, reach // stride)
+        if any(_has_solution(-step * stride, inner) for step in range(1, last + 1)):
+            return True
+    return False
+
+
+def extent(shape: Sequence[int], strides: Sequence[int], item_size: int) -> int:
+    """Bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
+    if 0 in shape:
+        return 0
+    return (sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1) * item_size
+
+
+def _extent_of(tensor: torch.Tensor) -> int:
+    return extent(tensor.shape, tensor.stride(), tensor.element_size())
+
+
+_Dims = list[tuple[int, int, int]]
+"""(stride, size of the one tensor, size of the other) of each dimension, by descending stride."""
+
+
+def _dims(strides: Sequence[int], left: Sequence[int], right: Sequence[int]) -> _Dims:
+    return sorted(zip(strides, left, right, strict=True), reverse=True)
+
+
+def _has_solution(distance: int, dims: _Dims) -> bool:
     """Whether some indices i of one tensor and j of the other satisfy: sum of stride * (i - j) is ``distance``.
 
-    Args:
-        distance: from the one tensor's first element to the other's, in elements.
-        dims: (stride, size of the one, size of the other) of each dimension, by descending stride.
+    ``distance``: from the one tensor's first element to the other's, in elements.
     """
     if not dims:
         return distance == 0
@@ -46,10 +96,3 @@ def _has_solution(distance: int, dims: list[tuple[int, int, int]]) -> bool:
     reach = sum(inner * (max(a, b) - 1) for inner, a, b in rest) // stride + 1
     steps = range(max(quotient - reach, 1 - there), min(quotient + reach, here - 1) + 1)
     return any(_has_solution(distance - step * stride, rest) for step in steps)
-
-
-def extent(shape: tuple[int, ...], strides: tuple[int, ...], item_size: int) -> int:
-    """Bytes from the start of the first element to the end of the last one; 0 for an empty tensor."""
-    if 0 in shape:
-        return 0
-    return (sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1) * item_size

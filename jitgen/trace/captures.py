@@ -166,7 +166,11 @@ class Captures:
                 if not _is_library(method.__module__):
                     path = f"{captured.path}.{name}"
                     yield _derived(path, captured, functools.partial(_static_function, name=name)), names
-            elif not hasattr(type(found), "__get__") or isinstance(found, types.MemberDescriptorType):
+            elif (
+                found is _MISSING
+                or not hasattr(type(found), "__get__")
+                or isinstance(found, types.MemberDescriptorType)
+            ):
                 yield _attribute(captured, name), names
 
     def _function_children(

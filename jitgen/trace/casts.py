@@ -8,7 +8,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Node
-from jitgen.spec import dtype_name
+from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.table import row
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CASTS |= {"int": "int32", "short": "int16", "char": "int8", "byte": "uint8", "bo
 def _register_casts() -> None:
     for name, dtype in CASTS.items():
 
-        def convert(trace: Trace, input: Node, *, dtype: str = dtype, memory_format: Any = None) -> Node:
+        def convert(trace: Trace, input: Node, *, dtype: str = dtype) -> Node:
             return trace.cast(input, dtype)
 
         row(name, view=True)(convert)
@@ -31,19 +31,41 @@ def _register_casts() -> None:
 _register_casts()
 
 
-@row("to", "type", view=True)
-def to(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Node:
-    """Converts the dtype. A device other than that of the inputs is an error."""
-    for value in (*arguments, *keywords.values()):
+@row("to", view=True)
+def to(
+    trace: Trace,
+    input: Node,
+    *target: Any,
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+    other: Node | None = None,
+    copy: bool = False,
+) -> Node:
+    """Converts the dtype. A device other than that of the inputs is an error.
+
+    Args:
+        target: ``(dtype, ...)``, ``(device, dtype, ...)`` or ``(other, ...)``, then ``non_blocking`` and ``copy``.
+    """
+    for value in (*target, other, device, dtype):
         if isinstance(value, Node):
-            input = trace.cast(input, value.dtype)
+            dtype = DTYPES[value.dtype]
         elif isinstance(value, torch.dtype):
-            input = trace.cast(input, dtype_name(value))
+            dtype = value
         elif isinstance(value, (torch.device, str, int)) and not isinstance(value, bool):
             wanted = torch.device(value)
             if wanted.type != trace.device.type or wanted.index not in (None, trace.device.index):
                 raise UnsupportedError(f"moving a tensor from {trace.device} to {wanted} is not a kernel's work")
-    return input
+    flags = [value for value in target if isinstance(value, bool)]
+    if copy or flags[1:2] == [True]:
+        return trace.copy(input, dtype_name(dtype) if dtype else input.dtype)
+    return trace.cast(input, dtype_name(dtype)) if dtype else input
+
+
+@row("type", view=True)
+def type_(trace: Trace, input: Node, dtype: torch.dtype | str | None = None, non_blocking: bool = False) -> Node:
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedError("Tensor.type takes a torch.dtype here")
+    return trace.cast(input, dtype_name(dtype))
 
 
 @row("type_as", view=True)

@@ -11,10 +11,10 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.guards import default_dtype
-from jitgen.trace.movement import sizes_of
+from jitgen.trace.movement import listed, new_shape
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise, result_dtype
+from jitgen.trace.typing import expand, filled, operand, pointwise, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -27,7 +27,7 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
     if device is not None and torch.device(device).type != trace.device.type:
         raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
     name = dtype_name(dtype or default_dtype())
-    shape = sizes_of(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
+    shape = new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
     return filled(trace, number(trace, value, name), shape)
 
 
@@ -39,58 +39,52 @@ def number(trace: Trace, value: Any, dtype: str) -> Node:
 
 
 @row("zeros", "empty")
-def zeros(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
-    sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else keywords.get("size", size)
-    return _filled(trace, sizes, 0, dtype, device)
+def zeros(trace: Trace, *size: Any, dtype: Any = None, device: Any = None) -> Node:
+    return _filled(trace, listed(size), 0, dtype, device)
 
 
 @row("ones")
-def ones(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
-    sizes = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else keywords.get("size", size)
-    return _filled(trace, sizes, 1, dtype, device)
+def ones(trace: Trace, *size: Any, dtype: Any = None, device: Any = None) -> Node:
+    return _filled(trace, listed(size), 1, dtype, device)
 
 
 @row("full")
-def full(trace: Trace, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+def full(trace: Trace, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Node:
     return _filled(trace, size, fill_value, dtype or DTYPES[result_dtype(fill_value)], device)
 
 
 @row("zeros_like", "empty_like")
-def zeros_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+def zeros_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None) -> Node:
     return _filled(trace, input.shape, 0, dtype or DTYPES[input.dtype], device)
 
 
 @row("ones_like")
-def ones_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+def ones_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None) -> Node:
     return _filled(trace, input.shape, 1, dtype or DTYPES[input.dtype], device)
 
 
 @row("full_like")
-def full_like(trace: Trace, input: Node, fill_value: Any, *, dtype: Any = None, device: Any = None, **kw: Any) -> Node:
+def full_like(trace: Trace, input: Node, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Node:
     return _filled(trace, input.shape, fill_value, dtype or DTYPES[input.dtype], device)
 
 
 @row("new_zeros", "new_empty")
-def new_zeros(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
-    return _filled(trace, _listed(size), 0, dtype or DTYPES[input.dtype], device)
+def new_zeros(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None) -> Node:
+    return _filled(trace, listed(size), 0, dtype or DTYPES[input.dtype], device)
 
 
 @row("new_ones")
-def new_ones(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
-    return _filled(trace, _listed(size), 1, dtype or DTYPES[input.dtype], device)
+def new_ones(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None) -> Node:
+    return _filled(trace, listed(size), 1, dtype or DTYPES[input.dtype], device)
 
 
 @row("new_full")
-def new_full(trace: Trace, input: Node, size: Any, fill_value: Any, *, dtype: Any = None, **keywords: Any) -> Node:
-    return _filled(trace, size, fill_value, dtype or DTYPES[input.dtype], keywords.get("device"))
+def new_full(trace: Trace, input: Node, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Node:
+    return _filled(trace, size, fill_value, dtype or DTYPES[input.dtype], device)
 
 
-def _listed(size: Any) -> Any:
-    return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
-
-
-@row("tensor", "scalar_tensor", "as_tensor", "asarray")
-def tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+@row("tensor", "scalar_tensor")
+def tensor(trace: Trace, data: Any, *, dtype: Any = None, device: Any = None) -> Node:
     if isinstance(data, Node):
         return trace.cast(data, dtype_name(dtype)) if dtype else data
     if not isinstance(data, (bool, int, float, SymbolicNumber)):
@@ -100,20 +94,34 @@ def tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None, **key
     return number(trace, data, dtype_name(dtype) if dtype else result_dtype(data))
 
 
+@row("as_tensor", "asarray", view=True)
+def as_tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None) -> Node:
+    return tensor(trace, data, dtype=dtype, device=device)
+
+
 @row("arange")
-def arange(trace: Trace, *bounds: Any, dtype: Any = None, device: Any = None, **keywords: Any) -> Node:
+def arange(
+    trace: Trace,
+    *bounds: Any,
+    start: Any = 0,
+    end: Any = None,
+    step: Any = 1,
+    dtype: Any = None,
+    device: Any = None,
+) -> Node:
     """start + step * index. With integers and a step of 1 the length may be symbolic; otherwise it is guarded."""
-    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    start, end, step = keywords.get("start", start), keywords.get("end", end), keywords.get("step", step)
+    if len(bounds) == 1 and end is None:
+        bounds = (start, *bounds)
+    start, end, step = (*bounds, *(start, end, step)[len(bounds) :])
     floating = any(symbols.kind_of(unwrap(bound)) == "float" for bound in (start, end, step))
+    if step == 0 or (end < start if step > 0 else end > start):
+        raise ValueError(f"arange: {end} is not reached from {start} in steps of {step}")
     if floating:
         length: Any = max(0, -int((float(start) - float(end)) // float(step)))
     elif isinstance(step, SymbolicNumber) or step != 1:
         length = max(0, -(-(int(end) - int(start)) // int(step)))
     else:
         length = symbols.sub(unwrap(end), unwrap(start))
-        if not trace.guards.decide(symbols.compare("ge", length, 0)):
-            raise ValueError("arange: the end lies before the start")
     index = trace.make("iota", (), "int64", (length,), (0,))
     default = default_dtype() if floating else torch.int64
     name = dtype_name(dtype or default)
@@ -128,9 +136,9 @@ def arange(trace: Trace, *bounds: Any, dtype: Any = None, device: Any = None, **
 # ------------------------------------------------------------------------------------------------------ properties
 
 
-def _shape(trace: Trace, node: Node) -> Any:
-    sizes = [wrap(size, trace.guards) for size in node.shape]
-    return torch.Size(sizes) if all(type(size) is int for size in sizes) else tuple(sizes)
+def _shape(trace: Trace, node: Node) -> torch.Size:
+    """torch takes symbolic sizes for its own."""
+    return torch.Size([wrap(size, trace.guards) for size in node.shape])
 
 
 prop("shape")(_shape)
@@ -253,12 +261,6 @@ def promote_types(trace: Trace, type1: torch.dtype, type2: torch.dtype) -> torch
     return torch.promote_types(type1, type2)
 
 
-@row("broadcast_shapes")
-def broadcast_shapes_row(trace: Trace, *shapes: Any) -> Any:
-    listed = [(shape,) if isinstance(shape, int) else shape for shape in shapes]
-    return tuple(broadcast_shapes(trace, *(sizes_of(trace, shape) for shape in listed)))
-
-
 @row("is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype")
-def not_a_tensor_function(trace: Trace, *arguments: Any, **keywords: Any) -> Any:
+def not_a_tensor_function(trace: Trace, *arguments: Any) -> Any:
     raise UnsupportedError("this query of torch's state is not supported in a decorated function; make it outside")

@@ -103,8 +103,14 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
 def narrow(trace: Trace, input: Node, dim: int, start: Any, length: Any) -> Node:
     dim = dimension(input, dim)
     size, first = input.shape[dim], unwrap(start)
+    if isinstance(first, Node):
+        raise UnsupportedError("narrow by a tensor is not supported; a start that is a number is")
     if not trace.guards.decide(symbols.compare("ge", first, 0)):
         first = symbols.add(size, first)
+        if not trace.guards.decide(symbols.compare("ge", first, 0)):
+            raise IndexError("narrow starts before the first element")
+    if not trace.guards.decide(symbols.compare("ge", unwrap(length), 0)):
+        raise ValueError("narrow to a negative length")
     stop = symbols.add(first, unwrap(length))
     if not trace.guards.decide(symbols.compare("le", stop, size)):
         raise IndexError("narrow reaches past the end")
@@ -131,6 +137,8 @@ def unbind(trace: Trace, input: Node, dim: int = 0) -> tuple[Node, ...]:
 def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, ...]:
     """Pieces of ceil(size / chunks) elements, so possibly fewer than ``chunks``, as in torch."""
     dim, wanted = dimension(input, dim), int(chunks)
+    if wanted <= 0:
+        raise ValueError(f"chunk expects a positive number of chunks, not {wanted}")
     size = input.shape[dim]
     if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
         each = symbols.floordiv(size, wanted)
@@ -151,6 +159,8 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
     each = int(sections)
+    if each == 0 and trace.guards.decide(symbols.compare("eq", size, 0)):
+        return (input,)
     if each <= 0:
         raise ValueError("split expects a positive size")
     count = max(1, trace.guards.value(symbols.floordiv(symbols.add(size, each - 1), each)))
@@ -170,8 +180,7 @@ def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node
 
 
 @row("cat", "concat", "concatenate")
-def cat(trace: Trace, tensors: Any, dim: int = 0, **keywords: Any) -> Node:
-    dim = keywords.get("axis", dim)
+def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
     nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
     if not nodes:
         raise ValueError("cat expects at least one tensor")

@@ -22,6 +22,8 @@ def why_unreadable(tensor: torch.Tensor) -> str | None:
         return "a nested tensor; only strided ones are supported, such as .to_padded_tensor(0)"
     if tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}; only strided ones are supported, such as .to_dense()"
+    if tensor.is_neg() or tensor.is_conj():
+        return "a view whose elements are not those in memory (of .imag or .conj()); pass x.resolve_neg()"
     try:
         has_memory = bool(tensor.data_ptr()) or not tensor.numel() or tensor.is_meta
     except RuntimeError as error:

@@ -26,11 +26,6 @@ def scan(trace: Trace, kind: str, input: Node, dim: int, dtype: str | None = Non
     return trace.make("scan", (input,), dtype or input.dtype, input.shape, (kind, dim, False))
 
 
-def _copy(trace: Trace, input: Node, dtype: str) -> Node:
-    """What is cumulated of the one element of a tensor without dimensions."""
-    return trace.make("cast", (input,), dtype, input.shape)
-
-
 def _accumulated(trace: Trace, kind: str, input: Node, dim: Any, dtype: torch.dtype | None, name: str) -> Node:
     if dtype is not None:
         to = dtype_name(dtype)
@@ -39,17 +34,17 @@ def _accumulated(trace: Trace, kind: str, input: Node, dim: Any, dtype: torch.dt
     if to == "bool" or to.startswith("float8"):
         raise UnsupportedError(f"{name} of {to} is not implemented, in torch neither")
     along = dimension(input, dim)
-    return scan(trace, kind, trace.cast(input, to), along) if input.shape else _copy(trace, input, to)
+    return scan(trace, kind, trace.cast(input, to), along) if input.shape else trace.copy(input, to)
 
 
 @row("cumsum")
-def cumsum(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None, **kw: Any) -> Node:
-    return _accumulated(trace, "sum", input, kw.get("axis", dim), dtype, "cumsum")
+def cumsum(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) -> Node:
+    return _accumulated(trace, "sum", input, dim, dtype, "cumsum")
 
 
 @row("cumprod")
-def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None, **kw: Any) -> Node:
-    return _accumulated(trace, "prod", input, kw.get("axis", dim), dtype, "cumprod")
+def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) -> Node:
+    return _accumulated(trace, "prod", input, dim, dtype, "cumprod")
 
 
 def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]:
@@ -58,7 +53,7 @@ def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]
         raise UnsupportedError(f"cum{kind} of {input.dtype} is not implemented, in torch neither")
     along = dimension(input, dim)
     if not input.shape:
-        return _copy(trace, input, input.dtype), operand(trace, 0, "int64")
+        return trace.copy(input, input.dtype), operand(trace, 0, "int64")
     number = trace.cast(input, "uint8" if input.dtype == "bool" else input.dtype)
     values = trace.cast(scan(trace, kind, number, along), input.dtype)
     return values, scan(trace, f"arg{kind}", number, along, "int64")
@@ -79,7 +74,7 @@ def logcumsumexp(trace: Trace, input: Node, dim: Any) -> Node:
     if not DTYPES[input.dtype].is_floating_point or input.dtype.startswith("float8"):
         raise UnsupportedError(f"logcumsumexp of {input.dtype} is not implemented, in torch neither")
     along = dimension(input, dim)
-    return scan(trace, "logsumexp", input, along) if input.shape else _copy(trace, input, input.dtype)
+    return scan(trace, "logsumexp", input, along) if input.shape else trace.copy(input, input.dtype)
 
 
 @row("cumulative_trapezoid")

@@ -25,6 +25,7 @@ from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, 
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
+from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captures import (
     Captured,
     Captures,
@@ -35,9 +36,10 @@ from jitgen.trace.captures import (
 )
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
+from jitgen.trace.intermediates import with_wide_intermediates
 from jitgen.trace.location import quote, raised_at, user_location
 from jitgen.trace.mistakes import refusal
-from jitgen.trace.numbers import SymbolicNumber, wrap
+from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
 from jitgen.trace.readable import why_unreadable
 from jitgen.trace.typing import expand, rounded
@@ -62,7 +64,7 @@ class _InterceptFunctions(TorchFunctionMode):
         self.trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.trace.call(func, args, kwargs or {})
+        return None if StandIn in types else self.trace.call(func, args, kwargs or {})
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,15 @@ class Output:
 
     Attributes:
         index: the graph output that it is; None where it is no tensor.
-        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic.
+        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic; ``Sizes`` of a ``torch.Size``.
     """
 
     index: int | None
     value: Any = None
+
+
+class Sizes(tuple[Any, ...]):
+    """The ints and ``Expr`` of a ``torch.Size``, which a function may return."""
 
 
 @dataclass(frozen=True)
@@ -208,40 +214,70 @@ class Trace:
 
     def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of ``target``, a torch function, an operator, or a method's name, for these arguments."""
+        if isinstance(target, str):
+            try:
+                check_method(target, args, kwargs)
+            except TypeError as error:
+                raise TraceError(f"{self.name}: Tensor.{target}: {error}{quote(user_location())}") from None
         with torch._C.DisableTorchFunction():
             row, name = table.find(target)
-            if row is None and name.rpartition(".")[2] in _READS:
-                raise TraceError(
-                    f"{self.name}: {name} asks for a tensor's value, which is known only when the kernel runs"
-                    f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
-                    "pass it as an argument"
-                )
             if row is None:
-                raise UnsupportedError(
-                    f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
-                    "  compute it outside the decorated function, or write it with supported operations"
-                )
+                raise self._no_row(name)
             if kwargs.get("out") is not None:
                 raise UnsupportedError(
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
                     "  return the value, and give out= to the call of the decorated function"
                 )
-            positional, named = list(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
-            nodes = [value for value in (*positional, *named.values()) if isinstance(value, Node)]
+            positional, named = tuple(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
+            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
-            try:
-                result = row.function(self, *positional, **named)
-            except JitgenError as error:
-                raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
-            except Exception as error:
-                why = refusal(error, positional, named, self.guards.hint)
-                raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+        result = self._result(row, name, positional, named)
+        with torch._C.DisableTorchFunction():
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
-            if row.is_view:
+            if row.is_view or row.composed:  # what a composition calls has made its copies
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._unaliased(result), None)
+
+    def _result(self, row: table.Row, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the row makes of the arguments, in nodes."""
+        try:
+            if row.composed:
+                args, keywords = bind(row.function, positional, named)
+                keywords = {key: self._leave(value, None) for key, value in keywords.items()}
+                with _InterceptFunctions(self):
+                    return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
+            with torch._C.DisableTorchFunction():
+                args, keywords = bind(row.function, (self, *positional), named)
+                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+                return self._with_wide_intermediates(row.function(*args, **keywords), nodes)
+        except JitgenError as error:
+            if row.composed and str(error).startswith(f"{self.name}: "):  # of a function that the composition calls
+                raise type(error)(str(error).replace(": ", f": {name}: ", 1)) from None
+            raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
+        except Exception as error:
+            why = refusal(error, positional, named, self.guards.hint)
+            raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+
+    def _no_row(self, name: str) -> JitgenError:
+        if name.rpartition(".")[2] in _READS:
+            return TraceError(
+                f"{self.name}: {name} asks for a tensor's value, which is known only when the kernel runs"
+                f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
+                "pass it as an argument"
+            )
+        return UnsupportedError(
+            f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
+            "  compute it outside the decorated function, or write it with supported operations"
+        )
+
+    def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:
+        """A row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""
+        leaves, tree = pytree.tree_flatten(result)
+        nodes = [leaf for leaf in leaves if isinstance(leaf, Node)]
+        wide = iter(with_wide_intermediates(self.builder, nodes, arguments))
+        return pytree.tree_unflatten([next(wide) if isinstance(leaf, Node) else leaf for leaf in leaves], tree)
 
     def _refused_weight(self, what: str) -> str:
         return (
@@ -369,6 +405,10 @@ class Trace:
             return self._cast_scalar(node, dtype)
         return self.make("cast", (node,), dtype, node.shape)
 
+    def copy(self, node: Node, dtype: str) -> Node:
+        """``node`` as ``dtype`` in memory of its own."""
+        return self.make("cast", (node,), dtype, node.shape)
+
     def _cast_scalar(self, node: Node, dtype: str) -> Node:
         if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
             return self.builder.const(rounded(node.attrs[0], dtype), dtype)
@@ -437,7 +477,8 @@ def trace(
         ) from error
     finally:
         tracing.reset(token)
-    flat, result_tree = pytree.tree_flatten(result)
+    # pytree takes a torch.Size for a tuple.
+    flat, result_tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
     outputs: list[Node] = []
     returned: list[Output] = []
     for leaf in flat:
@@ -447,7 +488,8 @@ def trace(
             returned.append(Output(len(outputs)))
             outputs.append(state.returned(leaf))
         else:
-            returned.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
+            value = Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
+            returned.append(Output(None, value))
     graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
     captured_guards = list(state.captures.guards)
     if guards.default_dtype is not None:

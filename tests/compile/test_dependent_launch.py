@@ -61,8 +61,8 @@ def assert_waits_first(entry: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "backend"), list(product(FUNCTIONS, ("cuda", "triton"))))
-def test_memory_is_touched_after_the_wait(name: str, backend: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+@pytest.mark.quick(where=lambda name, backend: backend == "cuda" or name in ("elementwise", "rows of a block"))
+def test_memory_is_touched_after_the_wait(name: str, backend: str) -> None:
     text = ptx(*FUNCTIONS[name], "sm_90a", backend)
     (entry,) = text.split(".entry")[1:]
     assert entry.count("griddepcontrol.wait") == 1
@@ -72,10 +72,9 @@ def test_memory_is_touched_after_the_wait(name: str, backend: str, tmp_path, mon
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_kept_rows_are_prefetched_before_the_wait(name: str, tmp_path, monkeypatch) -> None:
+def test_kept_rows_are_prefetched_before_the_wait(name: str) -> None:
     """And of what all rows read and a later pass needs every block asks for a share, where that are few blocks and rows
     are not long."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     before, after = ptx(*FUNCTIONS[name], "sm_90a", "cuda").split("griddepcontrol.wait")
     kept = name in ("rows of a block", "rows of a cluster", "few rows of a cluster")
     shares = name == "rows of a block"
@@ -85,9 +84,8 @@ def test_kept_rows_are_prefetched_before_the_wait(name: str, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtype) -> None:
     """As many as make the same number of bytes, whatever their elements and however many are added up."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
     def prefetched(function: Callable[..., object], rows: int, operands: int = 1) -> tuple[Prefetch | None, str]:
         specs = [TensorSpec((rows, 151936), dtype)] * operands
@@ -115,8 +113,7 @@ def test_of_few_rows_in_clusters_only_the_first_are_prefetched(dtype: torch.dtyp
         assert prefetched(lambda x: F.rms_norm(x, x.shape[-1:]), 48)[0] == Prefetch((0,), every_nth=3)
 
 
-def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it() -> None:
 
     def scaled_softmax(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.softmax(x * weight, -1)
@@ -126,9 +123,9 @@ def test_what_all_rows_share_is_not_prefetched_where_the_first_pass_needs_it(tmp
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("rows", "length"), [(1, 4096), (1, 4104), (4, 4104), (16, 4096), (512, 4096)])
-def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: bool, tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda rows, length, turned: length == 4096 and turned == (rows == 16))
+def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: bool) -> None:
     """The kernel ahead may write them too. Of the read-only path nothing says that it stays behind the wait."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
     def product_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight if turned else x @ weight.T
@@ -143,8 +140,7 @@ def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: b
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-def test_there_is_no_wait_where_launches_do_not_overlap(backend: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+def test_there_is_no_wait_where_launches_do_not_overlap(backend: str) -> None:
     text = ptx(*FUNCTIONS["rows of a block"], "sm_80", backend)
     assert "griddepcontrol" not in text
     assert PREFETCH not in text

@@ -44,11 +44,6 @@ def lowered(function: Callable[..., Any], *specs: TensorSpec, target: str = "sm_
     return jitgen.jit(function).lower(*specs, target=target, backend="cuda")
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
-
-
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(
     ("format", "group", "dtype", "target"),
@@ -62,6 +57,7 @@ def store(tmp_path, monkeypatch) -> None:
         ("int8", None, BF16, "sm_80"),
     ],
 )
+@pytest.mark.quick(where=lambda rows, format, dtype: rows == 16 or (format, dtype) == ("int4", F16))
 def test_a_quantised_weight_is_read_16_bytes_at_a_time(
     format: str, group: int, dtype: Any, rows: int, target: str
 ) -> None:
@@ -81,6 +77,7 @@ def test_a_quantised_weight_is_read_16_bytes_at_a_time(
 
 @pytest.mark.parametrize("rows", [1, 16, 300])
 @pytest.mark.parametrize("function", [swiglu, projections])
+@pytest.mark.quick(where=lambda rows: rows == 16)
 def test_products_of_one_activation_are_one_kernel(function: Callable[..., Any], rows: int) -> None:
     count = 2 if function is swiglu else 3
     low = lowered(function, TensorSpec((rows, 4096), BF16), *(quantized(2048, 4096) for _ in range(count)))
@@ -101,6 +98,7 @@ def test_regions_that_differ_in_their_weights_alone_share_a_mainloop() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("rows", [1, 64, 300])
 @pytest.mark.parametrize("length", [4096, 4095])
+@pytest.mark.quick(where=lambda rows, length, target: (rows, target) == (64, "sm_80") or (rows, length) == (300, 4096))
 def test_dense_weights(rows: int, length: int, target: str) -> None:
     specs = [TensorSpec((rows, length), BF16), TensorSpec((1024, length), BF16)]
     specs += [TensorSpec((1024,), BF16), TensorSpec((rows, 1024), BF16)]
@@ -117,6 +115,7 @@ def test_dense_weights(rows: int, length: int, target: str) -> None:
 @pytest.mark.parametrize("rows", [1, 4, 8, 16])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.quick(where=lambda dtype, rows, transposed: rows == 4 and dtype is (BF16 if transposed else F32))
 def test_dense_weights_of_few_rows_are_read_16_bytes_at_a_time(transposed: bool, dtype: Any, rows: int) -> None:
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ (w if transposed else w.T)
@@ -134,6 +133,7 @@ def test_dense_weights_of_few_rows_are_read_16_bytes_at_a_time(transposed: bool,
 @pytest.mark.parametrize("weights", ["int4", "int8", None])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.quick(where=lambda dtype, target: (dtype, target) == (BF16, "sm_90a"))
 def test_an_activation_of_few_rows_is_computed_in_shared_memory(weights: str | None, dtype: Any, target: str) -> None:
     def function(x: torch.Tensor, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.linear(x * scale[:, None], w).relu()
@@ -150,6 +150,7 @@ def test_an_activation_of_few_rows_is_computed_in_shared_memory(weights: str | N
 
 @pytest.mark.parametrize("rows", [1, 300])
 @pytest.mark.parametrize("weight", [None, "int4", "uint4", "int8"])
+@pytest.mark.quick(where=lambda rows, weight: (rows, weight) in ((300, None), (1, "int4")))
 def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
     spec = quantized(1024, 512, weight, 64, F32) if weight else TensorSpec((1024, 512), F32)
     built = lowered(linear, TensorSpec((rows, 512), F32), spec).compile()
@@ -158,7 +159,9 @@ def test_float32_is_not_rounded(rows: int, weight: str | None) -> None:
     assert "HMMA" not in built.asm["sass"]
 
 
-def test_a_recorded_prefill_prewarms_every_number_of_rows_with_its_prologue_or_without(tmp_path: Path) -> None:
+def test_a_recorded_prefill_prewarms_every_number_of_rows_with_its_prologue_or_without(
+    tmp_path: Path, own_store: Path
+) -> None:
     def function(gate: torch.Tensor, up: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.linear(F.silu(gate) * up, w)
 

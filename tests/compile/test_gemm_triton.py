@@ -72,6 +72,9 @@ def projections(x: torch.Tensor, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize(("target", "format", "rows"), CASES, ids=str)
+@pytest.mark.quick(
+    where=lambda target, format, rows: (rows == 1 and target != "sm_100a") or (target, format) == ("sm_90a", FORMATS[2])
+)
 def test_every_form_and_format_compiles(target: str, format: Any, rows: int) -> None:
     source, _ = lowered(linear, target, rows, (28672,), format)
     artifact, code = compiled(source)
@@ -93,6 +96,7 @@ def test_several_products_are_one_kernel(function: Any, format: Any, rows: int) 
 
 @pytest.mark.parametrize("format", [None, ("int4", 32)], ids=str)
 @pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.quick(where=lambda rows: rows == 64)
 def test_float32_products_are_exact_ones(format: Any, rows: int) -> None:
     artifact, code = compiled(lowered(linear, "sm_90a", rows, (512,), format, torch.float32)[0])
     assert "HMMA" not in code
@@ -105,6 +109,7 @@ def test_float32_products_are_exact_ones(format: Any, rows: int) -> None:
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("format", FORMATS[:2], ids=str)
 @pytest.mark.parametrize("rows", [512, 2048])
+@pytest.mark.quick(where=lambda dtype, rows, format: (dtype, rows, format) == (torch.bfloat16, 512, FORMATS[1]))
 def test_many_rows_are_warpgroup_products_on_hopper(dtype: torch.dtype, format: Any, rows: int) -> None:
     _, code = compiled(lowered(linear, "sm_90a", rows, (8192,), format, dtype)[0])
     assert "HGMMA" in code
@@ -144,6 +149,7 @@ def overwritten(loop: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("format", FORMATS[1:], ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(64, 28672), (64, 4096), (256, 4096), (2048, 28672)])
+@pytest.mark.quick(where=lambda rows, columns, format: (rows, columns, format) == (64, 4096, FORMATS[2]))
 def test_weights_of_products_in_flight_are_left_alone(format: Any, rows: int, columns: int) -> None:
     """Nor does ptxas wait for each product by itself, as it does where accumulators might be defined elsewhere."""
     weight = spec((columns, 4096), torch.bfloat16, format)
@@ -157,6 +163,7 @@ def test_weights_of_products_in_flight_are_left_alone(format: Any, rows: int, co
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.quick(where=lambda rows: rows == 16)
 def test_int4_weights_stay_in_registers(rows: int) -> None:
     """A warp's only stores to shared memory are those of its sums and of scales, not one for each pair of weights."""
     _, code = compiled(lowered(linear, "sm_90a", rows, (28672,), ("int4", 128))[0])

@@ -29,8 +29,12 @@ CASES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("length", [7, 4096, 32768, 151936])
-def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+@pytest.mark.quick(
+    where=lambda name, target, length: (
+        (target, length) == ("sm_90a", 4096) or (name, target, length) == ("softmax", "sm_90a", 151936)
+    )
+)
+def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: int) -> None:
     spec = TensorSpec(("M", length), torch.bfloat16)
     lowered = jitgen.jit(CASES[name]).lower(spec, target=target)
     assert [kernel.template for kernel in lowered.kernels] == ["reduction/reduction.cu.j2"]
@@ -42,8 +46,8 @@ def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: in
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("length", [4096, 32768, 151936])
-def test_accesses_are_16_bytes_wide(dtype: torch.dtype, length: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+@pytest.mark.quick(where=lambda length: length == 4096)
+def test_accesses_are_16_bytes_wide(dtype: torch.dtype, length: int) -> None:
     spec = TensorSpec(("M", length), dtype)
     sass = jitgen.jit(CASES["softmax"]).lower(spec, target="sm_90a").compile().asm["sass"]
     loads = set(re.findall(r"LDG\.(\S+)", sass))
@@ -53,9 +57,8 @@ def test_accesses_are_16_bytes_wide(dtype: torch.dtype, length: int, tmp_path, m
     assert all("128" in width for width in loads | stores)
 
 
-def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
+def test_a_row_is_read_once() -> None:
     """Resident rows: as many load instructions as vectors of a thread, whatever the number of passes."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     lowered = jitgen.jit(CASES["softmax"]).lower(TensorSpec(("M", 4096), torch.bfloat16), target="sm_90a")
     schedule = lowered._lowered.schedules[0]
     assert schedule.resident
@@ -65,9 +68,9 @@ def test_a_row_is_read_once(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("length", [81_924, 100_000, 151_936, 155_648])
 @pytest.mark.parametrize("rows", [49, 128])
-def test_rows_that_lie_partly_in_shared_memory(rows: int, length: int, tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda rows, length: (rows, length) == (128, 151_936))
+def test_rows_that_lie_partly_in_shared_memory(rows: int, length: int) -> None:
     """What is beyond eight vectors of a thread is copied there without registers, and read by whole accesses."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     for name in ("softmax", "log_softmax", "rms_norm"):
         lowered = jitgen.jit(CASES[name]).lower(TensorSpec((rows, length), torch.float32), target="sm_90a")
         (schedule,) = lowered._lowered.schedules
@@ -96,15 +99,13 @@ def test_rows_that_lie_partly_in_shared_memory(rows: int, length: int, tmp_path,
         (64, 151_936, torch.bfloat16),
     ],
 )
-def test_rows_that_lie_in_registers_alone(rows: int, length: int, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+def test_rows_that_lie_in_registers_alone(rows: int, length: int, dtype: torch.dtype) -> None:
     spec = TensorSpec((rows, length), dtype)
     (schedule,) = jitgen.jit(CASES["softmax"]).lower(spec, target="sm_90a")._lowered.schedules
     assert schedule.shared_vectors == 0
 
 
-def test_many_reductions_leave_no_room_in_shared_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+def test_many_reductions_leave_no_room_in_shared_memory() -> None:
 
     def powers(x: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -116,9 +117,8 @@ def test_many_reductions_leave_no_room_in_shared_memory(tmp_path, monkeypatch) -
     assert lowered.compile().report[0]["shared_bytes"] < 49152
 
 
-def test_two_values_of_an_element_lie_in_registers(tmp_path, monkeypatch) -> None:
+def test_two_values_of_an_element_lie_in_registers() -> None:
     """One place in shared memory would not do for both."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
     def both(x: torch.Tensor) -> torch.Tensor:
         return x + F.softmax(x, -1)
@@ -155,9 +155,9 @@ from what length on; without the latter, where blocks of its own cannot hold a r
 
 @pytest.mark.parametrize("length", [45_056, 81_920, 81_924, 151_936, 163_844, 204_800])
 @pytest.mark.parametrize("name", PERSISTENT)
-def test_persistent_rows(name: str, length: int, tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda name, length: name in ("layer_norm", "norm of a sum", "softmax") and length == 163_844)
+def test_persistent_rows(name: str, length: int) -> None:
     """Rows come into shared memory by bulk copies, and what all rows read is read outside the loop over them."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     function, own, common, least = PERSISTENT[name]
     specs = [TensorSpec((64, length), torch.float32)] * own + [TensorSpec((length,), torch.float32)] * common
     lowered = jitgen.jit(function).lower(*specs, target="sm_90a")
@@ -198,7 +198,6 @@ def test_persistent_rows(name: str, length: int, tmp_path, monkeypatch) -> None:
 def test_rows_that_have_blocks_of_their_own(
     rows: int, length: int, dtype: torch.dtype, target: str, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     specs = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
     (schedule,) = jitgen.jit(weighted).lower(*specs, target=target)._lowered.schedules
     assert not schedule.persistent
@@ -208,11 +207,11 @@ def test_rows_that_have_blocks_of_their_own(
 @pytest.mark.parametrize(("name", "own", "common"), [("weighted", 1, 1), ("affine", 1, 2)])
 @pytest.mark.parametrize("rows", [33, 64])
 @pytest.mark.parametrize("length", [65_544, 98_304, 131_072, 151_936, 163_840])
+@pytest.mark.quick(where=lambda rows, length: (rows, length) == (64, 98_304))
 def test_what_all_rows_read_comes_while_the_row_does(
     name: str, own: int, common: int, rows: int, length: int, tmp_path, monkeypatch
 ) -> None:
     """Of pairs of blocks: into shared memory by bulk copies, as much as it takes; the rest into registers."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     function = {"weighted": weighted, "affine": affine}[name]
     specs = [TensorSpec((rows, length), torch.bfloat16)] * own + [TensorSpec((length,), torch.bfloat16)] * common
     lowered = jitgen.jit(function).lower(*specs, target="sm_90a")
@@ -233,9 +232,9 @@ def test_what_all_rows_read_comes_while_the_row_does(
 
 
 @pytest.mark.parametrize("weights", [1, 2, 7, 15])
-def test_what_a_row_sends_leaves_less_for_what_all_rows_read(weights: int, tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda weights: weights in (2, 15))
+def test_what_a_row_sends_leaves_less_for_what_all_rows_read(weights: int) -> None:
     """Of many reductions, and of more operands than have any room."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
     def many(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = F.layer_norm(x, x.shape[-1:])
@@ -261,9 +260,8 @@ def test_what_a_row_sends_leaves_less_for_what_all_rows_read(weights: int, tmp_p
         ("codes", [TensorSpec((73_728,), torch.int8)]),
     ],
 )
-def test_what_no_whole_accesses_of_all_rows_bring_is_asked_for(name: str, specs, tmp_path, monkeypatch) -> None:
+def test_what_no_whole_accesses_of_all_rows_bring_is_asked_for(name: str, specs) -> None:
     """Vector for vector, and then so is the weight: what is asked for of one operand is of all."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     rows, weight = TensorSpec((64, 73_728), torch.bfloat16), TensorSpec((73_728,), torch.bfloat16)
 
     def normal(x: torch.Tensor, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -279,10 +277,10 @@ def test_what_no_whole_accesses_of_all_rows_bring_is_asked_for(name: str, specs,
 
 @pytest.mark.parametrize("length", [768, 1024, 98_304])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_little_of_what_all_rows_read_is_asked_for_with_the_row(
     length: int, dtype: torch.dtype, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     lowered = jitgen.jit(weighted).lower(TensorSpec((8, length), dtype), TensorSpec((length,), dtype), target="sm_90a")
     (schedule,) = lowered._lowered.schedules
     assert schedule.preload_deferred == (length <= 1024) == (schedule.unroll <= 4)
@@ -291,18 +289,16 @@ def test_little_of_what_all_rows_read_is_asked_for_with_the_row(
     assert bool(re.search(r"LDG\.\S*128", rest)) == (not schedule.preload_deferred)
 
 
-def test_rows_that_shared_memory_cannot_take(tmp_path, monkeypatch) -> None:
+def test_rows_that_shared_memory_cannot_take() -> None:
     """Of two operands, by targets."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     spec, weight = TensorSpec((64, 151_936), torch.float32), TensorSpec((151_936,), torch.float32)
     for target, expected in (("sm_90a", True), ("sm_100a", True), ("sm_120a", False)):
         (schedule,) = jitgen.jit(added).lower(spec, spec, weight, target=target)._lowered.schedules
         assert bool(schedule.persistent) == expected
 
 
-def test_many_rows_that_are_persistent(tmp_path, monkeypatch) -> None:
+def test_many_rows_that_are_persistent() -> None:
     """Because of what all rows read, or because nothing else holds them."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     rows, weight = TensorSpec((8192, 151_936), torch.float32), TensorSpec((151_936,), torch.float32)
     longer = TensorSpec((8192, 163_844), torch.float32)
     cases = [(affine, [rows, weight, weight], True), (weighted, [rows, weight], False)]
@@ -314,17 +310,16 @@ def test_many_rows_that_are_persistent(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [10, 300])
-def test_sums_of_two_operands_compile_at_every_length(rows: int, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda rows, dtype: (rows, dtype) == (300, torch.bfloat16))
+def test_sums_of_two_operands_compile_at_every_length(rows: int, dtype: torch.dtype) -> None:
     """Their rows have seven blocks from a length on, which is more than the least that eight can be."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
     for length in (32_768, 49_156, 65_536, 65_540, 81_920, 81_924, 131_080, 163_840, 262_152):
         spec, weight = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
         for report in jitgen.jit(added).lower(spec, spec, weight, target="sm_90a").compile().report:
             assert report["spill_bytes"] <= 32
 
 
-def test_what_a_later_pass_reads_of_a_row_has_no_place_in_shared_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+def test_what_a_later_pass_reads_of_a_row_has_no_place_in_shared_memory() -> None:
     spec = TensorSpec((64, 151_936), torch.float32)
     weight = TensorSpec((151_936,), torch.float32)
     later = jitgen.jit(lambda x, y, w: weighted(x, w) + y).lower(spec, spec, weight, target="sm_90a")
@@ -340,8 +335,8 @@ def test_what_a_later_pass_reads_of_a_row_has_no_place_in_shared_memory(tmp_path
     + [(torch.float16, "sm_80")],  # which Hopper keeps in a cluster
 )
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "logsumexp", "var", "columns of softmax"])
-def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.dtype, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
+@pytest.mark.quick(where=lambda dtype, target: (dtype, target) == (torch.float32, "sm_90a"))
+def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.dtype) -> None:
     more = {
         "logsumexp": lambda x: x.logsumexp(-1),
         "var": lambda x: x.var(-1),
@@ -357,9 +352,9 @@ def test_rows_that_every_pass_reads_again(name: str, target: str, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(5, 64), (1500, 256), (300, 100_000), (9000, 9000)])
-def test_many_reductions_of_columns_fit(dtype: torch.dtype, shape: tuple[int, int], tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
+def test_many_reductions_of_columns_fit(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     """Their states, in a thread's registers and in a block's shared memory, however many rows an access reaches."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
     def many(x: torch.Tensor) -> Any:
         found = (x.sum(0), x.amax(0), x.amin(0), x.argmax(0), x.argmin(0), x.prod(0), x.any(0), x.all(0))
@@ -372,9 +367,9 @@ def test_many_reductions_of_columns_fit(dtype: torch.dtype, shape: tuple[int, in
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [64, 512])
-def test_many_short_rows_of_which_little_is_kept(dtype: torch.dtype, length: int, tmp_path, monkeypatch) -> None:
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
+def test_many_short_rows_of_which_little_is_kept(dtype: torch.dtype, length: int) -> None:
     """A thread holds many elements of such rows, and takes several of them; places are computed in both passes."""
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path))
 
     def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x * y).sum(-1, keepdim=True) * x[:, :1].expand_as(x)

@@ -44,10 +44,10 @@ GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
-def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_settings(session_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in settings.SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(session_store))
 
 
 @pytest.mark.parametrize("case", streaming.CASES, ids=lambda case: case.name)
@@ -101,6 +101,7 @@ ROW_CASES = [each.case(1024) for each in rows.REDUCTIONS]
 
 
 @pytest.mark.parametrize("case", ROW_CASES, ids=lambda case: case.name)
+@pytest.mark.quick(where=lambda case: case.name.startswith(("softmax", "add")))
 def test_a_case_of_rows(case: streaming.Case) -> None:
     for dtype in case.dtypes:
         (found,) = streaming.measure(case, dtype, TINY, "rows")
@@ -110,6 +111,7 @@ def test_a_case_of_rows(case: streaming.Case) -> None:
 
 
 @pytest.mark.parametrize("case", columns.CASES, ids=lambda case: case.name)
+@pytest.mark.quick(where=lambda case: case.name == "column softmax, rows of 64")
 def test_a_case_of_columns(case: streaming.Case) -> None:
     (x,) = case.inputs(2**18, torch.float32, "cpu")
     assert x.numel() >= 2**18
@@ -124,6 +126,7 @@ def test_a_case_of_columns(case: streaming.Case) -> None:
 
 
 @pytest.mark.parametrize("case", reductions.CASES, ids=lambda case: case.name)
+@pytest.mark.quick(where=lambda case: case.name.endswith(("rows of 32", "rows of 32000")))
 def test_a_case_of_other_reductions(case: streaming.Case) -> None:
     inputs = case.inputs(2**18, torch.float32, "cpu")
     assert inputs[0].numel() <= 2**18

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from cpp_harness import INTEGERS, TYPES, Library, loop, source
+from cpp_harness import INTEGERS, ON_TARGETS, TARGETS, TYPES, Library, loop, source
 
 from jitgen.compile import host
 from jitgen.ir.ops import OPS
 from jitgen.spec import DTYPES, Target, runs_here
 
-TARGETS = [Target("cpu", arch) for arch in ("x86-64-v4", "x86-64-v3", "x86-64-v2", "generic")]
 UNARY = [op.name for op in OPS.values() if op.arity == 1 and "float32" in op.domain and not op.predicate]
 BINARY = [op.name for op in OPS.values() if op.arity == 2 and "float32" in op.domain and not op.predicate]
 PREDICATES = [op.name for op in OPS.values() if op.predicate and "float32" in op.domain]
@@ -56,7 +55,7 @@ SPECIAL = torch.tensor(
 )
 
 
-@pytest.fixture(scope="module", params=TARGETS, ids=str)
+@pytest.fixture(scope="module", params=ON_TARGETS, ids=str)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     if not runs_here(request.param):
         pytest.skip(f"this processor is below {request.param}")

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from cpp_harness import FLOATS, INTEGERS, TYPES, Library, loop
+from cpp_harness import FLOATS, INTEGERS, ON_TARGETS, TYPES, Library, loop
 
-from jitgen.spec import Target, runs_here
+from jitgen.spec import runs_here
 
 STORAGE = {
     "bfloat16": torch.bfloat16,
@@ -16,7 +16,6 @@ STORAGE = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-TARGETS = [Target("cpu", arch) for arch in ("x86-64-v4", "x86-64-v3", "x86-64-v2", "generic")]
 
 
 def casts() -> list[tuple[torch.dtype, torch.dtype]]:
@@ -27,7 +26,7 @@ def cast_name(source: torch.dtype, to: torch.dtype) -> str:
     return f"cast_{TYPES[source]}_{TYPES[to]}"
 
 
-@pytest.fixture(scope="module", params=TARGETS, ids=str)
+@pytest.fixture(scope="module", params=ON_TARGETS, ids=str)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     if not runs_here(request.param):
         pytest.skip(f"this processor is below {request.param}")

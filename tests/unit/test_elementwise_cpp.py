@@ -51,6 +51,7 @@ def places(shape: tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_every_length_and_place(dtype: torch.dtype, streaming: bool) -> None:
     for length in LENGTHS:
         x, y = (torch.randn(5, length).to(dtype) for _ in range(2))
@@ -59,6 +60,7 @@ def test_every_length_and_place(dtype: torch.dtype, streaming: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_inputs_of_every_layout(dtype: torch.dtype, streaming: bool) -> None:
     """By columns, broadcast along rows and columns, a number in memory, overlapping rows."""
     wide = torch.randn(200, 300).to(dtype)

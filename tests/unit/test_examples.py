@@ -1,9 +1,10 @@
-"""Every example runs as its head says, in a directory of its own and with an empty store."""
+"""Every example runs as its head says, in a directory of its own; the demo with an empty store, and again."""
 
 from __future__ import annotations
 
 import ast
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,9 @@ EXAMPLES = [path for path in LADDER if path.suffix == ".py"]  # test_minilm.py r
 pytestmark = pytest.mark.skipif(not EXAMPLES or host.toolchain() is None, reason="needs the checkout and a compiler")
 
 
-def run(example: Path, directory: Path, *arguments: str) -> str:
+def run(example: Path, directory: Path, *arguments: str, store: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in settings.SETTINGS}
-    environment |= {"JITGEN_CACHE_DIR": str(directory / "store"), "PYTHONPATH": str(CHECKOUT)}
+    environment |= {"JITGEN_CACHE_DIR": str(store), "PYTHONPATH": str(CHECKOUT)}
     command = [sys.executable, str(example), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=directory, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
@@ -29,8 +30,23 @@ def run(example: Path, directory: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_it_runs(example: Path, tmp_path: Path) -> None:
-    assert run(example, tmp_path)
+@pytest.mark.slow
+def test_it_runs(example: Path, tmp_path: Path, session_store: Path) -> None:
+    assert run(example, tmp_path, store=session_store)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.quick(where=lambda example: example.name[:2] not in ("01", "02", "12"))  # 01 runs below; others take long
+def test_it_runs_here(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported torch already."""
+    for name in settings.SETTINGS.keys() - {"JITGEN_CACHE_DIR"}:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -45,16 +61,16 @@ def test_they_are_a_ladder() -> None:
 
 
 def test_the_second_run_of_the_demo_compiles_nothing(tmp_path: Path) -> None:
-    first = run(EXAMPLES[0], tmp_path)
+    first = run(EXAMPLES[0], tmp_path, store=tmp_path / "store")
     assert "2 kernels compiled" in first
-    second = run(EXAMPLES[0], tmp_path)
+    second = run(EXAMPLES[0], tmp_path, store=tmp_path / "store")
     assert "Nothing was compiled" in second
     assert second.count("came from the store") >= 2
     assert "compiled by" not in second
 
 
-def test_the_plot(tmp_path: Path) -> None:
+def test_the_plot(tmp_path: Path, session_store: Path) -> None:
     pytest.importorskip("matplotlib")
     example = next(path for path in EXAMPLES if "repeated_multiply" in path.name)
-    run(example, tmp_path, "plot.png")
+    run(example, tmp_path, "plot.png", store=session_store)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -35,6 +35,7 @@ def linear() -> Any:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16))
 def test_dense(dtype: torch.dtype, seeded: random.Random) -> None:
     function = linear()
     for rows in ROWS:
@@ -43,6 +44,7 @@ def test_dense(dtype: torch.dtype, seeded: random.Random) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.quick(where=lambda format, group: (format, group) in (("int4", 32), ("uint4", 64), ("int8", None)))
 def test_quantized(format: str, group: int | None, seeded: random.Random) -> None:
     number = GROUPS.index(group) + FORMATS.index(format)
     dtype, columns = FLOATS[number % len(FLOATS)], COLUMNS[3 + number]
@@ -64,6 +66,7 @@ def test_quantized(format: str, group: int | None, seeded: random.Random) -> Non
     ],
     ids=str,
 )
+@pytest.mark.quick(where=lambda level, dtype: level == "generic" and dtype in (torch.float32, torch.bfloat16))
 def test_instruction_sets(
     level: str, dtype: torch.dtype, format: str | None, group: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +77,7 @@ def test_instruction_sets(
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_any_strides(dtype: torch.dtype) -> None:
     function, ends = linear(), jitgen.jit(lambda x, w: x @ w)
     for rows, columns, length in [(1, 65, 130), (8, 48, 77)]:
@@ -114,6 +118,9 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["dense", "quantized"])
 @pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.quick(
+    where=lambda name, quantized: (name, quantized) in (("relu", False), ("swiglu", True), ("scaled rows", False))
+)
 def test_epilogues(name: str, quantized: bool, seeded: random.Random) -> None:
     dtype = FLOATS[(list(EPILOGUES).index(name) + quantized) % len(FLOATS)]
     format = "int4" if quantized else None
@@ -169,6 +176,7 @@ def test_regions_of_different_widths(dtype: torch.dtype, format: str | None) -> 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16))
 def test_prologues(dtype: torch.dtype) -> None:
     """The activation is computed while it is packed, and rounded to its dtype as eager torch would."""
     function = jitgen.jit(lambda x, g, s, w: F.linear(x * g + s, w))
@@ -187,6 +195,7 @@ def test_prologues(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.quick(where=lambda format: format == "int4")
 def test_any_number_of_threads_gives_the_same_bits(format: str | None) -> None:
     function, before = linear(), torch.get_num_threads()
     try:
@@ -209,3 +218,17 @@ def test_special_values() -> None:
     found, plain = run(function, (x, w), (40, 33), x.dtype), F.linear(x.float(), w.float())
     assert torch.equal(found.isnan(), plain.isnan())
     assert torch.equal(found.isinf(), plain.isinf())
+
+
+@pytest.mark.parametrize(
+    ("stored", "multiplied"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float8_e4m3fn, torch.bfloat16)],
+    ids=str,
+)
+def test_an_activation_is_cast_while_it_is_packed(stored: torch.dtype, multiplied: torch.dtype) -> None:
+    x, w = torch.randn(5, 40).to(stored), torch.randn(7, 40).to(multiplied)
+    function = jitgen.jit(lambda x, w: x.to(multiplied) @ w.t())
+    exact = x.double() @ w.double().t()
+    bound = torch.finfo(multiplied).eps * exact.abs() + 40 * 2**-23 * (x.double().abs() @ w.double().abs().t())
+    assert ((function(x, w).double() - exact).abs() <= bound).all()
+    assert len(function.lower(x, w).kernels) == 1

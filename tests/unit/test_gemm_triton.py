@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,15 +10,18 @@ import torch
 import jitgen
 from jitgen.families.gemm.schedule import ROW_BUCKETS
 from tests import triton_matmuls
+from tests.interpreter import Interpreter
 
 
 @pytest.fixture(scope="module")
-def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
-    return interpreted("tests.triton_matmuls")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_matmuls") as process:
+        yield process
 
 
 @pytest.mark.parametrize("check", triton_matmuls.CHECKS)
-def test_matmuls(check: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=triton_matmuls.is_quick)
+def test_matmuls(check: str, failures: Interpreter) -> None:
     assert failures[check] == []
 
 

@@ -22,6 +22,7 @@ def combine(x: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", DTYPES, ids=str)
+@pytest.mark.quick(where=lambda kind: kind == torch.bfloat16)
 def test_they_promote_as_0d_tensors_do(kind: torch.dtype) -> None:
     function = jitgen.jit(combine)
     for dtype in DTYPES:

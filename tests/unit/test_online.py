@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec
 from tests import triton_online
+from tests.interpreter import Interpreter
 
 LENGTHS = {"triton": 40000, "cuda": 220000}
 """Of float32 rows that are not kept on chip."""
@@ -36,6 +37,7 @@ FEWER: dict[str, tuple[Callable[..., Any], int]] = {
     "log_softmax": (lambda x: x.log_softmax(-1), 2),
     "logsumexp": (lambda x: x.logsumexp(-1), 1),
     "cross_entropy": (cross_entropy, 1),
+    "label smoothing": (lambda x: F.cross_entropy(x, x[:, 0].long(), reduction="none", label_smoothing=0.1), 1),
     "layer_norm": (lambda x: F.layer_norm(x, x.shape[-1:]), 2),
     "var": (lambda x: x.var(-1), 1),
     "std": (lambda x: x.std(-1, correction=0), 1),
@@ -63,7 +65,6 @@ AS_WRITTEN: dict[str, tuple[Callable[..., Any], int]] = {
     "some deviations": (lambda x: torch.where(x > 0, deviations(x) ** 2, 0).sum(-1), 2),
     "products of deviations": (lambda x: (deviations(x) * deviations(x * x)).sum(-1), 2),
     "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), 2),
-    "label smoothing": (lambda x: F.cross_entropy(x, x[:, 0].long(), reduction="none", label_smoothing=0.1), 2),
 }
 
 
@@ -133,10 +134,12 @@ def test_a_cpu_walks_as_it_did() -> None:
 
 
 @pytest.fixture(scope="module")
-def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
-    return interpreted("tests.triton_online")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_online") as process:
+        yield process
 
 
 @pytest.mark.parametrize("check", triton_online.CHECKS)
-def test_numbers(check: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=triton_online.is_quick)
+def test_numbers(check: str, failures: Interpreter) -> None:
     assert failures[check] == []

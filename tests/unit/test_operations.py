@@ -64,10 +64,15 @@ def expected(function: Any, tensors: tuple[torch.Tensor, ...], want: torch.Tenso
     return exact, want
 
 
-def supported(tensors: tuple[torch.Tensor, ...]) -> tuple[list[tuple[str, str, Any, torch.Tensor]], list[str]]:
-    """The cases eager torch computes for these tensors, with its results; and those that jitgen alone accepts."""
-    found, liberties = [], []
+def supported(
+    tensors: tuple[torch.Tensor, ...], every: bool
+) -> tuple[list[tuple[str, str, Any, torch.Tensor]], list[str]]:
+    """The cases eager torch computes for these tensors, with its results: ``every`` one, or the first of each row, but
+    of integers none that is computed in float32, as that of floats is; and those that jitgen alone accepts."""
+    found, liberties, rows = [], [], set()
     for row, label, function in cases():
+        if row in rows and not every:
+            continue
         try:
             want = function(*tensors)
         except (RuntimeError, TypeError, NotImplementedError):
@@ -77,17 +82,21 @@ def supported(tensors: tuple[torch.Tensor, ...]) -> tuple[list[tuple[str, str, A
                 continue
             liberties.append(label)
         else:
-            found.append((row, label, function, want))
+            rows.add(row)
+            if every or want.is_floating_point() <= tensors[0].is_floating_point():
+                found.append((row, label, function, want))
     return found, liberties
 
 
+@pytest.mark.parametrize("every", [False, True], ids=["first calls", "every call"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
-def test_rows_agree_with_eager_torch(dtype: torch.dtype) -> None:
+@pytest.mark.quick(where=lambda dtype, every: dtype in (torch.float32, torch.int32) and not every)
+def test_rows_agree_with_eager_torch(dtype: torch.dtype, every: bool) -> None:
     tensors = operands(dtype)
     if INTERPRETED:
         tensors = tuple(tensor[..., :4] for tensor in tensors)
     magnitude = 1 + sum(tensor.double().nan_to_num(0, 0, 0).abs() for tensor in tensors[:3])
-    chosen, liberties = supported(tensors)
+    chosen, liberties = supported(tensors, every)
     wrong: list[str | None] = []
     for first in range(0, len(chosen), BATCH):
         part = chosen[first : first + BATCH]
@@ -172,7 +181,7 @@ def test_every_operation_is_reached_by_a_row() -> None:
 
 
 def test_promotion_of_every_pair_of_dtypes() -> None:
-    """Dimensioned with dimensioned, with 0-d, and with numbers; values of the comparison show what was compared."""
+    """Dimensioned with dimensioned, with 0-d, and with numbers."""
     tensors = [torch.tensor([1, 0, 1], dtype=dtype) for dtype in DTYPES]
     scalars = [torch.tensor(1, dtype=dtype) for dtype in DTYPES]
     count = len(DTYPES)
@@ -189,9 +198,16 @@ def test_promotion_of_every_pair_of_dtypes() -> None:
         nodes = lowered_graph(function, *tensors, *scalars).outputs
         assert [node.dtype for node in nodes] == [names(result.dtype) for result in want]
         assert [len(node.shape) for node in nodes] == [result.ndim for result in want]
-        if operation is torch.add:
-            for got, result in zip(function(*tensors, *scalars), want, strict=True):
-                torch.testing.assert_close(got, result)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.int8)
+def test_promoted_values(dtype: torch.dtype) -> None:
+    left = torch.tensor([1, 0, 1], dtype=dtype)
+    others = [torch.tensor(value, dtype=other) for other in DTYPES for value in ([1, 0, 1], 1)]
+    function = jitgen.jit(lambda x, *others: [x + other for other in (*others, True, 2, 2.5)])
+    for got, want in zip(function(left, *others), function.reference(left, *others), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_run_time_numbers_promote_as_python_numbers_do() -> None:
@@ -220,6 +236,7 @@ def test_integer_division_does_not_trap() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_minimum_and_maximum_propagate_nan(dtype: torch.dtype) -> None:
     x = torch.tensor([math.nan, 1.0, math.nan, -0.0], dtype=dtype)
     y = torch.tensor([1.0, math.nan, math.nan, 0.0], dtype=dtype)
@@ -247,6 +264,7 @@ def test_casts_round_even_within_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float8_e4m3fn)
 def test_float8_is_stored_moved_and_cast(dtype: torch.dtype) -> None:
     x = sample(torch.float32, 8).to(dtype)
     function = jitgen.jit(lambda x: (x.float() * 2, x.half(), torch.cat([x, x]), x[::2].clone(), x.clone()))
@@ -276,9 +294,9 @@ def test_constants_are_stored_as_their_dtype() -> None:
 CHECKED_ELSEWHERE = "rows_agree or minimum or divide or trap or casts_round or promot"
 
 
-def _pytest(**environment: str) -> None:
+def _pytest(chosen: str, **environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    command += ["-k", environment.pop("only")]
+    command += ["-m", chosen, "-k", environment.pop("only")]
     done = subprocess.run(
         command, env=os.environ | environment, cwd=Path(__file__).parents[2], capture_output=True, text=True
     )
@@ -286,21 +304,23 @@ def _pytest(**environment: str) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is what starts it")
-def test_under_tritons_interpreter() -> None:
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_under_tritons_interpreter(chosen: str) -> None:
     pytest.importorskip("triton")
-    _pytest(TRITON_INTERPRET="1", JITGEN_BACKEND="triton", only=CHECKED_ELSEWHERE)
+    _pytest(chosen, TRITON_INTERPRET="1", JITGEN_BACKEND="triton", only=CHECKED_ELSEWHERE)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="about the CPU")
 @pytest.mark.parametrize("level", ["x86-64-v3", "generic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=names)
+@pytest.mark.slow  # test_cpp_math.py has every operation at two levels
 def test_other_instruction_sets(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitgen.spec import Target, runs_here
 
     if not runs_here(Target.parse(level)):
         pytest.skip(f"this processor is no {level}")
     monkeypatch.setenv("JITGEN_CPU_TARGET", level)
-    test_rows_agree_with_eager_torch(dtype)
+    test_rows_agree_with_eager_torch(dtype, every=False)
 
 
 def test_operator_functions_are_the_operators() -> None:

@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import torch
 import jitgen
 from jitgen.compile import host
 from jitgen.families import registry
-from jitgen.families.family import Claim, Family
+from jitgen.families.family import Claim, Family, Partition
+from jitgen.ir.graph import Node
 from tests import own_family
 from tests.own_family import FAMILY
 
@@ -130,6 +132,34 @@ def test_its_templates_and_its_code_are_part_of_the_key(tmp_path: Path) -> None:
     assert key() != first
     x = torch.randn(3, 5)
     assert torch.allclose(jitgen.jit(sums)(x), x[:1].cumsum(1).expand(3, 5))
+
+
+def test_what_a_family_makes_of_values_is_part_of_the_key() -> None:
+    """A family may claim nothing and yet decide what others compute; its kernels must not be taken for theirs."""
+
+    def nothing(*arguments: object) -> object:
+        raise AssertionError("it has no kernels that it could be asked about")
+
+    def sums_for_products(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+        return [replace(value, op="add") if value.op == "mul" else value for value in values]
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    x, y = torch.full((5,), 3.0), torch.full((5,), 4.0)
+    before = jitgen.jit(product).lower(x, y).key
+    assert torch.equal(jitgen.jit(product)(x, y), x * y)
+    hooks = dict.fromkeys(("layout", "candidates", "render", "launch", "arguments", "work", "explain"), nothing)
+    registry.register(
+        Family(
+            name="swapped",
+            claim=lambda values, partition: Claim((), values),
+            rewrite_values=sums_for_products,
+            **hooks,  # type: ignore[arg-type]
+        )
+    )
+    assert jitgen.jit(product).lower(x, y).key != before
+    assert torch.equal(jitgen.jit(product)(x, y), x + y)
 
 
 def test_a_family_that_claims_nothing_is_in_nobodys_way() -> None:

@@ -14,9 +14,10 @@ from numeric import widened
 
 import jitgen
 
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "8"))
 settings.register_profile(
     "jitgen",
-    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")),
+    max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
     database=None,
@@ -146,7 +147,7 @@ def test_random_functions(data: st.DataObject, tree: Tree) -> None:
 
 
 @given(data=st.data(), tree=trees(4))
-@settings(max_examples=20)
+@settings(max_examples=EXAMPLES // 3)
 def test_one_trace_fits_other_sizes(data: st.DataObject, tree: Tree) -> None:
     """The same function again on other shapes and strides: guards let a trace be used only where it is right."""
     function = jitgen.jit(lambda *parts: tree.evaluate(list(parts)))
@@ -175,7 +176,7 @@ INTEGER: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     names=st.lists(st.sampled_from(sorted(INTEGER)), min_size=1, max_size=6),
     dtype=st.sampled_from([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]),
 )
-@settings(max_examples=30)
+@settings(max_examples=EXAMPLES // 2)
 def test_random_integer_chains(data: st.DataObject, names: list[str], dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
     numbers = st.lists(st.integers(limits.min, limits.max), min_size=4, max_size=4)

@@ -48,6 +48,7 @@ def decoded(weight: jitgen.QTensor) -> torch.Tensor:
 @pytest.mark.parametrize("group_size", GROUPS)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.quick(where=lambda group_size: group_size in (32, 96))
 def test_a_layout_keeps_everything(layout: str, format: str, group_size: int | None) -> None:
     row, found = find(format), layouts.find(layout)
     for shape in SHAPES:
@@ -71,6 +72,7 @@ def test_a_layout_keeps_everything(layout: str, format: str, group_size: int | N
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.quick(where=lambda format: format == "uint4")
 def test_a_layout_is_an_exact_inverse_for_quantised_weights(layout: str, format: str) -> None:
     for group_size in GROUPS:
         for shape in SHAPES:
@@ -95,6 +97,9 @@ def test_a_layout_works_on_the_meta_device(layout: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("group_size", GROUPS)
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.quick(
+    where=lambda group_size, dtype: dtype == torch.bfloat16 or (group_size, dtype) == (32, torch.float64)
+)
 def test_dequantising_is_the_formula(format: str, group_size: int | None, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         weight = jitgen.quantize(torch.randn(shape).to(dtype), format, group_size)

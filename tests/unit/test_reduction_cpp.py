@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,11 +15,14 @@ from numeric import reference
 import jitgen
 from jitgen.runtime import cpu
 
-SHORT = (1, 2, 3, 7, 8, 15)
+FIRST, SHORT = (3,), (1, 2, 7, 8, 15)
+"""Lengths of which each is a kernel of its own."""
 LONG = (16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 20000)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 FLOATS = tuple(TOLERANCE)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+QUICK = ((torch.float32, FIRST), (torch.bfloat16, LONG), (torch.int64, LONG))
+"""Every way of a kernel, in the dtypes that are computed in other ways."""
 
 
 def rows(length: int, dtype: torch.dtype, count: int = 7) -> torch.Tensor:
@@ -85,27 +87,32 @@ def normalisations(x: torch.Tensor) -> Any:
     return soft, F.log_softmax(x, -1), F.rms_norm(x, size, eps=1e-5), F.layer_norm(x, size), F.normalize(x, dim=-1)
 
 
-@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("lengths", [FIRST, SHORT, LONG], ids=["first", "short", "long"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.quick(where=lambda dtype, lengths: (dtype, lengths) in QUICK)
 def test_plain_reductions_are_exact_or_close(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
     for length in lengths:
         check(plain, rows(length, dtype), terms=length)
 
 
-def test_reductions_of_bool() -> None:
-    for length in (*SHORT, *LONG):
+@pytest.mark.parametrize("lengths", [(100, 1000), (*FIRST, *SHORT, *LONG)], ids=["few", "all"])
+@pytest.mark.quick(where=lambda lengths: len(lengths) == 2)
+def test_reductions_of_bool(lengths: tuple[int, ...]) -> None:
+    for length in lengths:
         check(truths, rows(length, torch.bool))
 
 
-@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("lengths", [FIRST, SHORT, LONG], ids=["first", "short", "long"])
 @pytest.mark.parametrize("function", [statistics, normalisations])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.quick(where=lambda dtype, lengths: (dtype, lengths) == (torch.float32, LONG))
 def test_compositions_are_close(dtype: torch.dtype, function: Callable[..., Any], lengths: tuple[int, ...]) -> None:
     for length in lengths:
         check(function, rows(length, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_columns(dtype: torch.dtype) -> None:
     def columns(x: torch.Tensor) -> Any:
         return x.sum(0), x.amax(0, keepdim=True), x.argmin(0), (x > 0).all(0)
@@ -115,17 +122,19 @@ def test_columns(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_narrow_columns(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("length", [9, 257, 20_011])
+@pytest.mark.quick(where=lambda dtype, length: dtype == torch.float32 and length == 257)
+def test_narrow_columns(dtype: torch.dtype, length: int) -> None:
     """Few columns in one piece are walked several rows of memory at a time, and what is left over at the end apart."""
 
     def columns(x: torch.Tensor, w: torch.Tensor) -> Any:
         return x.mean(0), x.amax(0), x.amin(0, keepdim=True), (x * w).mean(0), x.var(0), F.softmax(x, 0), x - x.mean(0)
 
-    for length, width in itertools.product((9, 257, 20_011), (1, 3, 7, 32, 129)):
+    for width in (1, 3, 7, 32, 129):
         x = rows(length, dtype, max(7, width)).t()[:, :width].contiguous()
         check(columns, x, torch.randn(width).to(dtype))
-    check(lambda x: x.mean(1), torch.randn(5, 3001, 3).to(dtype))
-    check(lambda x: (x.mean(0), x.argmax(0)), torch.randn(3001, 8).to(dtype)[:, :3])
+    check(lambda x: x.mean(1), torch.randn(5, length, 3).to(dtype))
+    check(lambda x: (x.mean(0), x.argmax(0)), torch.randn(length, 8).to(dtype)[:, :3])
 
 
 def test_columns_in_several_passes() -> None:
@@ -140,19 +149,31 @@ def test_columns_in_several_passes() -> None:
     ("shape", "dims"),
     [((4, 5, 6), (1, 2)), ((4, 5, 6), (0, 2)), ((4, 5, 6), 1), ((4, 5, 6), (0, 1)), ((4, 1, 6), 1), ((2, 3, 4, 5), -2)],
 )
+@pytest.mark.quick(where=lambda dims: dims in ((0, 2), (0, 1), -2))
 def test_dimensions(shape: tuple[int, ...], dims: Any) -> None:
     check(lambda x: (x.sum(dims), x.amax(dims, keepdim=True)), torch.randn(shape))
 
 
 @pytest.mark.parametrize("dims", [(1, 2), 1, (0, 1), 0, (0, 2)])
+@pytest.mark.quick(where=lambda dims: dims in ((1, 2), 0))
 def test_elements_less_their_mean(dims: Any) -> None:
     check(lambda x: x - x.mean(dims, keepdim=True), torch.randn(4, 5, 6))
 
 
-def test_inputs_that_are_not_contiguous() -> None:
-    x = torch.randn(60, 80)
-    for view in (x.t(), x[::2, ::3], x[:, 5:], x[3:4].expand(9, 80), x.flip(0), x[:, :1].expand(60, 40)):
-        check(lambda x: (F.softmax(x, -1), x.argmax(-1), x.sum()), view)
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.t(),
+    "every other": lambda x: x[::2, ::3],
+    "columns of more": lambda x: x[:, 5:],
+    "one row": lambda x: x[3:4].expand(9, 80),
+    "rows backwards": lambda x: x.flip(0),
+    "one column": lambda x: x[:, :1].expand(60, 40),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.quick(where=lambda view: view == "every other")
+def test_inputs_that_are_not_contiguous(view: str) -> None:
+    check(lambda x: (F.softmax(x, -1), x.argmax(-1), x.sum()), VIEWS[view](torch.randn(60, 80)))
 
 
 @pytest.mark.parametrize("length", [1, 1000, 4096, 100_000, 1_000_003])
@@ -169,6 +190,7 @@ def test_softmax_of_one_long_row() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 70), (2, 4097), (9, 130), (33, 9001), (4, 262_144), (3, 262_145)])
+@pytest.mark.quick(where=lambda dtype, shape: dtype == torch.float32 and shape == (33, 9001))
 def test_a_row_is_stored_beside_the_next(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """What a row keeps must outlast the next one's passes: several results, results of rows, and in place."""
     x = torch.randn(shape).to(dtype)
@@ -180,12 +202,15 @@ def test_a_row_is_stored_beside_the_next(shape: tuple[int, int], dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_functions_behind_a_reduction(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("together", [True, False], ids=["together", "alone"])
+@pytest.mark.quick(where=lambda dtype, together: dtype == torch.float32 and together)
+def test_functions_behind_a_reduction(dtype: torch.dtype, together: bool) -> None:
     """Whether the compiler has vectors for a function or calls it element by element, whole groups and the rest."""
     x = torch.randn(3, 4097 + 70).to(dtype)
     functions = (torch.sigmoid, torch.tanh, torch.exp, torch.erf, torch.sin, torch.atan, torch.expm1, F.gelu)
-    check(lambda x: tuple(function(x) / x.abs().amax(-1, keepdim=True) for function in functions), x)
-    for function in functions:
+    if together:
+        check(lambda x: tuple(function(x) / x.abs().amax(-1, keepdim=True) for function in functions), x)
+    for function in () if together else functions:
         check(lambda x, function=function: function(x) * x.abs().mean(-1, keepdim=True), x)
 
 
@@ -200,6 +225,9 @@ def test_few_long_rows_are_one_kernel(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [16, 100, 255, 256, 1000, 4097, 40_000])
+@pytest.mark.quick(
+    where=lambda dtype, length: (dtype, length) in ((torch.float32, 100), (torch.float32, 4097), (torch.bfloat16, 255))
+)
 def test_results_past_the_cache(dtype: torch.dtype, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamed results: of rows at addresses that allow it, of rows that go by way of a buffer, of rows with others
     between them."""
@@ -219,6 +247,7 @@ def test_results_past_the_cache(dtype: torch.dtype, length: int, monkeypatch: py
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("length", [16, 23, 100, 255])
+@pytest.mark.quick(where=lambda length, dtype: (length, dtype) == (23, torch.float32))
 def test_short_rows_together_are_as_they_are_alone(length: int, dtype: torch.dtype) -> None:
     """To the bit, however many there are."""
     functions = [jitgen.jit(plain)] + [jitgen.jit(f) for f in (statistics, normalisations) if dtype.is_floating_point]
@@ -255,6 +284,7 @@ def test_nan_of_any_kind_reaches_the_extremes(where: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 5), (0,)])
+@pytest.mark.quick(where=lambda shape: shape == (0,))
 def test_nothing_to_reduce(shape: tuple[int, ...]) -> None:
     x = torch.empty(shape)
     check(lambda x: (x.sum(-1), x.prod(-1), x.logsumexp(-1), (x > 0).any(-1), (x > 0).all(-1)), x)
@@ -300,6 +330,7 @@ def test_results_in_the_place_of_operands(length: int, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8], ids=str)
 @pytest.mark.parametrize("length", [16, 17, 31, 64, 100, 255])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_the_first_of_equal_elements_is_found(length: int, dtype: torch.dtype) -> None:
     """The first NaN where there are any, and the first element of all where they are all alike."""
     x = torch.randint(0, 3, (70, length)).to(dtype)
@@ -354,6 +385,7 @@ def test_softmax_of_far_apart_logits() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 1000), (2, 500_000), (1, 300_000), (40_000, 2), (2000, 1100)])
+@pytest.mark.quick(where=lambda shape: shape == (2000, 1100))
 def test_bits_do_not_depend_on_the_threads(shape: tuple[int, int]) -> None:
     def function(x: torch.Tensor) -> Any:
         return x.sum(-1), F.softmax(x, -1), x.sum(0), x.sum()
@@ -371,6 +403,7 @@ def test_bits_do_not_depend_on_the_threads(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.quick(where=lambda target: target == "x86-64-v4")
 def test_compiles_for_every_level(target: str) -> None:
     for dim in (0, 1):
         low = jitgen.jit(lambda x, dim=dim: F.softmax(x, dim)).lower(torch.randn(64, 64), target=target)

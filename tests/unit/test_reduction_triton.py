@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
 from tests import triton_reductions
+from tests.interpreter import Interpreter
 
 
 @pytest.fixture(scope="module")
-def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
-    return interpreted("tests.triton_reductions")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_reductions") as process:
+        yield process
 
 
 @pytest.mark.parametrize("check", triton_reductions.CHECKS)
-def test_reductions(check: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=triton_reductions.is_quick)
+def test_reductions(check: str, failures: Interpreter) -> None:
     assert failures[check] == []

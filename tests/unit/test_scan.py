@@ -37,11 +37,8 @@ def kernels(function: Function, *arguments: Any) -> list[str]:
     return [kernel.template.split("/")[0] for kernel in jitgen.jit(function).lower(*arguments).kernels]
 
 
-QUICK = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8)
-SLOW = [pytest.param(d, marks=pytest.mark.slow) for d in (*FLOATS, *INTEGERS) if d not in QUICK]
-
-
-@pytest.mark.parametrize("dtype", [*QUICK, *SLOW])
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_every_kind_of_every_length(dtype: torch.dtype) -> None:
     for length in LENGTHS:
         if length == 0 or (length == 1 and dtype != torch.float32):
@@ -53,6 +50,7 @@ def test_every_kind_of_every_length(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 70), (2, 3, 4, 5), (4, 1, 3)])
+@pytest.mark.quick(where=lambda shape: len(shape) == 3)
 def test_every_dimension(shape: tuple[int, ...]) -> None:
     x = sample(shape, torch.float32)
     for dim in range(len(shape)):
@@ -74,13 +72,21 @@ def test_grid_of_shapes_and_strides(length: int, dtype: torch.dtype) -> None:
                 assert scans.failures(got, view, dim) == []
 
 
-def test_strides() -> None:
-    x = sample((12, 40), torch.float32)
-    views = (x.t(), x[::3, 1::2], x.flip(1), x[:, :1].expand(12, 9))
-    functions = [(jitgen.jit(lambda x, dim=dim: few_kinds(x, dim)), dim) for dim in (0, 1)]
-    for view in views:
-        for function, dim in functions:
-            assert all(map(torch.allclose, function(view), few_kinds(view, dim)))
+STRIDES: dict[str, Function] = {
+    "transposed": lambda x: x.t(),
+    "every other": lambda x: x[::3, 1::2],
+    "backwards": lambda x: x.flip(1),
+    "expanded": lambda x: x[:, :1].expand(12, 9),
+}
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.quick(where=lambda strides: strides == "every other")
+def test_strides(strides: str) -> None:
+    view = STRIDES[strides](sample((12, 40), torch.float32))
+    for dim in (0, 1):
+        got = jitgen.jit(lambda x, dim=dim: few_kinds(x, dim))(view)
+        assert all(map(torch.allclose, got, few_kinds(view, dim)))
 
 
 @pytest.mark.parametrize("length", [2, 33, 1025, 3000])
@@ -165,6 +171,15 @@ def test_fusion(name: str) -> None:
     function, want = FUSED[name]
     x, y = sample((64, 100), torch.float32, 1), sample((64, 100), torch.float32, 2)
     assert kernels(function, x, y) == want
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.quick(
+    where=lambda name: name in ("several results", "an index", "from the other end", "beside a reduction")
+)
+def test_fused_values(name: str) -> None:
+    function, _ = FUSED[name]
+    x, y = sample((64, 100), torch.float32, 1), sample((64, 100), torch.float32, 2)
     got, exact = jitgen.jit(function)(x, y), function(x.double(), y.double())
     for mine, theirs in zip(_tuple(got), _tuple(exact), strict=True):
         assert torch.allclose(mine.double(), theirs.double(), rtol=1e-4, atol=1e-3)
@@ -198,6 +213,7 @@ def test_trapezoids() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.bfloat16])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_in_place(dtype: torch.dtype) -> None:
     def sums(x: torch.Tensor) -> None:
         x.cumsum_(1)
@@ -232,6 +248,7 @@ def test_into_memory_of_the_callers() -> None:
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((1, 200_000), 1), ((150_001,), 0), ((40_000, 3), 0), ((2, 70_001), 1)])
+@pytest.mark.quick(where=lambda shape, dim: shape in ((1, 200_000), (40_000, 3)))
 def test_threads_share_long_rows(shape: tuple[int, ...], dim: int) -> None:
     x = sample(shape, torch.float32)
     function = jitgen.jit(lambda x: (x.cumsum(dim), *x.cummax(dim), x.logcumsumexp(dim)))

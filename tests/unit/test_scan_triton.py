@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
 from tests import triton_scans
+from tests.interpreter import Interpreter
 
 
 @pytest.fixture(scope="module")
-def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
-    return interpreted("tests.triton_scans")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_scans") as process:
+        yield process
 
 
 @pytest.mark.parametrize("check", triton_scans.CHECKS)
-def test_scans(check: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=lambda check: check not in triton_scans.SLOW)
+def test_scans(check: str, failures: Interpreter) -> None:
     assert failures[check] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,29 +10,33 @@ from jitgen.codegen import triton as dialect
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import DTYPES
 from tests import triton_rows
+from tests.interpreter import Interpreter
 
 
 @pytest.fixture(scope="module")
-def failures(interpreted: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
-    return interpreted("tests.triton_rows")
+def failures() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_rows") as process:
+        yield process
 
 
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-def test_rows(dtype: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=lambda dtype: dtype in ("float32", "int32", "uint8", "bool"))
+def test_rows(dtype: str, failures: Interpreter) -> None:
     assert failures[f"rows-{dtype}"] == []
 
 
 @pytest.mark.parametrize("storage", triton_rows.FLOAT_STORAGES)
-def test_storage_conversions(storage: str, failures: dict[str, list[str]]) -> None:
+@pytest.mark.quick(where=lambda storage: storage in ("bfloat16", "float8_e4m3fn"))
+def test_storage_conversions(storage: str, failures: Interpreter) -> None:
     assert failures[f"storage-{storage}"] == []
 
 
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-def test_casts_and_constants(dtype: str, failures: dict[str, list[str]]) -> None:
+def test_casts_and_constants(dtype: str, failures: Interpreter) -> None:
     assert failures[f"casts-{dtype}"] == []
 
 
-def test_scalars_have_the_types_of_the_signature(failures: dict[str, list[str]]) -> None:
+def test_scalars_have_the_types_of_the_signature(failures: Interpreter) -> None:
     assert failures["scalars"] == []
 
 

@@ -14,7 +14,6 @@ from jitgen.codegen.printing import Built
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
-from jitgen.families.gemm.schedules.cpp import fewest_rows
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
@@ -38,19 +37,21 @@ def build(
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     scalars = [f"{kind} {name}" for name, kind in products.scalars]
     integers = [f"int64_t {name}" for name in products.integers]
+    decoded = schedule.path == "decoded"
     return {
+        "mainloop": "jitgen/gemm_panels.hpp" if decoded else "jitgen/gemm.hpp",
         # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
         "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
         "names": _names(products),
         "x": _activation(contractions[0], dialect),
-        "regions": [_region(region, products) for region in products.regions],
+        "regions": [_region(region, products, decoded) for region in products.regions],
         "region_arguments": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
         "compute": "Wide" if dtype == "float64" else "Singles",
         "pairs": pairs,
         "tile_rows": schedule.block_m,
         "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs else schedule.block_m,
-        "fewest_rows": fewest_rows(schedule),
+        "fewest_rows": schedule.fewest_rows,
         "matrices": " * ".join(products.batch),
         "matrix_lines": [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")],
         "batch_steps": [
@@ -80,6 +81,8 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
     result = f"jitgen::store<{storage}>({product.x_value})"
     if product.x is not None:
         result = f"{_local(product.x)}[{_step(product.x, 'i')}]"
+        if product.x.storage != storage:  # a cast that loses nothing is part of the load
+            result = f"jitgen::store<{storage}>(jitgen::load({result}))"
     fields, arguments = _members(operands, [(kind, name) for name, kind in product.x_scalars])
     return {
         "storage": storage,
@@ -95,10 +98,10 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
 # ----------------------------------------------------------------------------------------------------------- regions
 
 
-def _region(region: GemmRegion, products: GemmContext) -> dict[str, Any]:
+def _region(region: GemmRegion, products: GemmContext, decoded: bool) -> dict[str, Any]:
     operands = [*region.loads, *region.stores]
     fields, arguments = _members(operands, [(kind, name) for name, kind in region.scalars])
-    weights = [_weight(product, region) for product in region.contractions]
+    weights = [_weight(product, region, decoded) for product in region.contractions]
     return {
         "index": region.index,
         "title": region.title,
@@ -120,8 +123,8 @@ def _region(region: GemmRegion, products: GemmContext) -> dict[str, Any]:
     }
 
 
-def _weight(product: ContractionContext, region: GemmRegion) -> dict[str, Any]:
-    """The type of a weight (of ``gemm_operands.hpp``), and its initializer from the kernel's parameters."""
+def _weight(product: ContractionContext, region: GemmRegion, decoded: bool) -> dict[str, Any]:
+    """The type of a weight (of ``gemm_operands.hpp`` or ``gemm_panels.hpp``), and its initializer."""
     contraction, pointers = product.contraction, [operand.pointer for operand in product.weight]
     if contraction.format is None:
         (weight,) = product.weight
@@ -137,7 +140,7 @@ def _weight(product: ContractionContext, region: GemmRegion) -> dict[str, Any]:
     )
     return {
         "index": product.index,
-        "type": f"jitgen::gemm::Quantised<{options}>",
+        "type": f"jitgen::gemm::{'Decoded' if decoded else 'Quantised'}<{options}>",
         "initializer": f"{{{pointers[0]}, {pointers[1]}, {zeros}, k}}",
     }
 

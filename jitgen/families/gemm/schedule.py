@@ -68,15 +68,17 @@ class GemmSchedule:
             share operands in the L2 cache.
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
         shared_bytes: dynamic shared memory of a block, in bytes.
+        fewest_rows: rows of x that a call has at least, so that no tiles are compiled for fewer (cpp).
         wide: whether indices are 64-bit.
 
     What the fields mean for each mainloop. Fields that a row does not name are at their defaults, besides
-    ``shared_bytes`` and ``wide``; ``G`` is the number of groups of warps that share a block's K.
+    ``shared_bytes``, ``fewest_rows`` and ``wide``; ``G`` is the number of groups of warps that share a block's K.
 
     =====================  =========================================================================================
     path                   fields
     =====================  =========================================================================================
     ``tiles`` (cpp)        ``block_m``: rows of the tallest tile. The header has columns and K of its own.
+    ``decoded`` (cpp)      as ``tiles``; quantised weights are decoded once for all tiles.
     ``mma``, ``rows``,     ``block_k``: ``64 * G``. ``stages``: chunks of 64 along K that a group has in flight.
     ``columns``            ``cluster_k_splits``.
     ``dense``              ``block_k``: ``64 * G``. ``stages``: tiles in shared memory. ``cluster_k_splits``.
@@ -109,6 +111,7 @@ class GemmSchedule:
     raster: int = 1
     stagger: int = 0
     shared_bytes: int = 0
+    fewest_rows: int = 1
     wide: bool = False
 
     def __str__(self) -> str:

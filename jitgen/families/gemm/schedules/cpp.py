@@ -19,17 +19,24 @@ SMALL_TILES = (1, 8)
 """Row counts up to which a kernel has tiles of at most that many rows."""
 
 
+DECODED_ROWS = {"x86-64-v4": 64}
+"""By level, rows of x above which quantised weights are decoded to a panel that all tiles read. Tiles that decode for
+themselves repeat it; here there are three tiles of 24 rows or fewer, and 64 is the end of a bucket."""
+
+DECODED_ROWS_OF_LOW_TILES = 8
+"""The same for the other levels, where tiles have at most 6 rows (``gemm_compute.hpp``)."""
+
+
 def choose(problem: Problem) -> GemmSchedule:
-    """The schedule of ``problem``: tiles of 1, of up to 8 or of up to 24 rows."""
+    """The schedule of ``problem``: tiles of 1, of up to 8 or of up to 24 rows; for many rows, of decoded weights."""
+    undecoded = DECODED_ROWS.get(problem.target.arch, DECODED_ROWS_OF_LOW_TILES)
+    if problem.quantized and problem.rows > undecoded:
+        return GemmSchedule("decoded", block_m=TILE_ROWS, block_n=64, block_k=256, fewest_rows=1 + undecoded)
     rows = next((most for most in SMALL_TILES if problem.rows <= most), TILE_ROWS)
-    return GemmSchedule("tiles", block_m=rows, block_n=64, block_k=256)
+    fewest = 1 + max((most for most in SMALL_TILES if most < rows), default=0)
+    return GemmSchedule("tiles", block_m=rows, block_n=64, block_k=256, fewest_rows=fewest)
 
 
 def prologue(computed: Prologue, target: Target) -> Decision:
     """Always fused: the mainloop packs the activation once for all tiles, and computes it while packing."""
     return Decision(True, "as it is laid out for the mainloop")
-
-
-def fewest_rows(schedule: GemmSchedule) -> int:
-    """The least number of rows that a kernel of this schedule is called with: fewer rows have another schedule."""
-    return 1 + max((most for most in SMALL_TILES if most < schedule.block_m), default=0)

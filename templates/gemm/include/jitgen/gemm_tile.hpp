@@ -16,6 +16,15 @@ constexpr bool same = false;
 template <class A>
 constexpr bool same<A, A> = true;
 
+template <bool condition, class A, class B>
+struct Select {
+  using type = A;
+};
+template <class A, class B>
+struct Select<false, A, B> {
+  using type = B;
+};
+
 // How far ahead weights are prefetched, in bytes. They go to the second-level cache, which can have more requests in
 // flight than the first-level one; the processor's own prefetcher fills that.
 constexpr int64_t ahead = 12288;
@@ -48,7 +57,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
     decode.group(zeros);
     const int64_t here = units - done < units_per_group ? units - done : units_per_group;
     for (int64_t unit = 0; unit < here; ++unit) {
-      if (scaled) __builtin_prefetch(w + ahead, 0, 2);
+      if (!same<Decoder, Panel<Compute>>) __builtin_prefetch(w + ahead, 0, 2);
       decode.open(w);
 #pragma GCC unroll 8
       for (int step = 0; step < Decode::steps; ++step) {

@@ -1,0 +1,50 @@
+"""``python -m tests.conformance``: torch's operator tests through jitgen, as a table and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.conformance import refusals, report
+from tests.conformance.judgement import judge
+from tests.conformance.samples import SAMPLES, VARIANTS, operators, samples
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--operators", default="", metavar="REGEX", help="operators whose name the expression matches")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of an operator and dtype at most")
+    parser.add_argument("--seed", type=int, default=0, help="which samples are chosen")
+    parser.add_argument("--dtype", help="of the samples, such as bfloat16; by default float32 where there is one")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["function"], help="spellings of a call")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict")
+    parser.add_argument("--write-refusals", action="store_true", help="rewrite refusals.txt by this run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [name for name in operators() if re.search(options.operators, name)]
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    verdicts, start = [], time.time()
+    for number, name in enumerate(names):
+        for sample in samples(name, dtype, options.variants, options.samples, options.seed):
+            if sys.stderr.isatty():
+                print(f"\r\033[K{number}/{len(names)} {sample}", end="", file=sys.stderr, flush=True)
+            verdicts.append(judge(sample))
+            print(report.faults(verdicts[-1:]), end="", flush=True)
+    print(f"{time.time() - start:.0f} s", file=sys.stderr)
+    found = report.classes(names, verdicts)
+    print(report.table(found, verdicts))
+    if options.json:
+        options.json.write_text(json.dumps(report.as_json(found, verdicts), indent=1))
+    if options.write_refusals:
+        refusals.write(found, verdicts)
+    return int(any(verdict.verdict in ("wrong", "crash") for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""One sample call through jitgen and in eager torch: right, refused, wrong or a crash."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import jitgen
+from jitgen.errors import TraceError, UnsupportedError
+from tests.conformance import tolerance
+from tests.conformance.samples import Sample
+
+VERDICTS = ("right", "refused", "wrong", "crash", "skipped")
+SECONDS = 120
+"""A sample that takes longer is a crash; compiling a kernel takes about one second."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a sample: one of ``VERDICTS``, and why it is not right."""
+
+    operator: str
+    label: str
+    verdict: str
+    reason: str = ""
+
+
+def judge(sample: Sample) -> Verdict:
+    """Call ``sample`` in both ways.
+
+    A call that eager torch rejects must be refused. ``skipped`` are calls that eager torch has no answer to (it fails
+    otherwise, or its result is memory that nobody wrote).
+    """
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            with _limit(SECONDS):
+                verdict, reason = _judge(sample)
+        except TimeoutError:
+            verdict, reason = "crash", f"no answer within {SECONDS} seconds"
+    return Verdict(sample.operator, sample.label, verdict, reason)
+
+
+def _judge(sample: Sample) -> tuple[str, str]:
+    call = sample.callable()
+    eager_arguments, arguments = sample.arguments(), sample.arguments()
+    try:
+        eager, rejection = call(*eager_arguments), None
+    except Exception as error:
+        eager, rejection = None, error
+    jitted = jitgen.jit(call)
+    try:
+        got = jitted(*arguments)
+    except (TraceError, UnsupportedError) as error:
+        return ("right", "") if rejection else ("refused", _first_line(error))
+    except Exception as error:
+        # Python, and torch's parser of arguments, reject a call before jitgen sees it.
+        return ("right", "") if type(error) is type(rejection) else ("crash", _where(error))
+    if rejection is not None:
+        return "wrong", f"eager torch rejects it: {_first_line(rejection)}"
+    return _compared(sample, call, jitted, (got, arguments), (eager, eager_arguments))
+
+
+def _compared(sample: Sample, call: Callable[..., Any], jitted: Any, ours: Any, eagers: Any) -> tuple[str, str]:
+    """Whether the results agree, and what is left in the arguments."""
+    got, got_tree = pytree.tree_flatten(ours)
+    eager, eager_tree = pytree.tree_flatten(eagers)
+    if got_tree != eager_tree:
+        return "wrong", " ".join(f"the result is {got_tree}, not {eager_tree}".split())
+    for ours_leaf, eager_leaf in zip(got, eager, strict=True):
+        described = _described(ours_leaf), _described(eager_leaf)
+        if described[0] != described[1]:
+            return "wrong", f"the result is {described[0]}, not {described[1]}"
+    again = pytree.tree_leaves(_evaluated(call, sample.arguments()))
+    if not all(_equal(a, b) for a, b in zip(eager, again, strict=True)):
+        return "right", ""  # random numbers, or memory that nobody wrote
+    try:
+        exact, spreads = _exact(sample, call, jitted, eager)
+    except Exception:  # not defined for float64, or for operands that move
+        exact, spreads = eager, [None] * len(eager)
+    for number, (ours_leaf, eager_leaf) in enumerate(zip(got, eager, strict=True)):
+        if not isinstance(eager_leaf, torch.Tensor):
+            continue
+        found = _difference(ours_leaf, exact[number], eager_leaf, spreads[number])
+        if found is not None:
+            return "wrong", found
+    return "right", ""
+
+
+def _difference(got: torch.Tensor, exact: Any, eager: torch.Tensor, spread: Any) -> str | None:
+    if spread is None and got.is_floating_point():
+        spread = 4 * torch.finfo(got.dtype).eps * eager.double().abs()
+    wide = exact.double() if got.is_floating_point() else exact
+    return tolerance.mismatch(got, wide, eager, spread)
+
+
+def _exact(sample: Sample, call: Callable[..., Any], jitted: Any, eager: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The results in float64, and how far from them an element may be."""
+
+    def results(*values: Any) -> Any:
+        return _evaluated(call, list(values))
+
+    values = tolerance.widened(sample.arguments())
+    exact = pytree.tree_leaves(results(*tolerance.widened(sample.arguments())))
+    if [_shape(leaf) for leaf in exact] != [_shape(leaf) for leaf in eager]:
+        raise ValueError("another shape in float64")
+    traced = jitted.specializations[-1].traced.graph
+    floating = [leaf.dtype for leaf in eager if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    unit = max(map(tolerance.compute_unit, floating), default=0.0)
+    sizes = {f"s{i}_{d}": n for i, t in enumerate(_tensors(values)) for d, n in enumerate(t.shape)}
+    sizes |= {f"a{i}": v for i, v in enumerate(v for v in values if isinstance(v, (int, float)))}
+    count = tolerance.roundings(traced, sizes)
+    moved = tolerance.sensitivities(results, values, exact, unit)
+    spreads = [None if m is None else count * (m + unit * e.abs()) for m, e in zip(moved, exact, strict=True)]
+    return exact, spreads
+
+
+def _evaluated(call: Callable[..., Any], arguments: list[Any]) -> Any:
+    return call(*arguments), arguments
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _shape(leaf: Any) -> Any:
+    return leaf.shape if isinstance(leaf, torch.Tensor) else None
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        same = left.isnan() & right.isnan() if left.is_floating_point() else torch.zeros((), dtype=torch.bool)
+        return left.layout != torch.strided or bool((same | (left == right)).all())
+    return bool(left == right) or left is right
+
+
+def _described(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')}{tuple(leaf.shape)}"
+    return repr(leaf) if leaf == leaf else "nan"
+
+
+def _first_line(error: Exception) -> str:
+    """The message without the function's name and without the lines that tell where and what to do."""
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return text.removeprefix("call: ")
+
+
+def _where(error: Exception) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/jitgen/" in frame.filename]
+    place = f" ({frames[-1].filename.rpartition('/jitgen/')[2]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {_first_line(error)}{place}"
+
+
+@contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    def expire(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
