@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen import quant
 from jitgen._version import __version__
-from jitgen.api import JitFunction, jit
+from jitgen.api import JitFunction, jit, quantized_linear
 from jitgen.deploy.prewarm import PrewarmReport, prewarm
 from jitgen.deploy.record import record
 from jitgen.errors import (
     CacheError,
     CacheMissError,
     CompileError,
+    FallbackWarning,
     FormatError,
     JitgenError,
     SettingError,
@@ -38,6 +39,7 @@ __all__ = [
     "CacheMissError",
     "CompileError",
     "CompileEvent",
+    "FallbackWarning",
     "FormatError",
     "JitFunction",
     "JitgenError",
@@ -54,6 +56,7 @@ __all__ = [
     "prewarm",
     "quantize",
     "quantize_",
+    "quantized_linear",
     "record",
     "strict",
 ]

@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, the one warning, and nothing else.
+"""The exceptions jitgen raises, two warnings, and nothing else.
 
 ::
 
@@ -12,7 +12,8 @@
     ├── SettingError        an environment variable that does not parse; a ValueError too
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
-A ``CacheWarning`` is a UserWarning: the store could not do what it is for, and the call goes on without it.
+Two warnings are UserWarnings, after which the call goes on: ``CacheWarning`` (the store could not do what it is for)
+and ``FallbackWarning`` (a quantised layer runs in torch instead of a kernel).
 
 Every message says what was wrong, where, and what to do.
 """
@@ -101,3 +102,7 @@ class SettingError(JitgenError, ValueError):
 
 class CacheWarning(UserWarning):
     """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""
+
+
+class FallbackWarning(UserWarning):
+    """A product with a quantised weight runs in torch, on the dequantised weight: slower than the dense layer was."""

@@ -91,7 +91,9 @@ SETTINGS = {
         ),
         Setting("JITGEN_SIGNING_KEY", str, None, "file of the ed25519 private key that signs what is written"),
         Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
-        Setting("JITGEN_STRICT", _boolean, False, "1: never compile; a miss raises CacheMissError"),
+        Setting(
+            "JITGEN_STRICT", _boolean, False, "1: never compile (CacheMissError), nor run a quantised layer in torch"
+        ),
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),
         Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: and plans, 3: and sources, 4: and graphs, on stderr"),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
@@ -128,7 +130,8 @@ _strict: ContextVar[bool] = ContextVar("jitgen_strict", default=False)
 
 @contextmanager
 def strict():
-    """Within this context nothing is compiled: a kernel that is not in the store raises ``CacheMissError``."""
+    """Within this context nothing is compiled: a kernel that is not in the store raises ``CacheMissError``. Nor does a
+    quantised layer run in torch where no kernel takes its operands: ``UnsupportedError``."""
     token = _strict.set(True)
     try:
         yield

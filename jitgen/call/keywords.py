@@ -61,7 +61,8 @@ class Keywords:
             return self._call_unnamed(args, kwargs)
         if len(self.table) >= MAX_LAUNCHES:
             self.table.clear()
-        made = self.table[(len(args), *kwargs)] = self._make(len(args), tuple(kwargs))
+        form = (len(args), *kwargs)
+        made = self.table[form] = self._make(len(args), tuple(kwargs))
         return made(*args, **kwargs)
 
     def _call_unnamed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
