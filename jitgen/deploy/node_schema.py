@@ -226,6 +226,23 @@ def _reduce(node: Node) -> None:
     node.is_computed_as("int64" if kind.value in ("argmax", "argmin") else operand.dtype)
 
 
+def _gather(node: Node) -> None:
+    source, *indices = node.operands
+    places = [place.integer(-len(indices), len(node.shape)) for place in node.attributes(len(source.shape))]
+    chosen = sorted(place for place in places if place < 0)
+    node.require(chosen == list(range(-len(indices), 0)), "each of its indices is the place of one dimension")
+    node.require(len(set(places)) == len(places), "a coordinate is the place of two dimensions")
+    node.has_dtype(source.dtype)
+    for place, size in zip(places, source.shape, strict=True):
+        elements = place >= 0 or size > 0 or 0 in node.shape
+        node.require(elements, "a dimension without elements is indexed")
+        node.require(place < 0 or node.shape[place] == size, f"coordinate {place} goes along {size} elements")
+    for index in indices:
+        node.require(index.dtype == "int64", f"an index is {index.dtype}")
+        immediate = index.op in ("const", "scalar")
+        node.require(immediate or index.shape == node.shape, f"an index is {list(index.shape)}")
+
+
 def _scan(node: Node) -> None:
     kind, dim, reverse = node.attributes(3)
     kind.one_of(SCANS)
@@ -320,6 +337,7 @@ NODES: dict[str, Row] = {
     "view": Row(1, 1, _view, weights=True),
     "cat": Row(2, OPERAND_LIMIT, _cat),
     "reduce": Row(1, 1, _reduce),
+    "gather": Row(2, 1 + expressions.RANK_LIMIT, _gather),
     "scan": Row(1, 1, _scan),
     "contract": Row(2, 2, _contract, weights=True),
     "dequantize": Row(2, 3, _dequantize),

@@ -30,6 +30,7 @@ from jitgen.ir.graph import (
     Shape,
     equal_sizes,
     topological,
+    under_views,
 )
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
 from jitgen.ir.regions import MAX_READS, Region, Store
@@ -181,6 +182,11 @@ class Partitioner:
             elif node.op == "view":
                 attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)
                 memo[id(node)] = self.mover.move(children[0], attrs, shape)
+            elif node.op == "gather":
+                source, *indices = children
+                if under_views(source).op != "input":
+                    source = self.materialize(source)
+                memo[id(node)] = self.builder.like(node, (source, *indices), shape)
             else:
                 memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
         return [memo[id(root)] for root in roots]

@@ -18,6 +18,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
+from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Axis, Movement, Region, Stage, row_rank_of, shape_of
@@ -45,7 +46,8 @@ class Instruction:
     Attributes:
         op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
             (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round_to`` (the storage
-            dtype in ``attr`` and back), ``store`` (operand index in ``attr``).
+            dtype in ``attr`` and back), ``store`` (operand index in ``attr``), ``gather`` (likewise; its arguments are
+            the indices).
         args: positions of earlier instructions.
         dtype: the result's compute dtype; for a store, that of the value stored.
         location: the user's line, for error messages only.
@@ -66,8 +68,9 @@ class Instruction:
     stage: int = 0
 
 
-WHOLE = ("x", "weight", "codes", "scales", "zeros")
-"""Kinds of operand of a contraction: it reads many of their elements for each element of its result."""
+WHOLE = ("x", "weight", "codes", "scales", "zeros", "gather")
+"""Kinds of operand that are read at other elements than the one computed: those of a contraction, which reads many for
+each element of its result, and gathered ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Operand:
     """A tensor a body reads or writes, element by element.
 
     Attributes:
-        kind: ``"load"``, ``"store"`` or ``"iota"`` (an index, which is in no memory). A contraction's are ``"x"`` (the
+        kind: ``"load"``, ``"store"``, ``"iota"`` (an index, which is in no memory) or ``"gather"``, whose dimensions
+            are the region's, followed by those that computed indices choose along. A contraction's are ``"x"`` (the
             activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), and ``"codes"``,
             ``"scales"`` and ``"zeros"`` (the tensors of a quantised weight).
         buffer: index of the program's buffer; None for an iota.
@@ -84,6 +88,7 @@ class Operand:
         movements: from the whole buffer to the region's iteration space, outermost first.
         dim: the dimension an iota counts along.
         row: in a body with rows: one element for a row.
+        gathered: of a gather, the number of its last dimensions, along which indices choose.
     """
 
     kind: str
@@ -93,6 +98,7 @@ class Operand:
     movements: tuple[Movement, ...] = ()
     dim: int | None = None
     row: bool = False
+    gathered: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ class BodyBuilder:
             waiting = (
                 []
                 if _is_leaf(top) and not _is_row_value(top)
-                else [n for n in top.inputs if id(n) not in self._positions]
+                else [n for n in top.inputs[top.op == "gather" :] if id(n) not in self._positions]
             )
             if waiting:
                 stack.extend(reversed(waiting))
@@ -240,6 +246,8 @@ class BodyBuilder:
             return self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
         if _is_leaf(node):
             return self._leaf(node, dtype)
+        if node.op == "gather":
+            return self._gather(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
         if node.op in ("reduce", "scan"):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
@@ -277,6 +285,17 @@ class BodyBuilder:
         if operand not in self.operands:
             self.operands.append(operand)
         return self.operands.index(operand)
+
+    def _gather(self, node: Node, dtype: str) -> int:
+        source, *indices = node.inputs
+        base, movements = _seen_through_views(source)
+        movements = (*movements, *to_iteration_space(source, node.shape, node.attrs))
+        row = bool(self._row_dims) and not varies(node, self._row_dims)
+        operand = Operand("gather", base.attrs[0], node.dtype, base.shape, movements, None, row, len(indices))
+        if operand not in self.operands:
+            self.operands.append(operand)
+        arguments = tuple(self._positions[id(index)] for index in indices)
+        return self._emit(Instruction("gather", arguments, dtype, self.operands.index(operand), node.location))
 
     def _leaf(self, node: Node, dtype: str) -> int:
         base, movements = _seen_through_views(node)

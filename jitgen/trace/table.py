@@ -183,6 +183,7 @@ ROW_MODULES: tuple[str, ...] = (
     "casts",
     "contractions",
     "factories",
+    "gathers",
     "indexing",
     "losses",
     "movement",

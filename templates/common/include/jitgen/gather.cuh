@@ -1,0 +1,13 @@
+// Indices of gathers.
+#pragma once
+
+#include "jitgen/storage.cuh"
+
+namespace jitgen {
+
+// `index` where it is in [0, size), else 0: no access leaves the tensor.
+__device__ __forceinline__ int64_t within(int64_t index, int64_t size) {
+  return static_cast<uint64_t>(index) < static_cast<uint64_t>(size) ? index : 0;
+}
+
+}  // namespace jitgen
