@@ -101,8 +101,9 @@ def printed(
     dtypes = {position: instruction.dtype for position, instruction in enumerate(instructions)}
     for position, instruction in enumerate(instructions):
         op, type_name = instruction.op, dialect.types[instruction.dtype]
-        if op == "store":
-            found.values[instruction.attr] = found.names[instruction.args[0]]
+        if op in ("store", "scatter"):
+            operand = instruction.attr if op == "store" else instruction.attr[0]
+            found.values[operand] = found.names[instruction.args[0]]
             continue
         name = f"{_NAMES[op]}{instruction.attr}" if op in _NAMES else f"{prefix}{position}"
         found.names[position] = name

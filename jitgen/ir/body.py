@@ -21,7 +21,7 @@ from jitgen.ir.analysis import varies
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
-from jitgen.ir.regions import Axis, Movement, Region, Stage, row_rank_of, shape_of
+from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, row_rank_of, shape_of
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
 
@@ -47,7 +47,7 @@ class Instruction:
         op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
             (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round_to`` (the storage
             dtype in ``attr`` and back), ``store`` (operand index in ``attr``), ``gather`` (likewise; its arguments are
-            the indices).
+            the indices), ``scatter`` ((operand index, kind) in ``attr``; its arguments are the value and the indices).
         args: positions of earlier instructions.
         dtype: the result's compute dtype; for a store, that of the value stored.
         location: the user's line, for error messages only.
@@ -187,8 +187,8 @@ class BodyBuilder:
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
         self._row_dims = tuple(range(rank - region.row_rank, rank))
-        values = [self._value(store.value) for store in region.stores]
-        for store, value in zip(region.stores, values, strict=True):
+        values = [self._value(store.value) for store in region.stores if store.value.op != "scatter"]
+        for store, value in zip(region.stores, values, strict=not region.is_update):
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
             row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
@@ -196,6 +196,8 @@ class BodyBuilder:
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)
             self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
+        for store in region.stores if region.is_update else ():
+            self._scatter(store, result_buffer[store.result])
         return Body(
             region.axes, region.stages, tuple(self.operands), tuple(self.instructions), tuple(self._contractions)
         )
@@ -286,10 +288,20 @@ class BodyBuilder:
             self.operands.append(operand)
         return self.operands.index(operand)
 
+    def _scatter(self, store: Store, buffer: int) -> None:
+        """An update of ``buffer``, the only store of its region."""
+        node = store.value
+        _, value, *indices = node.inputs
+        arguments = tuple(self._value(source) for source in (value, *indices))
+        shape = self.buffers[buffer]
+        self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(indices)))
+        attr = (len(self.operands) - 1, node.attrs[0])
+        self._emit(Instruction("scatter", arguments, compute_dtype(node.dtype), attr, node.location))
+
     def _gather(self, node: Node, dtype: str) -> int:
         source, *indices = node.inputs
         base, movements = _seen_through_views(source)
-        movements = (*movements, *to_iteration_space(source, node.shape, node.attrs))
+        movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         operand = Operand("gather", base.attrs[0], node.dtype, base.shape, movements, None, row, len(indices))
         if operand not in self.operands:

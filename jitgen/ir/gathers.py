@@ -36,15 +36,21 @@ def gathered_dims(places: Places) -> tuple[int, ...]:
     return tuple(places.index(-1 - number) for number in range(sum(place < 0 for place in places)))
 
 
-def to_iteration_space(source: Node, shape: Shape, places: Places) -> list[tuple[tuple[Any, ...], Shape]]:
-    """The movements from ``source`` to a view of it that has the gather's ``shape``, followed by the gathered sizes.
+def to_iteration_space(source: Shape, shape: Shape, places: Places) -> list[tuple[tuple[Any, ...], Shape]]:
+    """The movements from a tensor of the sizes ``source`` to a view of it that has the shape of the indices, ``shape``,
+    followed by the sizes that they choose along.
 
-    Along dimensions of the gather that are no places, the view repeats its elements.
+    Along dimensions of ``shape`` that are no places, the view repeats its elements; along others it has as many of the
+    tensor's first elements as ``shape`` says.
     """
     at = {place: dim for dim, place in enumerate(places) if place >= 0}
     order = (*(at[place] for place in sorted(at)), *gathered_dims(places))
-    sizes: list[Size] = [source.shape[dim] for dim in order]
+    sizes: list[Size] = [source[dim] for dim in order]
     movements: list[tuple[tuple[Any, ...], Shape]] = [(("permute", order), tuple(sizes))]
+    for dim, place in enumerate(sorted(at)):
+        if sizes[dim] != shape[place]:
+            sizes[dim] = shape[place]
+            movements.append((("slice", dim, 0, 1), tuple(sizes)))
     for dim in range(len(shape)):
         if dim not in at:
             sizes.insert(dim, 1)

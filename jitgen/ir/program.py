@@ -58,7 +58,9 @@ class Kernel:
     @property
     def checked(self) -> tuple[tuple[str, ...], ...]:
         """For each region, the user's lines whose indices it checks; empty where no region has indices to check."""
-        found = [{i.location or "": None for i in body.instructions if i.op == "gather"} for body in self.bodies]
+        found = [
+            {i.location or "": None for i in body.instructions if i.op in ("gather", "scatter")} for body in self.bodies
+        ]
         return tuple(map(tuple, found)) if any(found) else ()
 
     @property

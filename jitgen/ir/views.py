@@ -305,7 +305,7 @@ class Mover:
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
 
 
-BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "gather", "contract", "dequantize"})
+BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "gather", "scatter", "contract", "dequantize"})
 """Operations that are not pointwise: a movement of the result is not always the same movement of the operands."""
 
 

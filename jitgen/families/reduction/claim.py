@@ -22,7 +22,7 @@ from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.views import BARRIERS, Mover
 
 Materialize = Callable[[Node], Node]
-_IN_MEMORY = ("cat", "gather")
+_IN_MEMORY = ("cat", "gather", "scatter")
 """What a row region reads from memory only."""
 
 

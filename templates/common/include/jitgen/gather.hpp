@@ -5,9 +5,13 @@
 
 namespace jitgen {
 
+JITGEN_INLINE bool is_within(int64_t index, int64_t size) {
+  return static_cast<uint64_t>(index) < static_cast<uint64_t>(size);
+}
+
 // `index` where it is in [0, size), else 0, and `outside` becomes 1.
 JITGEN_INLINE int64_t within(int64_t index, int64_t size, int64_t& outside) {
-  const bool inside = static_cast<uint64_t>(index) < static_cast<uint64_t>(size);
+  const bool inside = is_within(index, size);
   outside |= !inside;
   return inside ? index : 0;
 }
