@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.trace.movement import dimension, flatten, unsqueeze, view
+from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise
 
@@ -154,6 +156,22 @@ def take_along_dim(trace: Trace, input: Node, indices: Node, dim: Any = None) ->
     source = expand(trace, input, (*common[:at], input.shape[at], *common[at + 1 :]))
     index = expand(trace, indices, (*common[:at], indices.shape[at], *common[at + 1 :]))
     return _gather(trace, source, at, from_end(trace, index, input.shape[at]))
+
+
+@row("one_hot")
+def one_hot(trace: Trace, tensor: Node, num_classes: Any = -1) -> Node:
+    require_index(tensor, "int64")
+    count = unwrap(num_classes)
+    if not trace.guards.decide(symbols.compare("ge", count, 1)):
+        raise UnsupportedError("one_hot without num_classes has a result whose size depends on data; give num_classes")
+    classes = trace.make("iota", (), "int64", (count,), (0,))
+    shape = (*tensor.shape, count)
+    # The class itself, read from the table of classes, so that one out of range is reported as any index is.
+    chosen = gathered(trace, classes, [tensor], (-1,), tensor.shape)
+    equal = pointwise(
+        trace, "eq", expand(trace, classes, shape), unsqueeze(trace, chosen, len(tensor.shape)), result="bool"
+    )
+    return trace.cast(equal, "int64")
 
 
 # ------------------------------------------------------------------------------------------------ indexing by tensors

@@ -14,6 +14,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.trace.gathers import MASKED, indexed, require_index
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
 from jitgen.trace.numbers import unwrap
+from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
 from jitgen.trace.typing import expand, filled, operand, result_dtype
 
@@ -247,8 +248,10 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 @row("pad")
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
     """Constant padding: ``input`` concatenated with constant tensors."""
+    if mode in MODES:
+        return padded(trace, input, pad, mode)
     if mode != "constant":
-        raise UnsupportedError(f"pad with mode {mode!r} is not supported; 'constant' is")
+        raise ValueError(f"pad has no mode {mode!r}")
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(input.shape) - 1 - number
         if int(before) < 0 or int(after) < 0:
