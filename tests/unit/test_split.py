@@ -25,10 +25,10 @@ PARTS = 3
 def split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product of up to 64 rows is split."""
 
-    def choose(problem: Any) -> GemmSchedule:
-        return GemmSchedule("weights", 64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)
+    def candidates(problem: Any) -> list[GemmSchedule]:
+        return [GemmSchedule("weights", 64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)]
 
-    monkeypatch.setattr(rule, "choose", choose)
+    monkeypatch.setattr(rule, "candidates", candidates)
 
 
 def spec(*shape: Any, format: str | None = None) -> jitgen.TensorSpec:

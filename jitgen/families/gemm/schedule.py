@@ -249,20 +249,26 @@ def problem(
     )
 
 
-def candidates(problem: Problem, device: Device) -> tuple[GemmSchedule, ...]:
-    """The one schedule that the rule of ``device``'s dialect has for ``problem`` (``schedules/<dialect>.py``).
+def candidates(problem: Problem, device: Device) -> list[GemmSchedule]:
+    """The schedules that the rules of ``device``'s dialect have for ``problem`` (``schedules/<dialect>.py``).
 
     ``k_splits`` is replaced by that of the kernel's contractions, because split-K was decided before (``split_k.py``).
     """
-    chosen = _rules(device).choose(problem)
-    return (replace(chosen, k_splits=problem.contractions[0].k_splits),)
+    found = _rules(device).candidates(problem)
+    return [replace(each, k_splits=problem.contractions[0].k_splits) for each in found]
+
+
+def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
+    """The time that ``candidate`` is estimated to take, in microseconds; 0 from rules with one candidate."""
+    estimated: float = _rules(device).cost(problem, candidate)
+    return estimated
 
 
 def k_splits(problem: Problem, device: Device) -> int:
     """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
     if device.dialect not in DIALECTS_WITH_SPLIT_K:
         return 1
-    chosen = _rules(device).choose(problem)
+    (chosen,) = _rules(device).candidates(problem)
     return max(1, min(chosen.k_splits, problem.length // chosen.k_per_iteration))
 
 
