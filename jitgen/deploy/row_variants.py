@@ -101,7 +101,7 @@ def _row_sizes(buckets: Sequence[SizeBuckets]) -> list[str]:
 
 def _equal_names(graph: Graph, name: str) -> set[str]:
     """The names of the sizes that guards require to be equal to ``name``, including ``name``."""
-    first = {other: size.args[0] for other, size in equal_sizes(graph.guards).items()}
+    first = {other: size.args[0] for other, size in equal_sizes(graph.guards).items() if isinstance(size, Expr)}
     return {name} | {other for other in (*first, *first.values()) if first.get(other, other) == first.get(name, name)}
 
 
