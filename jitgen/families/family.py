@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 Dim3 = tuple[int, int, int]
 
-POINTWISE = "elementwise"
-"""The family whose regions only map: what another one needs computed pointwise, it can ask for by this name."""
+ANY_FAMILY = ""
+"""As the family of a kernel that a rewrite makes and that only maps: the last one of the registry, which computes
+whatever is left."""
 
 OVERLAPS = "programmatic_dependent_launch"
 """A launch attribute: the kernel may begin before the one ahead of it in the stream has ended, and waits for it where

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
-from jitgen.families.elementwise.claim import claim, joins
+from jitgen.families.elementwise.claim import NAME, claim, joins
 from jitgen.families.elementwise.explain import explain
 from jitgen.families.elementwise.launch import arguments, launch, work
 from jitgen.families.elementwise.layout import layout
 from jitgen.families.elementwise.schedule import candidates
-from jitgen.families.family import POINTWISE, Family, SizeBuckets
+from jitgen.families.family import Family, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
 
@@ -41,7 +41,7 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
 
 
 FAMILY = Family(
-    name=POINTWISE,
+    name=NAME,
     claim=claim,
     joins=joins,
     layout=layout,
