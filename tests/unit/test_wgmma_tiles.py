@@ -5,20 +5,31 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jitgen
+from jitgen import TensorSpec
+from jitgen.families import registry
+from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.schedule import bucket, fewest_rows
 from jitgen.families.gemm.wgmma_tiles import (
     RESIDENT,
     WGMMA_SIZES,
     DenseTiles,
+    DenseWeights,
     Tiles,
     Weights,
-    choose,
-    choose_dense,
+    candidates,
+    cost,
+    dense_candidates,
+    dense_cost,
     dense_splits_and_microseconds,
     splits_and_microseconds,
     tile_rounds,
@@ -45,6 +56,14 @@ def test_the_model_is_near_what_was_measured(
 ) -> None:
     weights = Weights((columns,), length, 1, 4, True)
     assert splits_and_microseconds(best, rows, weights)[1] == pytest.approx(measured, rel=0.25)
+
+
+def choose(fewest: int, most: int, weights: Weights) -> Tiles:
+    return min(candidates(fewest, most, weights), key=lambda tiles: cost(tiles, fewest, most, weights))
+
+
+def choose_dense(fewest: int, most: int, weights: DenseWeights) -> DenseTiles:
+    return min(dense_candidates(fewest, most, weights), key=lambda tiles: dense_cost(tiles, fewest, most, weights))
 
 
 def _time(rows: int, weights: Weights) -> float:
@@ -97,14 +116,15 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
 def test_dense_tiles_are_within_the_header_s_limits(
     rows: int, columns: list[int], length: int, contractions: int, transposed: bool
 ) -> None:
-    tiles = choose_dense(fewest_rows(rows), bucket(rows), tuple(columns), length, contractions, transposed)
+    weights = DenseWeights(tuple(columns), length, contractions, transposed)
+    tiles = choose_dense(fewest_rows(rows), bucket(rows), weights)
     width = tiles.columns // tiles.across
     assert width in WGMMA_SIZES
     assert width * contractions <= 256
     assert not transposed or (width % 64 == 0 and tiles.columns % (64 * tiles.multicast) == 0)
     assert tiles.columns % (8 * tiles.multicast) == 0
     assert tiles.most_splits == 1 or tiles.multicast in (1, tiles.most_splits)
-    splits, microseconds = dense_splits_and_microseconds(tiles, rows, columns, length, contractions)
+    splits, microseconds = dense_splits_and_microseconds(tiles, rows, weights)
     assert math.isfinite(microseconds)
     assert tiles.multicast <= splits <= tiles.most_splits or splits == tiles.multicast
 
@@ -118,7 +138,27 @@ def test_rounds_compute_every_tile(items: int, splits: int) -> None:
 
 
 def test_many_rows_have_the_tallest_tiles() -> None:
-    chosen = choose_dense(4096, 4096, (8192,), 8192, 1, False)
+    chosen = choose_dense(4096, 4096, DenseWeights((8192,), 8192, 1, False))
     assert (chosen.down, chosen.columns, chosen.multicast) == (2, 256, 2)
-    assert choose_dense(64, 64, (4096,), 4096, 1, True).columns % 64 == 0
+    assert choose_dense(64, 64, DenseWeights((4096,), 4096, 1, True)).columns % 64 == 0
     assert isinstance(chosen, DenseTiles)
+
+
+@pytest.mark.parametrize("case", ["dense", "batched", "quantised"])
+def test_the_cheapest_candidate_is_taken(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is the family's ``cost``. Another one takes another candidate, and its kernel is rendered as well."""
+
+    def lowered() -> Any:
+        lead = (64,) if case == "batched" else ()
+        x = TensorSpec((*lead, 512, 4096), torch.bfloat16)
+        if case == "batched":
+            return jitgen.jit(torch.bmm).lower(x, TensorSpec((*lead, 4096, 4096), torch.bfloat16), target="sm_90a")
+        format, group_size = ("int4", 128) if case == "quantised" else (None, None)
+        weight = TensorSpec((4096, 4096), torch.bfloat16, format=format, group_size=group_size)
+        return jitgen.jit(F.linear).lower(x, weight, target="sm_90a")
+
+    cheapest = lowered()
+    dearest = replace(FAMILY, cost=lambda *problem: -FAMILY.cost(*problem))
+    monkeypatch.setattr(registry, "FAMILIES", [dearest, *registry.FAMILIES[1:]])
+    assert lowered().source != cheapest.source
+    assert "wgmma" in lowered().source

@@ -15,6 +15,7 @@ from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.wgmma_tiles import (
     DenseTiles,
+    DenseWeights,
     Tiles,
     Weights,
     dense_splits_and_microseconds,
@@ -142,8 +143,8 @@ def splits(schedule: GemmSchedule, bodies: Sequence[Body], geometries: Sequence[
         return schedule.cluster_k_splits
     columns = [geometry.columns for geometry in geometries]
     if schedule.path == DENSE:
-        tiles = dense_tiles_of(schedule)
-        return dense_splits_and_microseconds(tiles, first.rows, columns, first.length, len(contractions))[0]
+        dense = DenseWeights(tuple(columns), first.length, len(contractions), False)
+        return dense_splits_and_microseconds(dense_tiles_of(schedule), first.rows, dense)[0]
     weights = weights_of(contractions, columns, first.length)
     return splits_and_microseconds(tiles_of(schedule, len(contractions)), first.rows, weights)[0]
 

@@ -20,9 +20,8 @@ What the models say of one multiprocessor:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 RESIDENT = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 """Clusters that an H200 runs at once, by the blocks of a cluster, with one block on each multiprocessor (from
@@ -37,10 +36,6 @@ MANY_TOKENS = (128, 96, 64, 192, 256)
 """Rows of a tile where x has more than 64; up to 128 rows, those that are not above it."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
-
-
-AnyTiles = TypeVar("AnyTiles")
-"""``Tiles`` or ``DenseTiles``."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +88,31 @@ class Weights:
     light: bool
 
 
-@functools.lru_cache(maxsize=4096)
-def choose(fewest: int, most: int, weights: Weights) -> Tiles:
-    """The tiles for calls of ``fewest`` to ``most`` rows of x.
+def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
+    """The tiles that a kernel for ``fewest`` to ``most`` rows of x can have, with the most splits that any of these rows
+    gain from."""
+    found = []
+    for tiles in _all_tiles(most, weights):
+        splits = [splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
+        found.append(replace(tiles, most_splits=max(splits)))
+    return found
 
-    They are those whose time, as a multiple of the best tiles' for the same rows, is least on average over rows of that
-    range. Tiles that are the best for the most rows may take twice the time that others take for fewer.
-    """
-    chosen, splits = _least_regret(
-        list(_candidates(most, weights)),
-        lambda tiles, rows: splits_and_microseconds(tiles, rows, weights),
-        sampled_rows(fewest, most),
+
+def cost(tiles: Tiles, fewest: int, most: int, weights: Weights) -> float:
+    """The time of ``tiles`` as a multiple of the best tiles' for the same rows, on average over rows from ``fewest`` to
+    ``most``. Tiles that are the best for the most rows may take twice the time that others take for fewer."""
+    least = _least(fewest, most, weights)
+    times = [splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
+    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
+
+
+@functools.lru_cache(maxsize=256)
+def _least(fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
+    """The estimated time of the best tiles, for each of the sampled rows."""
+    every = list(_all_tiles(most, weights))
+    return tuple(
+        min(splits_and_microseconds(tiles, rows, weights)[1] for tiles in every) for rows in sampled_rows(fewest, most)
     )
-    return replace(chosen, most_splits=splits)
 
 
 def sampled_rows(fewest: int, most: int) -> list[int]:
@@ -113,19 +120,7 @@ def sampled_rows(fewest: int, most: int) -> list[int]:
     return sorted({round(fewest * (most / fewest) ** (i / (SAMPLES - 1))) for i in range(SAMPLES)})
 
 
-def _least_regret(
-    candidates: Sequence[AnyTiles], estimate: Callable[[AnyTiles, int], tuple[int, float]], sampled: Sequence[int]
-) -> tuple[AnyTiles, int]:
-    """The candidate whose estimated time, as a multiple of the least of all candidates for the same rows, is least on
-    average over the ``sampled`` rows, and the most splits that it has for any of them."""
-    found = [[estimate(tiles, rows) for rows in sampled] for tiles in candidates]
-    least = [min(time for _, time in column) for column in zip(*found, strict=True)]
-    means = [sum(time / best for (_, time), best in zip(row, least, strict=True)) for row in found]
-    chosen = min(range(len(candidates)), key=means.__getitem__)
-    return candidates[chosen], max(splits for splits, _ in found[chosen])
-
-
-def _candidates(rows: int, weights: Weights) -> Iterator[Tiles]:
+def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
     fitting = next(((tokens,) for tokens in (16, 32, 64) if rows <= tokens), MANY_TOKENS)
     for tokens in fitting:
         if tokens > 128 >= rows:
@@ -232,6 +227,23 @@ class DenseTiles:
     epilogue_steps: int = 1
 
 
+@dataclass(frozen=True)
+class DenseWeights:
+    """What a choice of tiles for dense weights depends on, besides the rows of x.
+
+    Attributes:
+        columns: N of each region.
+        length: K.
+        contractions: contractions of each region, 1 or 2.
+        transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
+    """
+
+    columns: tuple[int, ...]
+    length: int
+    contractions: int
+    transposed: bool
+
+
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
     DenseTiles(2, 1, 192, 5),
@@ -258,23 +270,34 @@ _BATCHED = (
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
 
-@functools.lru_cache(maxsize=4096)
-def choose_dense(
-    fewest: int, most: int, columns: tuple[int, ...], length: int, contractions: int, transposed: bool
-) -> DenseTiles:
-    """The tiles for ``fewest`` to ``most`` rows of x and dense regions of these columns, of 1 or 2 contractions each.
+def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[DenseTiles]:
+    """As ``candidates``, for dense weights."""
+    found = []
+    for tiles in _all_dense_tiles(most, weights):
+        splits = [dense_splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
+        found.append(replace(tiles, most_splits=max(splits)))
+    return found
 
-    Args:
-        length: K.
-        transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
-    """
-    fitting = [_splitting(tiles, contractions) for tiles in _fitting(_DENSE, most, contractions, transposed)]
-    chosen, splits = _least_regret(
-        fitting,
-        lambda tiles, rows: dense_splits_and_microseconds(tiles, rows, columns, length, contractions),
-        sampled_rows(fewest, most),
+
+def dense_cost(tiles: DenseTiles, fewest: int, most: int, weights: DenseWeights) -> float:
+    """As ``cost``, for dense weights."""
+    least = _least_dense(fewest, most, weights)
+    times = [dense_splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
+    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
+
+
+@functools.lru_cache(maxsize=256)
+def _least_dense(fewest: int, most: int, weights: DenseWeights) -> tuple[float, ...]:
+    every = _all_dense_tiles(most, weights)
+    return tuple(
+        min(dense_splits_and_microseconds(tiles, rows, weights)[1] for tiles in every)
+        for rows in sampled_rows(fewest, most)
     )
-    return replace(chosen, most_splits=max(chosen.multicast, splits))
+
+
+def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
+    fitting = _fitting(_DENSE, rows, weights.contractions, weights.transposed)
+    return [_splitting(tiles, weights.contractions) for tiles in fitting]
 
 
 def _splitting(tiles: DenseTiles, contractions: int) -> DenseTiles:
@@ -287,12 +310,9 @@ def _splitting(tiles: DenseTiles, contractions: int) -> DenseTiles:
     return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(RESIDENT))
 
 
-def choose_batched(
-    rows: int, columns: int, length: int, matrices: int, contractions: int, transposed: bool
-) -> DenseTiles:
-    """The tiles for ``matrices`` products of (rows, length) by (length, columns); otherwise as ``choose_dense``."""
-    fitting = _fitting(_BATCHED, rows, contractions, transposed)
-    return min(fitting, key=lambda tiles: batched_microseconds(tiles, rows, columns, length, matrices, contractions))
+def batched_candidates(rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
+    """The tiles that a kernel for a batch of x of these rows can have; the arguments are those of ``DenseWeights``."""
+    return _fitting(_BATCHED, rows, contractions, transposed)
 
 
 def _fitting(all_tiles: Sequence[DenseTiles], rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
@@ -308,19 +328,17 @@ def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
     return width in WGMMA_SIZES and columns % ((64 if transposed else 16) * max(tiles.across, tiles.multicast)) == 0
 
 
-def dense_splits_and_microseconds(
-    tiles: DenseTiles, rows: int, columns: Sequence[int], length: int, contractions: int
-) -> tuple[int, float]:
-    """As ``splits_and_microseconds``, of a dense kernel."""
-    height, width = 64 * tiles.down, tiles.columns * contractions
+def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWeights) -> tuple[int, float]:
+    """As ``splits_and_microseconds``, for dense weights."""
+    height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
-    items = down * sum(-(-n // tiles.columns) for n in columns)
+    items = down * sum(-(-n // tiles.columns) for n in weights.columns)
     sharing = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * 3 + 55  # of a warpgroup, for whose wgmmas nothing else waits
     cycles = max(max(height * width / 32 * 1.25, fetched / 56) * sharing + 65, alone)
     size = height * width / 32768
-    times = _Times(1.6, -(-length // CHUNK), cycles / CYCLES_PER_MICROSECOND, 3.3 * size, 7.4 * size, 1.4, 5.0)
+    times = _Times(1.6, -(-weights.length // CHUNK), cycles / CYCLES_PER_MICROSECOND, 3.3 * size, 7.4 * size, 1.4, 5.0)
     # With multicast a cluster always has all its blocks.
     return times.least(items, tiles.most_splits, tiles.multicast, tiles.resident)
 

@@ -70,7 +70,7 @@ struct MatrixBatch {
   static constexpr bool several = true;
   int count, inner;
   MatrixWalk x, weights[contractions];
-  JITGEN_DEVICE int matrices() const { return count; }
+  JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
 };
 
 // Columns that an epilogue stages in shared memory at once, in units of 32 (`Config::turn`, else 1). 64 columns of 16
@@ -357,16 +357,18 @@ struct DenseKernel {
   JITGEN_DEVICE void work() const {
     const int column_tiles = column_tiles_of<Config::columns>(regions);
     const int tiles = row_tiles * column_tiles;
-    const int items = tiles * batch.matrices();
+    using Item = decltype(batch.matrices());
+    const Item items = tiles * batch.matrices();
     const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
     Ring ring;
-    TileWalk<Config::most_splits, Config::multicast> walk(items, splits);
+    TileWalk<Config::most_splits, Config::multicast, Item> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
         if (threadIdx.x == Shape::consumers) {
-          const int matrix = Batch::several ? walk.item / tiles : 0;
-          const TilePlace tile = place(walk.item - matrix * tiles, walk.split ? walk.tile : rank, column_tiles);
+          const int matrix = Batch::several ? int(walk.item / tiles) : 0;
+          const int item = int(walk.item - Item(matrix) * tiles);
+          const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
           produce(matrix, tile, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
         }
         if (walk.split) {
@@ -379,8 +381,9 @@ struct DenseKernel {
     } else {
       registers_deal<Shape::warpgroups, Config::resident, false>();
       for (; walk.item < items; walk.next()) {
-        const int matrix = Batch::several ? walk.item / tiles : 0;
-        const TilePlace tile = place(walk.item - matrix * tiles, walk.split ? walk.tile : rank, column_tiles);
+        const int matrix = Batch::several ? int(walk.item / tiles) : 0;
+        const int item = int(walk.item - Item(matrix) * tiles);
+        const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
         float acc[contractions][accumulators];
         consume(acc, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
         if constexpr (Batch::several) {

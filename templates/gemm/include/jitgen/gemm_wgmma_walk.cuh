@@ -45,19 +45,20 @@ JITGEN_DEVICE TilePlace place_in(int item, int row_tiles, int column_tiles, cons
 //
 // With multicast, the blocks of a cluster together take an item of `multicast` tiles, and as many blocks split K: then
 // `tile` says which of the item's tiles it is.
-template <int most_splits, int multicast>
+template <int most_splits, int multicast, class Item = int>
 struct TileWalk {
-  int item, tile = 0;
-  int single;  // the items before this one are computed by single blocks
+  Item item;
+  int tile = 0;
+  Item single;  // the items before this one are computed by single blocks
   bool split = false;
   const int splits;  // blocks of a cluster
   static_assert(most_splits == 1 || multicast == 1 || most_splits == multicast, "all blocks of a cluster split K");
 
-  JITGEN_DEVICE TileWalk(int items, int splits)
+  JITGEN_DEVICE TileWalk(Item items, int splits)
       : item(blockIdx.x / multicast), single(items), splits(most_splits > 1 ? splits : 1) {
     if constexpr (most_splits > 1) {
       const int clusters = int(gridDim.x) / splits;
-      const int left = items % (int(gridDim.x) / multicast);
+      const int left = int(items % (int(gridDim.x) / multicast));
       if (left * multicast <= clusters * (splits - 1)) single = items - left;
       begin_split();
     }
@@ -75,8 +76,8 @@ struct TileWalk {
     split = true;
     place(single * multicast + int(blockIdx.x) / splits);
   }
-  JITGEN_DEVICE int number() const { return item * multicast + tile; }
-  JITGEN_DEVICE void place(int number) { item = number / multicast, tile = number % multicast; }
+  JITGEN_DEVICE Item number() const { return item * multicast + tile; }
+  JITGEN_DEVICE void place(Item number) { item = number / multicast, tile = int(number % multicast); }
 };
 
 // The sum of eight floats of each of the first `splits` blocks of the cluster, by rank. They are at `at` in each block's
