@@ -60,6 +60,21 @@ class BoundLaunch:
         self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
         self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
 
+    def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
+        """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
+        is not for it. None where there is nothing to ask.
+
+        ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
+        """
+        if needs_grad:
+            return lambda: None if torch.is_grad_enabled() else self.captured_tensors()
+        return None if self.depends_on_arguments_alone else self.captured_tensors
+
+    @property
+    def captured_extents(self) -> list[int]:
+        """Bytes that each captured tensor spans."""
+        return [facts.extent for _, facts in self._expected]
+
     def captured_tensors(self) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
 

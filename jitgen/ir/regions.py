@@ -9,6 +9,8 @@ as K of a product. The *stages* are the steps of a kernel in the order in which 
 ``contract``  a product summed over an axis
 ``reduce``    the elements along the sequential axes combined to one value
 ``scan``      at every element, the combination of the elements up to it
+``scatter``   values combined with elements of the result, which is read and written in place; by the region's order
+              along the sequential axes
 ============  ==========================================================================================
 
 RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. Stages follow from the stored
@@ -35,7 +37,7 @@ MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those
 that read most tensors first."""
 
-STAGES = ("map", "contract", "reduce", "scan")
+STAGES = ("map", "contract", "reduce", "scan", "scatter")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ class Region:
         """How many of the axes that index results are sequential: the last ones."""
         return row_rank_of(self.axes)
 
+    @property
+    def is_update(self) -> bool:
+        """Whether it changes results that must have been written before."""
+        return any(store.value.op == "scatter" for store in self.stores)
+
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         return self.stated or stages_of([store.value for store in self.stores], self.axes)
@@ -152,7 +159,7 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
         "contract": tuple(axis.name for axis in axes if axis.inner),
         "reduce": tuple(axis.name for axis in axes if axis.walk == "sequential" and not axis.inner),
     }
-    names["scan"] = names["reduce"]
+    names["scan"] = names["scatter"] = names["reduce"]
     level: dict[int, int] = {}
     after_product: set[int] = set()
     found: dict[tuple[int, int], Stage] = {}
