@@ -34,7 +34,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
     """Template context and source options; see ``scan/render.py``."""
     columns = layout.columns or schedule.items == 1
     if columns and schedule.rows == 1:
-        rows = replace(rows, **_one_row(rows))
+        rows = _one_row(rows)
     stores = [_store(operand, columns) for operand in rows.stores]
     scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]
     scalars = [f"{kind} {name}" for name, kind in rows.scalars]
@@ -78,10 +78,20 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
     return context, {"interleaved": True}
 
 
-def _one_row(rows: Rows) -> dict[str, tuple[Operand, ...]]:
-    """The operands of ``rows`` as those of a tile of one row: nothing is beside it."""
-    names = ("operands", "row_loads", "loads_before", "loads_after", "stores")
-    return {name: tuple(replace(operand, beside="broadcast") for operand in getattr(rows, name)) for name in names}
+def _one_row(rows: Rows) -> Rows:
+    """``rows`` with operands as those of a tile of one row: nothing is beside it."""
+
+    def alone(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+        return tuple(replace(operand, beside="broadcast") for operand in operands)
+
+    return replace(
+        rows,
+        operands=alone(rows.operands),
+        row_loads=alone(rows.row_loads),
+        loads_before=alone(rows.loads_before),
+        loads_after=alone(rows.loads_after),
+        stores=alone(rows.stores),
+    )
 
 
 def _op(scan: Scan) -> str:
