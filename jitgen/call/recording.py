@@ -11,7 +11,7 @@ from jitgen import pipeline
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, number_symbols, size_symbols
 from jitgen.call.specialization import memory_of
-from jitgen.deploy import manifest, record, row_variants
+from jitgen.deploy import record
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory
 from jitgen.lowering import Lowered, Route
@@ -27,6 +27,8 @@ def note(
     graph: Graph, lowered: Lowered, environment: Mapping[str, Any], memory: Sequence[Memory], routing: Routing
 ) -> None:
     """Record the call."""
+    from jitgen.deploy import manifest  # only a program that records needs it
+
     record.note(manifest.entry_of(graph, lowered, environment, memory, routing.requested))
 
 
@@ -38,6 +40,8 @@ def note_more_rows(
     Args:
         trace: traces the function for other leaves.
     """
+    from jitgen.deploy import row_variants
+
     for enlarged in row_variants.enlarged(leaves, tree):
         try:
             traced = trace(enlarged)

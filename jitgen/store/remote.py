@@ -9,14 +9,15 @@ An entry is one object, so that it is there as a whole or not at all; on a file 
 and renamed. Writers need no lock: equal keys mean equal kernels. What is read is verified as everything is, and then
 put into the local store, so that the next process finds it there.
 
-**Time.** Every access has ``JITGEN_REMOTE_TIMEOUT`` seconds. A remote that takes longer, fails, or sends what is damaged
-is told of once and left alone for ``PAUSE_SECONDS``: a call pays for it once. The access runs in a thread of its own,
-which nobody waits for after that, not even at the end of the process. A remote that refuses to be written is still
-read.
+**Time.** Every access has ``JITGEN_REMOTE_TIMEOUT`` seconds. Where a remote takes longer, fails, or sends what is
+damaged, the user is told once, and it is left alone for ``PAUSE_SECONDS``: a call pays for it once. The access runs in
+a thread of its own, which nobody waits for after that, not even at the end of the process. A remote that refuses to be
+written is still read.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
@@ -56,6 +57,7 @@ class Remote:
     read_only: bool = False
     _file_system: Any = None
     _root: str = ""
+    _process: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def get(self, kind: str, key: str, trust: Trust | None) -> Contents | None:
@@ -129,18 +131,19 @@ class Remote:
             return None
         result, error = outcome[0]
         if error is None:
-            return result  # type: ignore[no-any-return]
+            return result
         if not isinstance(error, FileNotFoundError):
             self._rest(f"{type(error).__name__}: {error}")
         return None
 
     def _opened(self) -> tuple[Any, str]:
-        """The file system of the URL, and the path in it."""
+        """The file system of the URL, and the path in it; opened again in a child, where its threads do not run."""
         with self._lock:
-            if self._file_system is None:
+            if self._process != os.getpid():
                 from fsspec.core import url_to_fs
 
                 self._file_system, self._root = url_to_fs(self.url)
+                self._process = os.getpid()
             return self._file_system, self._root
 
     def _rest(self, reason: str) -> None:

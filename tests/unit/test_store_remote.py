@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import multiprocessing
+import sys
 import threading
 import time
 import uuid
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, numbered_key
 
+from jitgen import spec
 from jitgen.errors import CacheWarning
 from jitgen.store import Store, bundle, notice, remote, signing
 
@@ -23,6 +26,8 @@ fsspec = pytest.importorskip("fsspec")
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     notice.forget()
     remote._opened.cache_clear()
+    if "s3fs" in sys.modules:  # each test has an endpoint of its own
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +155,23 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.shutdown()
 
 
+@pytest.mark.parametrize("protocol", ["http", "s3"])
 @pytest.mark.parametrize(("seconds", "status"), [(30.0, 404), (0.0, 500), (0.0, 403)])
 def test_a_remote_that_fails_costs_its_timeout_once(
-    slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, status: int
+    slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, seconds: float, status: int
 ) -> None:
+    """An object store's client repeats what fails (status 500), and the timeout is for all of that."""
     monkeypatch.setattr(_Slow, "seconds", seconds)
     monkeypatch.setattr(_Slow, "status", status)
     monkeypatch.setenv("JITGEN_REMOTE_TIMEOUT", "1.5")
-    store = host(tmp_path, "one", slow)
+    url = slow
+    if protocol == "s3":
+        pytest.importorskip("s3fs")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", slow.removesuffix("/kernels"))
+        url = "s3://kernels/slow"
+    store = host(tmp_path, "one", url)
     started = time.monotonic()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", CacheWarning)
@@ -167,7 +181,9 @@ def test_a_remote_that_fails_costs_its_timeout_once(
     assert time.monotonic() - started < 8
     assert ["left alone" in str(one.message) for one in told if one.category is CacheWarning] == [True]
     assert store.get_artifact(KEY) is not None, "the store itself is as good as ever"
-    assert _Slow.asked <= 1
+    asked = _Slow.asked
+    store.get_plan(numbered_key(99))
+    assert _Slow.asked == asked <= (1 if protocol == "http" else 12)
 
 
 def test_a_web_server_is_read_and_not_written(slow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +212,51 @@ def test_a_remote_that_refuses_writes_is_still_read(tmp_path: Path, url: str, mo
 
 
 def test_a_remote_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    pytest.importorskip("s3fs")
     for url in ("nosuch://x", "s3://kernels/none"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
         monkeypatch.setenv("JITGEN_REMOTE_TIMEOUT", "1.5")
         store = host(tmp_path, "one", url)
         with pytest.warns(CacheWarning, match="left alone"):
             assert store.get_plan(PLAN_KEY) is None
+
+
+def test_a_child_process_has_a_connection_of_its_own(tmp_path: Path, url: str) -> None:
+    """Its parent's ran in a thread, which a fork does not copy."""
+    keep(host(tmp_path, "one", url))
+    parent = host(tmp_path, "parent", url)
+    assert parent.get_plan(PLAN_KEY) == PLAN
+
+    def look() -> None:
+        assert host(tmp_path, "child", url).get_artifact(KEY) is not None
+
+    child = multiprocessing.get_context("fork").Process(target=look)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("scheme", ["file", "s3"])
+def test_ranks_and_hosts_at_once(tmp_path: Path, scheme: str, request: pytest.FixtureRequest) -> None:
+    """Two hosts of two ranks each put and get the same eight entries; each host has all of them whole afterwards."""
+    unique = uuid.uuid4().hex
+    url = f"file://{tmp_path}/share" if scheme == "file" else f"{request.getfixturevalue('s3')}/{unique}"
+    artifacts = [spec.Artifact(numbered_key(n), {"kernel.so": b"%d" % n * 500}, "kernel.so") for n in range(8)]
+
+    def rank(number: int) -> None:
+        store = host(tmp_path, f"host-{number % 2}", url)
+        for artifact in artifacts[number:] + artifacts[:number]:
+            found = store.get_artifact(artifact.key) or store.keep_artifact(artifact)
+            assert found.artifact().files == artifact.files
+            store.keep_plan(artifact.key, {"artifacts": [artifact.key]})
+
+    ranks = [multiprocessing.get_context("fork").Process(target=rank, args=(number,)) for number in range(4)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0] * 4
+    for name in ("host-0", "host-1", "new"):
+        store = host(tmp_path, name, url)
+        assert all(store.get_artifact(artifact.key) is not None for artifact in artifacts)
+        assert store.verify().clean
