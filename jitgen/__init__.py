@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from jitgen.errors import (
         CacheError,
         CacheMissError,
+        CacheWarning,
         CompileError,
+        CompileWarning,
         FormatError,
         JitgenError,
         TraceError,
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
     from jitgen.quant.modules import quantize_
     from jitgen.quant.qtensor import QTensor
     from jitgen.quant.quantize import quantize
-    from jitgen.settings import strict
+    from jitgen.settings import freeze, strict
     from jitgen.spec import Target, TensorSpec
 
 __all__ = [
     "CacheError",
     "CacheMissError",
+    "CacheWarning",
     "CompileError",
     "CompileEvent",
+    "CompileWarning",
     "FormatError",
     "JitFunction",
     "JitgenError",
@@ -49,6 +53,7 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "__version__",
+    "freeze",
     "jit",
     "on_compile",
     "prewarm",
@@ -62,12 +67,12 @@ _MODULES = {
     "jitgen.api": ("JitFunction", "jit"),
     "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
     "jitgen.deploy.record": ("record",),
-    "jitgen.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "jitgen.events": ("CompileEvent", "on_compile"),
     "jitgen.quant.modules": ("quantize_",),
     "jitgen.quant.qtensor": ("QTensor",),
     "jitgen.quant.quantize": ("quantize",),
-    "jitgen.settings": ("strict",),
+    "jitgen.settings": ("freeze", "strict"),
     "jitgen.spec": ("Target", "TensorSpec"),
 }
 """Where each public name is."""

@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, the one warning, and nothing else.
+"""The exceptions jitgen raises, the two warnings, and nothing else.
 
 ::
 
@@ -11,7 +11,8 @@
     ├── CacheError          the store itself is unusable, or a manifest is
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
-A ``CacheWarning`` is a UserWarning: the store could not do what it is for, and the call goes on without it.
+Both warnings are UserWarnings, and the call goes on. A ``CacheWarning``: the store could not do what it is for. A
+``CompileWarning``: a kernel is compiled after ``jitgen.freeze``.
 
 Every message says what was wrong, where, and what to do.
 """
@@ -87,7 +88,7 @@ class CompileError(JitgenError):
 
 
 class CacheMissError(JitgenError):
-    """Strict mode forbids compiling, and the store has no kernel for this call."""
+    """Strict mode, or ``jitgen.freeze``, forbids compiling, and the store has no kernel for this call."""
 
 
 class CacheError(JitgenError):
@@ -96,3 +97,7 @@ class CacheError(JitgenError):
 
 class CacheWarning(UserWarning):
     """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""
+
+
+class CompileWarning(UserWarning):
+    """A kernel is compiled although ``jitgen.freeze("warn")`` said that everything was compiled already."""

@@ -231,23 +231,53 @@ def show_path(as_json: bool) -> None:
 
 
 @cache.command()
-@click.argument("key")
+@click.argument("subject", metavar="KEY_OR_FUNCTION")
+@click.option("--target", help="Of FUNCTION: such as sm_90a (default: cpu, this host).")
+@click.option("--arg", "texts", multiple=True, metavar="[NAME=]VALUE", help="Of FUNCTION: an argument, as of `source`.")
 @json_option
-def why(key: str, as_json: bool) -> None:
-    """Say what the store and its layers hold under KEY, and what is the matter with it. Exits 1 if it is a miss."""
-    store = _open()
-    full = key if len(key) == 64 else _find(store, key).key
-    findings = store.why(full)
+def why(subject: str, target: str | None, texts: tuple[str, ...], as_json: bool) -> None:
+    """Say what the store and its layers have of KEY, or of a call of FUNCTION, and what is the matter with it.
+
+    FUNCTION is FILE_OR_MODULE:FUNCTION. Of a call that misses, it is said how the nearest entry differs. Exits 1 if it
+    is a miss. `jitgen cache why model.py:gate --target sm_90a --arg 'bf16[M,4096]' --arg 2.0`
+    """
+    store, missing = _open(), ""
+    if ":" in subject:
+        key, missing = _of_call(store, subject, target, texts)
+    else:
+        key = subject if len(subject) == 64 else _find(store, subject).key
+    findings = store.why(key)
+    present = any(finding.state == "present" for finding in findings)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        absent = {"kind": "plan", "key": key, "path": store.root, "state": "absent", "detail": missing, "layer": False}
+        print_json([asdict(finding) for finding in findings] + ([absent] if missing else []))
     else:
         for finding in findings:
             owner = "layer" if finding.layer else "store"
             click.echo(f"{finding.state}: {finding.kind} in the {owner}, {finding.path}: {finding.detail}")
-        if not findings:
+        if missing:
+            click.echo(missing)
+        elif not findings:
             directories = ", ".join(map(str, (store.root, *store.layers)))
-            click.echo(f"absent: {full} is in none of {directories}")
-    sys.exit(0 if any(finding.state == "present" for finding in findings) else 1)
+            click.echo(f"absent: {key} is in none of {directories}")
+    sys.exit(0 if present else 1)
+
+
+def _of_call(store: Store, function: str, target: str | None, texts: tuple[str, ...]) -> tuple[str, str]:
+    """The request key of a call and, unless the store has it, how the nearest entry differs and what builds it."""
+    import shlex
+
+    from jitgen import misses
+    from jitgen.cli.source import load_function, read_arguments
+
+    positional, named = read_arguments(texts)
+    lowered = load_function(function).lower(*positional, target=target or "cpu", **named).lowered
+    if store.get_plan(lowered.key) is not None:
+        return lowered.key, ""
+    words = ["jitgen", "source", function, "--target", str(lowered.route.target)]
+    words += [word for text in texts for word in ("--arg", text)]
+    kind = {"cpu": "asm", "cuda": "ptx"}.get(lowered.route.target.kind, "amdgcn")
+    return lowered.key, misses.described(lowered, store, lambda: shlex.join([*words, "--asm", kind]))
 
 
 def _find(store: Store, prefix: str) -> Entry:

@@ -75,7 +75,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
     """Within this context every specialisation met is written to the manifest ``path`` (merged with one already there).
 
     Specialisations bound before the context are met again only when a new signature or layout comes; start recording
-    before the first call. Also ``JITGEN_RECORD=path`` for a whole process.
+    before the first call. What is lowered (``JitFunction.lower``) is recorded as a call is, so that tensors may be
+    described rather than made. Also ``JITGEN_RECORD=path`` for a whole process.
     """
     recorder = _start(os.fspath(path))
     try:
