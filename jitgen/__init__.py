@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen._version import __version__
 
 if TYPE_CHECKING:
-    from jitgen.api import JitFunction, jit
+    from jitgen.api import JitFunction, jit, quantized_linear
     from jitgen.deploy.prewarm import PrewarmReport, prewarm
     from jitgen.deploy.record import record
     from jitgen.errors import (
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
         CacheWarning,
         CompileError,
         CompileWarning,
+        FallbackWarning,
         FormatError,
         JitgenError,
+        SettingError,
         TraceError,
         UnsupportedError,
     )
@@ -43,11 +45,13 @@ __all__ = [
     "CompileError",
     "CompileEvent",
     "CompileWarning",
+    "FallbackWarning",
     "FormatError",
     "JitFunction",
     "JitgenError",
     "PrewarmReport",
     "QTensor",
+    "SettingError",
     "Target",
     "TensorSpec",
     "TraceError",
@@ -59,12 +63,13 @@ __all__ = [
     "prewarm",
     "quantize",
     "quantize_",
+    "quantized_linear",
     "record",
     "strict",
 ]
 
 _MODULES = {
-    "jitgen.api": ("JitFunction", "jit"),
+    "jitgen.api": ("JitFunction", "jit", "quantized_linear"),
     "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
     "jitgen.deploy.record": ("record",),
     "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),

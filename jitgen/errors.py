@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, the two warnings, and nothing else.
+"""The exceptions jitgen raises, three warnings, and nothing else.
 
 ::
 
@@ -9,10 +9,12 @@
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
     ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
     ├── CacheError          the store itself is unusable, or a manifest is
+    ├── SettingError        an environment variable that does not parse; a ValueError too
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
-Both warnings are UserWarnings, and the call goes on. A ``CacheWarning``: the store could not do what it is for. A
-``CompileWarning``: a kernel is compiled after ``jitgen.freeze``.
+Three warnings are UserWarnings, after which the call goes on: ``CacheWarning`` (the store could not do what it is for),
+``CompileWarning`` (a kernel is compiled after ``jitgen.freeze``) and ``FallbackWarning`` (a quantised layer runs in
+torch instead of a kernel).
 
 Every message says what was wrong, where, and what to do.
 """
@@ -95,9 +97,17 @@ class CacheError(JitgenError):
     """The store cannot be read or written, or a manifest is not what ``jitgen.record`` writes."""
 
 
+class SettingError(JitgenError, ValueError):
+    """A ``JITGEN_*`` environment variable has a value that it cannot have."""
+
+
 class CacheWarning(UserWarning):
     """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""
 
 
 class CompileWarning(UserWarning):
     """A kernel is compiled although ``jitgen.freeze("warn")`` said that everything was compiled already."""
+
+
+class FallbackWarning(UserWarning):
+    """A product with a quantised weight runs in torch, on the dequantised weight: slower than the dense layer was."""

@@ -134,21 +134,23 @@ Planned = tuple[Prewarmed, work.Task | None]
 
 
 def _plan(entry: Entry, targets: Sequence[Target], place: Any, families: Sequence[str]) -> Iterator[Planned]:
-    """Every number of rows of an entry, for every target."""
+    """Everything that a recorded call stands for, for every target."""
     name = entry["name"]
-    try:
-        variants = manifest_schema.contained(name, row_variants.variants, entry)
-    except (CompileError, UnsupportedError) as problem:
-        yield from ((Prewarmed(name, str(target), "", "failed", str(problem)), None) for target in targets)
-        return
-    for variant in variants:
-        signature = signature_of(variant)
-        for target in targets:
-            planned = Prewarmed(name, str(target), "", "", "", signature)
-            try:
-                yield planned, work.task_of(variant, _route(variant, target), place, families)
-            except UnsupportedError as error:
-                yield replace(planned, origin="skipped", detail=str(error)), None
+    for target in targets:
+        planned = Prewarmed(name, str(target), "", "")
+        try:
+            route = _route(entry, target)
+        except UnsupportedError as problem:
+            yield replace(planned, origin="skipped", detail=str(problem)), None
+            continue
+        try:
+            variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
+            signatures = [manifest_schema.contained(name, signature_of, variant) for variant in variants]
+        except (CompileError, UnsupportedError) as problem:
+            yield replace(planned, origin="failed", detail=str(problem)), None
+            continue
+        for variant, signature in zip(variants, signatures, strict=True):
+            yield replace(planned, signature=signature), work.task_of(variant, route, place, families)
 
 
 def _results(
