@@ -23,7 +23,7 @@ from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
 from jitgen.runtime.guards import TensorFacts
 from jitgen.store.default import default_store
-from jitgen.trace.captures import same_value
+from jitgen.trace.captured import same_value
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap

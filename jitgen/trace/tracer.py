@@ -26,18 +26,19 @@ from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import table
 from jitgen.trace.binding import StandIn, bind, check_method
-from jitgen.trace.captures import (
+from jitgen.trace.captured import (
     Captured,
-    Captures,
     captured_part,
     captured_token,
     default_dtype_guard,
     matmul_precision_guard,
 )
+from jitgen.trace.captures import Captures
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.intermediates import with_wide_intermediates
 from jitgen.trace.location import quote, user_location
+from jitgen.trace.look_ups import reported_to
 from jitgen.trace.numbers import SymbolicNumber, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
 from jitgen.trace.typing import expand, rounded
@@ -125,7 +126,7 @@ class Trace:
         self._captured_nodes: dict[int, Node] = {}
         self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
-        self.captures = Captures(function)
+        self.captures = Captures(function, name)
 
     # ------------------------------------------------------------------------------------------------- inputs
 
@@ -437,7 +438,7 @@ def trace(
     )
     token = tracing.set(guards)
     try:
-        with proxies_are_tensors(), _InterceptFunctions(state):
+        with proxies_are_tensors(), reported_to(state.captures), _InterceptFunctions(state):
             result = function(*arguments, **keywords)
     finally:
         tracing.reset(token)
