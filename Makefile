@@ -6,7 +6,7 @@ BASE_PYTHON ?= python3
 PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help ready venv examples demo test test-all gpu-test lint format bench wheel
+.PHONY: help ready venv examples demo test test-all gpu-test gpu-test-all lint format bench wheel
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,14 +32,23 @@ demo: examples ## a real model and a Llama MLP, quantised, through generated ker
 	$(PYTHON) examples/11_minilm/demo.py
 	$(PYTHON) examples/12_llama_mlp.py
 
-test: ready ## all that runs here in a few minutes
-	$(PYTHON) -m pytest -n 2 -m 'not slow and not gpu' $(PYTEST_ARGS)
+# Neighbouring tests stay with one worker, so that a module is set up once; an idle worker takes over half of what
+# another has left.
+WORKERS ?= 2
+GPU_WORKERS ?= 8
+PYTEST = $(PYTHON) -m pytest --dist worksteal
 
-test-all: ready ## the slow ones too
-	$(PYTHON) -m pytest -n 2 -m 'not gpu' $(PYTEST_ARGS)
+test: ready ## one case of everything, in a few minutes; kernels are kept in cache/test-store
+	$(PYTEST) -n $(WORKERS) -m 'not slow and not gpu' $(PYTEST_ARGS)
+
+test-all: ready ## every case, and more random ones
+	HYPOTHESIS_EXAMPLES=60 $(PYTEST) -n $(WORKERS) -m 'not gpu' $(PYTEST_ARGS)
 
 gpu-test: ready ## needs an NVIDIA GPU, and no network
-	$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+	$(PYTEST) -n $(GPU_WORKERS) -m 'gpu and not slow' $(PYTEST_ARGS)
+
+gpu-test-all: ready ## every case on a GPU
+	$(PYTEST) -n $(GPU_WORKERS) -m gpu $(PYTEST_ARGS)
 
 lint: ## ruff and mypy
 	$(PYTHON) -m ruff check .

@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, and nothing else.
+"""The exceptions jitgen raises, the one warning, and nothing else.
 
 ::
 
@@ -10,6 +10,8 @@
     ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
     ├── CacheError          the store itself is unusable, or a manifest is
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
+
+A ``CacheWarning`` is a UserWarning: the store could not do what it is for, and the call goes on without it.
 
 Every message says what was wrong, where, and what to do.
 """
@@ -90,3 +92,7 @@ class CacheMissError(JitgenError):
 
 class CacheError(JitgenError):
     """The store cannot be read or written, or a manifest is not what ``jitgen.record`` writes."""
+
+
+class CacheWarning(UserWarning):
+    """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""

@@ -25,14 +25,12 @@ remembers the launcher, so a warm call does not come here. ``lowering.py`` holds
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from jitgen import debug, events, settings
+from jitgen import debug, events, scratch, settings
 from jitgen.compile import routes
 from jitgen.errors import CacheMissError, CompileError
 from jitgen.families.rewrites import rewritten
@@ -105,14 +103,19 @@ def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
     found = _from_store(lowered, store)
     if found is not None:
         debug.log(1, f"from the store: {', '.join(kernel.name for kernel in found) or 'nothing to run'}")
+        _hold(lowered, found, store)
         return found
     if settings.is_strict():
         raise CacheMissError(
             f"{lowered.graph.name}: no kernel in {store.root} for {lowered}\n"
             f"  strict mode compiles nothing; prewarm this specialisation, or see `jitgen cache why {lowered.key}`"
         )
-    with store.single_flight(lowered.key):  # another process may have built the same kernels while this one waited
-        return _from_store(lowered, store) or build(lowered, store)
+    with store.single_flight(lowered.key) as flight:
+        # Another process may have built the same kernels while this one waited. If that process hangs, what it has
+        # begun is its own to publish.
+        found = _from_store(lowered, store) or build(lowered, store, publish=flight.may_publish)
+    _hold(lowered, found, store)
+    return found
 
 
 def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | None:
@@ -129,6 +132,11 @@ def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | Non
     )
 
 
+def _hold(lowered: Lowered, kernels: Sequence[BuiltKernel], store: Store) -> None:
+    """Keep the store from removing what this process uses."""
+    store.hold(lowered.key, *(kernel.key for kernel in kernels))
+
+
 def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
     """Whether the plan's artifacts were built by the toolchain of this machine.
 
@@ -141,8 +149,12 @@ def _toolchains_match(plan: Mapping[str, Any], route: Route) -> bool:
     return here is None or str(here) in plan["toolchains"] or not plan["artifacts"]
 
 
-def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
-    """Render, compile and store every kernel of ``lowered``, and then the plan that names them."""
+def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[BuiltKernel, ...]:
+    """Render, compile and store every kernel of ``lowered``, and then the plan that names them.
+
+    Args:
+        publish: whether other processes are to find them; the store may be unable to tell them even so.
+    """
     built = []
     compiler = routes.module(lowered.route.backend, lowered.route.compiler)
     for number, kernel in enumerate(lowered.program.kernels):
@@ -157,9 +169,9 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
         try:
             artifact = compiler.compile(source)
         except CompileError as error:
-            raise rendered.explain(error, write_failed_source(source)) from None
+            raise rendered.explain(error, error.path or write_failed_source(source)) from None
         seconds = time.perf_counter() - started
-        stored = store.put_artifact(artifact)
+        stored = store.keep_artifact(artifact, publish=publish)
         events.publish(events.CompileEvent(source.name, str(source.target), source.compiler, artifact.key, seconds))
         debug.log(
             1, f"compiled {source.name} for {source.target} by {source.compiler} in {seconds:.3f} s: {artifact.key}"
@@ -175,7 +187,7 @@ def build(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
         "compiler": lowered.route.compiler,
         "specialization": str(lowered),
     }
-    store.put_plan(lowered.key, plan)
+    store.keep_plan(lowered.key, plan, publish=publish)
     return tuple(built)
 
 
@@ -213,9 +225,7 @@ def _known_artifact(source: KernelSource, store: Store) -> StoredArtifact | None
     return store.get_artifact(artifact_key(source, tools)) if tools is not None else None
 
 
-def write_failed_source(source: KernelSource) -> str:
-    """Write a source that does not compile to a temporary directory, for the user to read; its path."""
-    directory = Path(tempfile.mkdtemp(prefix="jitgen-failed-"))
-    path = directory / f"kernel{ {'cpp': '.cpp', 'cuda': '.cu', 'triton': '.py'}[source.language] }"
-    path.write_text(source.text)
-    return str(path)
+def write_failed_source(source: KernelSource) -> str | None:
+    """Write a source that does not compile to a temporary directory, for the user to read; its path, if it can be."""
+    name = f"kernel{ {'cpp': '.cpp', 'cuda': '.cu', 'triton': '.py'}[source.language] }"
+    return scratch.keep(name, source.text)

@@ -55,6 +55,13 @@ def _bytes(text: str) -> int:
         raise ValueError("expected a size such as 500M, 20G or 1073741824") from None
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError("expected a number of seconds above 0")
+    return seconds
+
+
 @dataclass(frozen=True)
 class Setting:
     """One variable: its name, the parser of its text, its default, and a description of its effect."""
@@ -70,7 +77,15 @@ SETTINGS = {
     for setting in (
         Setting("JITGEN_CACHE_DIR", str, None, "the store's directory (default: the checkout's or the user's cache)"),
         Setting("JITGEN_CACHE_PATH", _paths, (), "read-only stores searched after the store, separated as in PATH"),
-        Setting("JITGEN_CACHE_LIMIT", _bytes, 20 * 2**30, "bytes the store may grow to before `cache prune` trims it"),
+        Setting("JITGEN_CACHE_REMOTE", str, None, "fsspec URL of a store shared by hosts, such as s3://bucket/jitgen"),
+        Setting("JITGEN_REMOTE_TIMEOUT", _seconds, 5.0, "seconds that one access to JITGEN_CACHE_REMOTE may take"),
+        Setting("JITGEN_CACHE_LIMIT", _bytes, 20 * 2**30, "bytes the store may grow to; then the oldest entries go"),
+        Setting("JITGEN_PATIENCE", _seconds, 60.0, "seconds to wait for a kernel that another process is compiling"),
+        Setting("JITGEN_TRUSTED_KEYS", _paths, (), "ed25519 public keys (base64, or files): layers must be signed"),
+        Setting(
+            "JITGEN_SIGNED_ONLY", _boolean, False, "1: the store's own entries must be signed by a trusted key too"
+        ),
+        Setting("JITGEN_SIGNING_KEY", str, None, "file of the ed25519 private key that signs what is written"),
         Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
         Setting("JITGEN_STRICT", _boolean, False, "1: never compile; a miss raises CacheMissError"),
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),

@@ -78,6 +78,10 @@ CALLS: dict[str, list[Call]] = {
     "glu": [("x",)],
     "prelu": [("x", "w")],
     "dropout": [("x", 0.5, False)],
+    "torch.dropout": [],  # the C++ functions behind dropout and hardtanh
+    "_nn.hardtanh": [],
+    "type": [("x", torch.float32)],
+    "requires_grad_": [("x", False)],
     "full": [],
     **{name: [("x",)] for name in ("relu", "relu6", "selu", "softsign", "logsigmoid", "silu", "mish", "hardsigmoid")},
     **{name: [("x",)] for name in ("hardswish", "tanhshrink", "positive", "clone", "contiguous", "square", "frac")},
@@ -110,11 +114,15 @@ COMPOSED |= {"add", "sub", "logaddexp", "gelu", "softshrink", "hardsigmoid", "fm
 
 def canonical(name: str) -> str:
     """The first name of the row that ``name`` is one of."""
+    if name not in table.rows():  # a Python function of torch, whose body is traced
+        return name
     function = table.rows()[name].function
     return next(first for first, row in table.rows().items() if row.function is function)
 
 
 def aliases(name: str) -> list[str]:
+    if name not in table.rows():
+        return [name]
     return [other for other, row in table.rows().items() if row.function is table.rows()[name].function]
 
 

@@ -43,9 +43,10 @@ QUICK = (
     *("dense-tokens-float16", "dense-tokens-split-bfloat16", "dense-slices-float16", "dense-weights-float32"),
     *("uint4-weights-bfloat16", "int4-weights-split-float16", "int8-slices-float32"),
     *("uint4-weights-many-rows-float32", "int4-weights-many-warps-bfloat16"),
-    *("epilogues-weights", "operands_of_epilogues-tokens", "operands_of_epilogues-slices"),
+    *("epilogues-weights", "operands_of_epilogues-tokens", "strides-tokens", "infinities-weights"),
+    *("nothing_to_add-weights-split", "wide_indices-slices", "poisoned_outputs-tokens-split"),
 )
-"""Of the checks of each form: every form once, and every format and dtype with some form."""
+"""Of the checks of each form: every form, every format, every dtype and every check with some other."""
 
 
 def is_quick(check: str) -> bool:
@@ -55,6 +56,12 @@ def is_quick(check: str) -> bool:
 def check(function: Check) -> Check:
     CHECKS[function.__name__] = function
     return function
+
+
+def each_form(function: Callable[[str, GemmSchedule], Iterator[str | None]]) -> None:
+    """A check for each form."""
+    for form, tile in TILES.items():
+        CHECKS[f"{function.__name__}-{form}"] = partial(function, form, tile)
 
 
 @contextmanager
@@ -205,29 +212,26 @@ EPILOGUES: dict[str, tuple[Function, int]] = {
 }
 
 
-def _epilogues(form: str) -> Iterator[str | None]:
+@each_form
+def epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
     for name, (function, count) in EPILOGUES.items():
         for m, k in ((5, 64), (40, 96)):
             x = torch.randn(m, k).bfloat16() / 4
             columns = (33, 16, 70) if name == "projections" else (33,) * count
             weights: list[Any] = [dense(n, k, x.dtype) for n in columns]
-            yield _said(compare(function, x, *weights, tile=TILES[form]), form, name, m, k)
+            yield _said(compare(function, x, *weights, tile=tile), form, name, m, k)
             if reads_quantized(form):
                 weights = [quantized(n, k, "uint4", 32) for n in columns]
-                yield _said(compare(function, x, *weights, tile=TILES[form]), form, name, m, k, "uint4")
+                yield _said(compare(function, x, *weights, tile=tile), form, name, m, k, "uint4")
 
 
-def _operands_of_epilogues(form: str) -> Iterator[str | None]:
+@each_form
+def operands_of_epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
     for m, n, k in ((5, 33, 64), (40, 70, 50)):
         x = torch.randn(m, k).half() / 4
         rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
         for skip in (torch.randn(m, n + 3)[:, :n].half(), torch.randn(n, 2 * m).half().t()[::2]):
-            yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=TILES[form]), form, m, n, k)
-
-
-for _form in TILES:
-    CHECKS[f"epilogues-{_form}"] = partial(_epilogues, _form)
-    CHECKS[f"operands_of_epilogues-{_form}"] = partial(_operands_of_epilogues, _form)
+            yield _said(compare(operands, x, dense(n, k, x.dtype), *rest, skip, tile=tile), form, m, n, k)
 
 
 def shares_one_kernel(function: Function, *arguments: Any) -> bool:
@@ -245,67 +249,62 @@ def fusion() -> Iterator[str | None]:
 # ------------------------------------------------------------------------------------------------- sizes and strides
 
 
-@check
-def nothing_to_add() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
-            x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
-            weights: list[Any] = [dense(n, k, x.dtype)]
-            if reads_quantized(form) and k:
-                weights += [quantized(n, k, "uint4", 32), quantized(n, k, "int8", None)]
-            for w in weights:
-                yield _said(compare(lambda x, w, b: F.linear(x, w, b), x, w, bias, tile=tile), form, m, n, k)
-
-
-@check
-def strides() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        for x in (torch.randn(50, 40).t(), torch.randn(40, 120)[:, 3:103:2], torch.randn(1, 50).expand(40, 50)):
-            for order in ("rows", "columns", "neither"):
-                w = dense(33, 50, torch.float16, order)
-                yield _said(compare(linear, x.half(), w, tile=tile), form, tuple(x.stride()), order)
-
-
-@check
-def wide_indices() -> Iterator[str | None]:
-    for form, tile in TILES.items():
-        wide = GemmSchedule(**vars(tile) | {"wide": True})
-        x = torch.randn(35, 70)
-        yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
-        if reads_quantized(form):
-            yield _said(compare(linear, x, quantized(40, 70, "uint4", 32), tile=wide), form, "uint4")
-
-
-@check
-def poisoned_outputs() -> Iterator[str | None]:
-    """Every element is written, and nothing beyond: into a slice of a larger tensor."""
-    for form, tile in TILES.items():
-        x, w = torch.randn(21, 40), dense(37, 40, torch.float32)
-        room = torch.full((23, 40), 7.0)
-        with tiled(tile):
-            jitgen.jit(linear, backend="triton").bind(x, w)(x, w, out=room[1:-1, 1:-2])
-        wrong = (room[1:-1, 1:-2] - F.linear(x, w)).abs().max() > 1e-4
-        yield f"{form}: not its result" if wrong else None
-        room[1:-1, 1:-2] = 7.0
-        yield None if (room == 7.0).all() else f"{form} wrote beyond its result"
-
-
-@check
-def infinities() -> Iterator[str | None]:
-    """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
-    for form, tile in TILES.items():
-        x = torch.randn(6, 64).bfloat16()
-        x[2, 9], x[4, 63] = math.inf, math.nan
-        weights: list[Any] = [dense(40, 64, x.dtype)]
-        if reads_quantized(form):
-            formats = ("int4", "uint4", "int8")
-            weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
+@each_form
+def nothing_to_add(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
+        x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
+        weights: list[Any] = [dense(n, k, x.dtype)]
+        if reads_quantized(form) and k:
+            weights += [quantized(n, k, "uint4", 32), quantized(n, k, "int8", None)]
         for w in weights:
-            with tiled(tile):
-                got = jitgen.jit(linear, backend="triton")(x, w).double()
-            want = F.linear(x.double(), values(w))
-            same = (got == want) | (got.isnan() & want.isnan()) | (want.isfinite() & got.isfinite())
-            yield None if same.all() else f"{form}, {getattr(w, 'format', 'dense')}: {int((~same).sum())} differ"
+            yield _said(compare(lambda x, w, b: F.linear(x, w, b), x, w, bias, tile=tile), form, m, n, k)
+
+
+@each_form
+def strides(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    for x in (torch.randn(50, 40).t(), torch.randn(40, 120)[:, 3:103:2], torch.randn(1, 50).expand(40, 50)):
+        for order in ("rows", "columns", "neither"):
+            w = dense(33, 50, torch.float16, order)
+            yield _said(compare(linear, x.half(), w, tile=tile), form, tuple(x.stride()), order)
+
+
+@each_form
+def wide_indices(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    wide = GemmSchedule(**vars(tile) | {"wide": True})
+    x = torch.randn(35, 70)
+    yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
+    if reads_quantized(form):
+        yield _said(compare(linear, x, quantized(40, 70, "uint4", 32), tile=wide), form, "uint4")
+
+
+@each_form
+def poisoned_outputs(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    """Every element is written, and nothing beyond: into a slice of a larger tensor."""
+    x, w = torch.randn(21, 40), dense(37, 40, torch.float32)
+    room = torch.full((23, 40), 7.0)
+    with tiled(tile):
+        jitgen.jit(linear, backend="triton").bind(x, w)(x, w, out=room[1:-1, 1:-2])
+    wrong = (room[1:-1, 1:-2] - F.linear(x, w)).abs().max() > 1e-4
+    yield f"{form}: not its result" if wrong else None
+    room[1:-1, 1:-2] = 7.0
+    yield None if (room == 7.0).all() else f"{form} wrote beyond its result"
+
+
+@each_form
+def infinities(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+    """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
+    x = torch.randn(6, 64).bfloat16()
+    x[2, 9], x[4, 63] = math.inf, math.nan
+    weights: list[Any] = [dense(40, 64, x.dtype)]
+    if reads_quantized(form):
+        formats = ("int4", "uint4", "int8")
+        weights += [quantized(40, 64, format, group) for format in formats for group in (32, None)]
+    for w in weights:
+        with tiled(tile):
+            got = jitgen.jit(linear, backend="triton")(x, w).double()
+        want = F.linear(x.double(), values(w))
+        same = (got == want) | (got.isnan() & want.isnan()) | (want.isfinite() & got.isfinite())
+        yield None if same.all() else f"{form}, {getattr(w, 'format', 'dense')}: {int((~same).sum())} differ"
 
 
 @check

@@ -9,6 +9,7 @@ Imports point downwards::
     specialization   one trace, and the launchers bound from it
     arguments        leaves and structure; signature: what of them is compared
     routing          backend, compiler and target
+    opaque           what torch.compile leaves alone
     methods          what is remembered of each instance of a decorated method
     warm             the text of generated functions
 

@@ -15,13 +15,14 @@ import torch
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import NUMBERS, TENSORS, check
+from jitgen.call.signature import NUMBERS, check
 from jitgen.errors import UnsupportedError
 from jitgen.quant import weights
 from jitgen.runtime.generated import define
 from jitgen.runtime.guards import layout_check
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
+from jitgen.trace.readable import TENSORS
 
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
@@ -72,15 +73,17 @@ class Dispatchers:
         values += [f"{address} & 15" for address in arguments.addresses] if torch.cuda.is_available() else []
         known = [f"known{index}" for index in range(len(values))]
         conditions = [f"{value} == {name}" for value, name in zip(values, known, strict=True)]
+        conditions = [*arguments.addresses, *conditions]
         compared = arguments.tensor_names
-        facts = ("shape", "stride()", "dtype", "device", "requires_grad")
+        facts = ("shape", "stride()", "dtype", "device", "requires_grad", "is_neg()")
         layout = warm.tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
         leaves, launched = warm.tuple_text(arguments.all), warm.tuple_text(arguments.launched)
         text = warm.function_text(
             [f"def dispatch({', '.join(arguments.all)}):"],
             arguments,
-            # A trace in progress refuses to read an address: then this call is part of its kernel.
-            unreadable="UnsupportedError",
+            # A trace in progress refuses to read an address: then this call is part of its kernel. Tensors without
+            # memory refuse too.
+            unreadable="(UnsupportedError, RuntimeError)",
             inline=f"state.inline({', '.join(arguments.all)})",
             attempts=warm.launch_if_same("state.last", known, compared, conditions, arguments.launched),
             otherwise=f"state.cold({layout}, {warm.tuple_text(values)}, {leaves}, {launched})",
@@ -159,6 +162,9 @@ class DispatchState:
         self.table: dict[Any, BoundLaunch] = {}
 
     def inline(self, *leaves: Any) -> Any:
+        """A call with a tensor that has no address: part of the trace in progress, or refused."""
+        if tracing.get() is None:
+            check(self.resolver.name, leaves, host_scalars=True)
         return self.resolver.inline(leaves, self.tree)
 
     def cold(
@@ -174,7 +180,9 @@ class DispatchState:
         """
         tensors = [leaves[index] for index in self.tensors]
         needs_grad = any(tensor.requires_grad for tensor in tensors)
-        if needs_grad and torch.is_grad_enabled():
+        count = len(tensors)
+        addresses, numbers = launched[count : 2 * count], launched[2 * count :]
+        if (needs_grad and torch.is_grad_enabled()) or not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
         key = (layout, values)
         found = self.table.get(key)
@@ -188,8 +196,6 @@ class DispatchState:
             self.table[key] = found
         if found.depends_on_arguments_alone and not needs_grad:
             self.last = (layout_check(tensors), found.launch, *values)
-        count = len(tensors)
-        addresses, numbers = launched[count : 2 * count], launched[2 * count :]
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
 

@@ -26,6 +26,7 @@ from jitgen.call import methods
 from jitgen.call.arguments import Parameters
 from jitgen.call.dispatch import MAX_LAUNCHES, Dispatchers
 from jitgen.call.lower import lower
+from jitgen.call.opaque import opaque
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
@@ -79,6 +80,7 @@ class JitFunction:
         """Of calls with ``out=``."""
         self._methods: methods.Rows = {}
 
+    @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs:
             dispatcher = self._by_types.get(tuple(map(type, args)))
@@ -110,6 +112,7 @@ class JitFunction:
 
     # -------------------------------------------------------------------------------------------------------- methods
 
+    @opaque
     def __get__(self, instance: Any, owner: type | None = None) -> JitFunction:
         """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
         not, and is found again by every look-up of the method."""

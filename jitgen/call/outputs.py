@@ -18,6 +18,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.lowering import Lowered
 from jitgen.runtime import overlap
 from jitgen.runtime.guards import TensorFacts
+from jitgen.trace.readable import why_unreadable
 
 
 def outputs_of(out: Any) -> list[torch.Tensor]:
@@ -63,6 +64,8 @@ def check_outputs(name: str, lowered: Lowered, device: torch.device, out: Sequen
             )
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"out= of {name} requires grad; detach it")
+        if (unreadable := why_unreadable(tensor)) is not None:
+            raise UnsupportedError(f"out= of {name}: {unreadable}")
 
 
 def check_distinct(name: str, out: Sequence[torch.Tensor]) -> None:

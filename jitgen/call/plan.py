@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call import warm
+from jitgen.call.opaque import opaque
 from jitgen.call.outputs import check_distinct, check_outputs, copy_results, may_be_written, outputs_of
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import check
+from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
 from jitgen.runtime.generated import define
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
+from jitgen.trace.readable import why_unreadable
 
 _MISSING = object()
 """Stands for an argument that a call leaves out."""
@@ -52,6 +55,7 @@ class LaunchPlan:
         def __call__(self, *leaves: Any, out: Any = None) -> Any: ...
 
     def _prepare(self, resolver: Resolver, leaves: Sequence[Any], tree: Any) -> None:
+        check(resolver.name, leaves)
         self._resolver = resolver
         self._tree = tree
         self._bound = tuple(TensorFacts.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
@@ -147,10 +151,14 @@ class LaunchPlan:
         """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
         key = None if out is None else tuple(map(TensorFacts.of, out))
         found = self._found_by_out.get(key)
+        for tensor in out or ():
+            if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
+                raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
         captured = found.captured_tensors() if found is not None else None
         if found is None or captured is None:
             if out is not None:
-                check_outputs(self._resolver.name, self._found_by_out[None].lowered, self._facts[0].device, out)
+                device = self._facts[0].device if self._facts else torch.device("cpu")
+                check_outputs(self._resolver.name, self._found_by_out[None].lowered, device, out)
             found, captured = self._resolver.resolve(leaves, self._tree, out or ())
             self._found_by_out[key] = found
         plain = self._last is not None and self._needs_no_checks(found)
@@ -190,7 +198,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any]) -> 
     text = warm.function_text(
         _header(arguments.all, tokens),
         arguments,
-        unreadable="AttributeError",
+        unreadable="(AttributeError, RuntimeError)",
         inline=launch_with_checks,
         attempts=[
             "if out is None:",
@@ -208,7 +216,7 @@ def _callable_class(name: str, leaves: Sequence[Any], tokens: Sequence[Any]) -> 
     names |= {f"token{index}": token for index, token in enumerate(tokens)}
     names |= {f"kind{index}": type(leaves[index]) for index in numbers}
     names |= {f"value{index}": leaf for index, leaf in static.items()}
-    call: Callable[..., Any] = define("__call__", f"plan of {name}", text, names)
+    call: Callable[..., Any] = opaque(define("__call__", f"plan of {name}", text, names))
     return type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
 
 
@@ -218,7 +226,8 @@ def _attempt(arguments: warm.Arguments, leaves: Sequence[Any]) -> list[str]:
     aligned = [f"{a} & 15 == {r}" for a, r in zip(arguments.addresses, remainders, strict=False)]
     if remainders and _all_aligned(arguments, leaves):  # one comparison for all
         aligned = [f"not ({' | '.join(arguments.addresses)}) & 15"]
-    return warm.launch_if_same("last", remainders, arguments.tensor_names, aligned, arguments.launched)
+    conditions = [*arguments.addresses, *aligned]
+    return warm.launch_if_same("last", remainders, arguments.tensor_names, conditions, arguments.launched)
 
 
 def _attempt_with_out(arguments: warm.Arguments, leaves: Sequence[Any]) -> list[str]:
@@ -242,7 +251,7 @@ def _attempt_with_out(arguments: warm.Arguments, leaves: Sequence[Any]) -> list[
         "last",
         ["out_extent", *extents, *may_be_out, *remainders],
         [*arguments.tensor_names, "out"],
-        [*aligned, *no_overlap],
+        [*arguments.addresses, "out_address", *aligned, *no_overlap],
         [*arguments.launched, "out", "out_address"],
         result="out",
     )

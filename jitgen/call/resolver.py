@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen.call import recording
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, TENSORS, check, number_symbols, same_trace_fact, size_symbols, trace_key
+from jitgen.call.signature import NUMBERS, check, number_symbols, same_trace_fact, size_symbols, trace_key
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -27,6 +27,7 @@ from jitgen.trace.captured import same_value
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap
+from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.tracer import Traced, trace
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
 
@@ -78,6 +79,8 @@ class BoundLaunch:
             tensor = captured.read()
             if type(tensor) not in TENSORS or TensorFacts.of(tensor) != facts:
                 return None
+            if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
+                raise UnsupportedError(f"{captured.path}: {unreadable}")
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
                     f"{captured.path} requires grad, and gradients are not supported in this version; "

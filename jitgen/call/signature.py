@@ -18,8 +18,8 @@ from jitgen.ir.graph import size_one_pattern
 from jitgen.runtime.guards import TensorFacts
 from jitgen.spec import dtype_name
 from jitgen.trace.host_scalars import HOST_SCALARS, base, common_device, is_host_scalar
+from jitgen.trace.readable import TENSORS, why_unreadable
 
-TENSORS = (torch.Tensor, torch.nn.Parameter)
 NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -37,10 +37,11 @@ def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple
     tensors: list[torch.Tensor] = []
     numbers: list[Any] = []
     for leaf in leaves:
-        if type(leaf) in TENSORS:
+        if isinstance(leaf, torch.Tensor):
+            unreadable = why_unreadable(leaf)
+            if unreadable is not None:
+                raise UnsupportedError(f"{name}: {unreadable}")
             tensors.append(leaf)
-        elif isinstance(leaf, torch.Tensor):
-            raise UnsupportedError(f"{name}: tensors of type {type(leaf).__name__} are not supported")
         elif type(leaf) in NUMBERS:
             numbers.append(base(type(leaf))(leaf))
         elif not isinstance(leaf, STATIC):
@@ -50,8 +51,6 @@ def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple
             )
     device = common_device(tensors) if tensors else None
     for tensor in tensors:
-        if tensor.layout != torch.strided:
-            raise UnsupportedError(f"{name}: a tensor of layout {tensor.layout}; only strided ones are supported")
         if tensor.device != device and not (host_scalars and device and is_host_scalar(tensor, device)):
             raise UnsupportedError(
                 f"{name}: arguments on {device} and {tensor.device}; move them to one device, with .to(device)"
@@ -98,6 +97,7 @@ def same_trace_fact(spec: Any, tensor: Any) -> bool:
     """Whether a captured tensor still fits ``spec``, the input of the graph that a trace made of it."""
     return (
         type(tensor) in TENSORS
+        and not tensor.is_neg()
         and dtype_name(tensor.dtype) == spec.dtype
         and size_one_pattern(tensor.shape) == size_one_pattern(spec.shape)
     )

@@ -29,7 +29,7 @@ from jitgen.runtime import overlap
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
-from jitgen.trace.tracer import Traced
+from jitgen.trace.tracer import Sizes, Traced
 
 
 @dataclass(repr=False)
@@ -166,19 +166,19 @@ class Specialization:
             return None, ()
         if tree.type is tuple and len(leaves) == tree.num_children and all(leaf.index is not None for leaf in leaves):
             return tuple, ()
-        dynamic = [leaf.value for leaf in leaves if leaf.index is None and isinstance(leaf.value, Expr)]
-        texts = tuple(_text(value, environment) for value in dynamic)
+        others = [leaf.value for leaf in leaves if leaf.index is None]
+        flattened = [size for value in others for size in (value if isinstance(value, Sizes) else [value])]
+        texts = tuple(_text(value, environment) for value in flattened if isinstance(value, Expr))
 
         def rebuild(tensors: list[torch.Tensor], *values: Any) -> Any:
             computed = iter(values)
-            flat = [
-                tensors[leaf.index]
-                if leaf.index is not None
-                else next(computed)
-                if isinstance(leaf.value, Expr)
-                else leaf.value
-                for leaf in leaves
-            ]
+
+            def known(value: Any) -> Any:
+                if isinstance(value, Sizes):
+                    return torch.Size(map(known, value))
+                return next(computed) if isinstance(value, Expr) else value
+
+            flat = [tensors[leaf.index] if leaf.index is not None else known(leaf.value) for leaf in leaves]
             return pytree.tree_unflatten(flat, tree)
 
         return rebuild, texts
@@ -206,7 +206,7 @@ class Specialization:
         from jitgen.runtime import cpu
 
         arguments, work, entry = lowered.arguments(number), lowered.work(number), built.artifact.meta["entry"]
-        function = self._function(built, None, lambda: cpu.load_packed(str(built.artifact.path()), entry))
+        function = self._function(built, None, lambda: cpu.load_packed(built.artifact.content, entry))
         streaming = int(work.moved > cpu.last_level_cache())
         tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
         pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
@@ -252,9 +252,7 @@ class Specialization:
                 "use the backend's own compiler, without compiler='load_inline'"
             )
         meta = built.artifact.meta
-        operator = self._function(
-            built, None, lambda: torch_operator.load(str(built.artifact.path()), meta["operator"])
-        )
+        operator = self._function(built, None, lambda: torch_operator.load(built.artifact.content, meta["operator"]))
         written = tuple(
             o.kind == "store" for body in built.kernel.bodies for o in body.operands if o.buffer is not None
         )

@@ -9,10 +9,10 @@ are other ones. For two tensors on a GPU and a number, the dispatcher reads::
         try:
             address0 = arg0.data_ptr()
             address1 = arg1.data_ptr()
-        except UnsupportedError:
+        except (UnsupportedError, RuntimeError):
             return state.inline(arg0, arg1, arg2)
         same_layout, launch, known0, known1 = state.last
-        if same_layout(arg0, arg1) and address0 & 15 == known0 and address1 & 15 == known1:
+        if same_layout(arg0, arg1) and address0 and address1 and address0 & 15 == known0 and address1 & 15 == known1:
             return launch(arg0, arg1, address0, address1, arg2)
         return state.cold(...)
 
@@ -22,17 +22,19 @@ and the plan::
         try:
             address0 = arg0.data_ptr()
             address1 = arg1.data_ptr()
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             return self._launch((arg0, arg1, arg2, *more,), out)
         if out is None:
             last = self._last
             if last is not None and not more and type(arg2) is kind2:
                 same_layout, launch, remainder0, remainder1 = last
-                if same_layout(arg0, arg1) and not (address0 | address1) & 15:
+                if same_layout(arg0, arg1) and address0 and address1 and not (address0 | address1) & 15:
                     return launch(arg0, arg1, address0, address1, arg2)
         else:
             ...the same with ``self._last_out``, ``out`` and its address
         return self._launch((arg0, arg1, arg2, *more,), out)
+
+An address is 0 where a tensor is empty, or has lost its memory, which its layout does not tell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``jitgen cache``: ls, show, verify, prune, export, import, clear, path, why.
+"""``jitgen cache``: ls, show, verify, prune, export, import, unprotect, keygen, clear, path, why.
 
 Each command calls a method of ``jitgen.store.Store``. Like a commit in git, a key may be abbreviated to any unambiguous
 prefix of four or more digits. The exit status is 0, or 1 if an entry is damaged or missing, or 2 if the store cannot be
@@ -18,7 +18,7 @@ import click
 
 from jitgen import settings
 from jitgen.cli.show import age, in_units, json_option, print_json, print_table
-from jitgen.store import Entry, Store, StoredArtifact
+from jitgen.store import Entry, Store, StoredArtifact, signing
 
 _SHORTEST_PREFIX = 4
 """The fewest hex digits by which a key may be abbreviated."""
@@ -88,6 +88,7 @@ def verify(repair: bool, as_json: bool) -> None:
     if repair:
         for finding in result.damaged:
             store.remove(finding.kind, finding.key)
+        store.empty_quarantine()
     if as_json:
         print_json(asdict(result) | {"clean": result.clean, "repaired": repair})
     else:
@@ -95,7 +96,8 @@ def verify(repair: bool, as_json: bool) -> None:
             click.echo(f"{finding.state}: {finding.kind} {finding.key}: {finding.detail}")
         click.echo(
             f"{result.checked} entries read, {len(result.damaged)} damaged{' and removed' if repair else ''}, "
-            f"{len(result.incomplete)} incomplete, {len(result.leftovers)} leftovers to sweep"
+            f"{len(result.incomplete)} incomplete, {len(result.leftovers)} leftovers to sweep, "
+            f"{len(result.quarantined)} in quarantine"
         )
     sys.exit(0 if result.clean or repair else 1)
 
@@ -118,17 +120,23 @@ def prune(limit: int | None, as_json: bool) -> None:
         print_json(asdict(result))
     else:
         sizes = f"{in_units(result.size_before)} before, {in_units(result.size_after)} now"
-        click.echo(f"{len(result.removed)} entries removed; {sizes}")
+        spared = f", {result.spared} in use or protected" if result.spared else ""
+        click.echo(f"{len(result.removed)} entries removed{spared}; {sizes}")
 
 
 @cache.command("export")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("keys", nargs=-1)
+@click.option("--sign", type=click.Path(exists=True, dir_okay=False), help="Sign every entry with this private key.")
 @json_option
-def export_entries(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
-    """Write entries to the tar archive PATH: all, or those of KEYS with the artifacts their plans name."""
+def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json: bool) -> None:
+    """Write entries to the bundle PATH: all, or those of KEYS with the artifacts their plans name.
+
+    A bundle can be imported, or be named in JITGEN_CACHE_PATH as it is. The same entries make the same bytes.
+    """
     store = Store.open()
-    written = store.export(path, [_find(store, key).key for key in keys] if keys else None)
+    signer = signing.signer(sign) if sign else None
+    written = store.export(path, [_find(store, key).key for key in keys] if keys else None, signer)
     if as_json:
         print_json([asdict(entry) for entry in written])
     else:
@@ -137,10 +145,14 @@ def export_entries(path: Path, keys: tuple[str, ...], as_json: bool) -> None:
 
 @cache.command("import")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--protect", metavar="NAME", help="Keep prune from removing these entries, until `unprotect NAME`.")
 @json_option
-def import_entries(path: Path, as_json: bool) -> None:
-    """Take in the entries of the archive PATH. Exits 1 when some were damaged; the others are taken in."""
-    result = Store.open().import_(path)
+def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
+    """Take in the entries of the bundle PATH. Exits 1 when some were damaged; the others are taken in."""
+    store = Store.open()
+    result = store.import_(path)
+    if protect:
+        store.protect(protect, [entry.key for entry in (*result.added, *result.present)])
     if as_json:
         print_json(asdict(result))
     else:
@@ -148,6 +160,35 @@ def import_entries(path: Path, as_json: bool) -> None:
             click.echo(f"damaged: {finding.kind} {finding.key}: {finding.detail}")
         click.echo(f"{len(result.added)} added, {len(result.present)} here already, {len(result.damaged)} damaged")
     sys.exit(1 if result.damaged else 0)
+
+
+@cache.command()
+@click.argument("name")
+@json_option
+def unprotect(name: str, as_json: bool) -> None:
+    """Let prune remove again what `import --protect NAME` protected. Exits 1 if nothing has that name."""
+    known = Store.open().unprotect(name)
+    if as_json:
+        print_json({"unprotected": known})
+    else:
+        click.echo(f"{name} is no longer protected" if known else f"nothing is protected as {name}")
+    sys.exit(0 if known else 1)
+
+
+@cache.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
+def keygen(path: Path, as_json: bool) -> None:
+    """Make an ed25519 key: the private one in PATH, the public one in PATH.pub.
+
+    JITGEN_SIGNING_KEY=PATH signs what is compiled, and `cache export --sign PATH` what is exported. Where
+    JITGEN_TRUSTED_KEYS names the public key, layers and archives must be signed with it.
+    """
+    public = signing.make_key(path)
+    if as_json:
+        print_json({"private": path, "public": public})
+    else:
+        click.echo(public)
 
 
 @cache.command()

@@ -13,9 +13,9 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
+from jitgen import scratch
 from jitgen.errors import CompileError
 
 _TOOL = "cuobjdump"
@@ -57,8 +57,8 @@ def _dump(cubin: bytes, option: str) -> str:
         raise CompileError(
             f"{_TOOL} was not found; it comes with Triton (pip install triton) and with a CUDA toolkit (set CUDA_HOME)"
         )
-    with tempfile.TemporaryDirectory(prefix="jitgen-") as directory:
-        path = Path(directory, "kernel.cubin")
+    with scratch.directory() as directory:
+        path = directory / "kernel.cubin"
         path.write_bytes(cubin)
         result = subprocess.run([tool, option, str(path)], capture_output=True, text=True)
     if result.returncode != 0:

@@ -17,13 +17,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from jitgen import settings
+from jitgen import scratch, settings
 from jitgen.errors import CompileError, SourceLine
 from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, digest
 
@@ -175,7 +174,7 @@ def compile(source: KernelSource) -> Artifact:
 
     Raises:
         CompileError: there is no compiler, or it refuses the source. The error has the failing lines, and the path of
-            the source, which is not deleted.
+            a copy of the source that is kept.
     """
     tools, words = _require(source)
     with _build_directory(source) as directory:
@@ -228,36 +227,41 @@ def _arguments(source: KernelSource, tools: Toolchain) -> tuple[str, ...]:
     return (*flags(source, tools.compiler), *seed, *extra, "-I", "include")
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C"}
+def _environment(directory: Path | None = None) -> dict[str, str]:
+    """The compiler's environment; its own temporary files are to be in ``directory``."""
+    return {**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(directory)} if directory else {})
 
 
 @contextmanager
 def _build_directory(source: KernelSource) -> Iterator[Path]:
-    """A private directory with the source and its headers. After a CompileError it is not deleted."""
-    directory = Path(tempfile.mkdtemp(prefix=f"jitgen-{source.name[:40]}-"))
-    for name, text in ((_SOURCE, source.text), *((f"include/{name}", text) for name, text in source.headers)):
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    """A private directory with the source and its headers; CompileError where none can be written."""
     try:
-        yield directory
-    except CompileError:
-        raise
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
+        with scratch.directory() as directory:
+            for name, text in ((_SOURCE, source.text), *((f"include/{name}", text) for name, text in source.headers)):
+                path = directory / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            yield directory
+    except OSError as error:
+        raise CompileError(
+            f"kernel {source.name} cannot be compiled: {error}. Make room, or set TMPDIR to a directory you can write"
+        ) from error
 
 
 def _run(source: KernelSource, directory: Path, arguments: list[str]) -> None:
     result = subprocess.run(
-        arguments, cwd=directory, capture_output=True, text=True, errors="replace", env=_environment(), check=False
+        arguments,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=_environment(directory),
+        check=False,
     )
     if result.returncode != 0:
         raise CompileError(
             f"kernel {source.name} did not compile for {source.target}",
-            path=str(directory / _SOURCE),
+            path=scratch.keep(_SOURCE, source.text),
             log=f"$ {shlex.join(arguments)}\n{result.stderr}{result.stdout}",
             lines=failing_lines(source, result.stderr),
         )

@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jitgen import scratch
 from jitgen.compile import host, nvrtc
 from jitgen.errors import CompileError
 from jitgen.spec import Artifact, KernelSource, Toolchain, artifact_key, digest
@@ -111,10 +111,8 @@ def compile(source: KernelSource) -> Artifact:
     assert tools is not None, "missing() has found one"
     complete = prepare(source)
     operator = complete.option("operator")
-    directory = Path(tempfile.mkdtemp(prefix=f"jitgen-{source.name[:40]}-"))
-    with _building, _variables(source):
+    with scratch.directory() as directory, _building, _variables(source, directory):
         binary = _build(complete, operator, directory)
-    shutil.rmtree(directory, ignore_errors=True)
     return Artifact(
         key=artifact_key(complete, tools),
         files={_SOURCES[source.language]: complete.text.encode(), _BINARY: binary},
@@ -155,7 +153,7 @@ def _build(source: KernelSource, operator: str, directory: Path) -> bytes:
         log = str(error)
         raise CompileError(
             f"kernel {source.name} did not compile for {source.target} by load_inline",
-            path=str(written),
+            path=scratch.keep(_SOURCES[source.language], source.text),
             log=log,
             lines=host.failing_lines(source, log.replace(str(written), "kernel.cpp")),
         ) from None
@@ -183,9 +181,10 @@ def _language_arguments(source: KernelSource) -> dict[str, Any]:
 
 
 @contextmanager
-def _variables(source: KernelSource) -> Iterator[None]:
-    """The environment variables that cpp_extension reads: PATH with ninja, the compiler, the GPU architecture."""
-    wanted = {"CXX": " ".join(host.command() or ())}
+def _variables(source: KernelSource, directory: Path) -> Iterator[None]:
+    """The environment variables that cpp_extension and the compilers read: PATH with ninja, the compiler, the GPU
+    architecture, and where temporary files go."""
+    wanted = {"CXX": " ".join(host.command() or ()), "TMPDIR": str(directory)}
     ninja = _ninja()
     if ninja is not None:
         wanted["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(ninja).parent)])

@@ -21,15 +21,20 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import importlib.metadata
 import linecache
+import sys
+import tempfile
 import threading
+import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from jitgen import settings
+from jitgen import scratch, settings
 from jitgen.errors import CompileError, SourceLine
 from jitgen.spec import Artifact, KernelSource, Target, Toolchain, artifact_key
 
@@ -98,7 +103,7 @@ def compile(source: KernelSource) -> Artifact:
     if settings.interpreting_triton():
         raise CompileError(f"cannot compile for {source.target} while TRITON_INTERPRET=1; unset it")
     parameters = _parameters(source)
-    with _lock:
+    with _lock, scratch.directory() as directory, _temporary_files(directory):
         stages, metadata = _compile(source, f"jitgen/{key[:12]}/kernel.py")
     files |= {f"kernel.{stage}": content for stage, content in stages.items()}
     facts = _facts(metadata) | {"parameters": parameters}
@@ -129,6 +134,29 @@ def _compile(source: KernelSource, path: str) -> tuple[dict[str, bytes], dict[st
             if name not in ("ttgir", "llir"):
                 outputs[name] = module if isinstance(module, bytes) else str(module).encode()
     return outputs, metadata
+
+
+@contextmanager
+def _temporary_files(directory: Path) -> Iterator[None]:
+    """Triton's own temporary files, those of ptxas among them, in ``directory``, where a killed process leaves nothing
+    for long. The modules of its backends use ``tempfile`` for them, and each gets one that knows the directory."""
+    importlib.import_module("triton.backends")  # which imports them all
+    own = threading.get_ident()
+
+    def file(*arguments: Any, **options: Any) -> Any:
+        if threading.get_ident() == own:  # other threads may compile kernels that are not jitgen's
+            options["dir"] = directory
+        return tempfile.NamedTemporaryFile(*arguments, **options)
+
+    modules: list[Any] = [module for name, module in sys.modules.items() if name.startswith("triton.backends.")]
+    replaced = [module for module in modules if getattr(module, "tempfile", None) is tempfile]
+    for module in replaced:
+        module.tempfile = types.SimpleNamespace(NamedTemporaryFile=file)
+    try:
+        yield
+    finally:
+        for module in replaced:
+            module.tempfile = tempfile
 
 
 def _gpu_target(target: Target) -> Any:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jitgen import pipeline
 from jitgen.deploy import manifest_schema
+from jitgen.errors import CacheError
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory, Strided
@@ -78,17 +78,49 @@ def _memory_from_json(data: Mapping[str, Any]) -> Memory:
 
 
 def write(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Write ``entries``, by identity, to ``path``, with those that a manifest already there has."""
-    merged = dict(entries)
-    if path.exists():
-        for entry in manifest_schema.read(path):
-            merged.setdefault(identity_of(entry), entry)
-    content = {"schema": SCHEMA, "entries": [merged[identity] for identity in sorted(merged)]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(temporary, path)
+    """Write ``entries``, by identity, to ``path``, with those that a manifest already there has.
+
+    Several processes may write the same file at once: each has the lock of ``.<name>.lock`` beside it from reading what
+    is there until the file is replaced. A process that is killed leaves the file as it was.
+
+    Raises:
+        CacheError: what is there is no manifest, or the file cannot be written.
+    """
+    from filelock import FileLock
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock")
+        with FileLock(lock):
+            merged = dict(entries)
+            if path.exists():
+                for entry in manifest_schema.read(path):
+                    merged.setdefault(identity_of(entry), entry)
+            content = {"schema": SCHEMA, "entries": [merged[identity] for identity in sorted(merged)]}
+            _replace(path, json.dumps(content, indent=1))
+            lock.unlink(missing_ok=True)  # a process that waits for it notices, and takes a new one
+    except OSError as error:
+        raise CacheError(f"the manifest {path} cannot be written: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Make ``text`` the content of ``path``, or leave it as it is: at no time is there a part of it."""
+    for stale in path.parent.glob(f".{path.name}.*.new"):  # of processes that were killed: this one has the lock
+        stale.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def relower(entry: Entry, route: Route) -> Lowered:

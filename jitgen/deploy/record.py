@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,24 @@ class Recorder:
 
     path: str
     entries: dict[str, Entry] = field(default_factory=dict)
+    _written: int = 0
+    _when: float = field(default_factory=time.monotonic)
 
     def write(self) -> None:
-        manifest.write(Path(self.path), self.entries)
+        """Merge what was recorded into the file."""
+        with _lock:
+            entries = dict(self.entries)
+        manifest.write(Path(self.path), entries)
+        self._written, self._when = len(entries), time.monotonic()
 
+    def write_sometimes(self) -> None:
+        """``write``, if there is something new and the last time was long ago: a process may end by a signal."""
+        if len(self.entries) > self._written and time.monotonic() - self._when >= INTERVAL_SECONDS:
+            self.write()
+
+
+INTERVAL_SECONDS = 5.0
+"""Seconds after which a recorder writes again what it met meanwhile. The rest is written at the end."""
 
 _lock = threading.Lock()
 _recorders: list[Recorder] = []
@@ -42,8 +57,11 @@ def note(entry: Entry) -> None:
     """Add ``entry`` to every manifest being recorded."""
     identity = manifest.identity_of(entry)
     with _lock:
-        for recorder in _recorders:
+        recorders = tuple(_recorders)
+        for recorder in recorders:
             recorder.entries.setdefault(identity, entry)
+    for recorder in recorders:
+        recorder.write_sometimes()
 
 
 @contextmanager

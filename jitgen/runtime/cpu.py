@@ -19,6 +19,7 @@ from typing import Any
 
 import jitgen.spec  # noqa: F401  torch first: its OpenMP runtime is what the kernel's symbols resolve to
 from jitgen.errors import CacheError
+from jitgen.runtime import library
 
 SLOTS = {"P": "P", "q": "q", "d": "d", "i": "i4x", "f": "f4x"}
 """Parameter letter -> ``struct`` format of its slot of eight bytes: pointer, int64, double, int32, float."""
@@ -30,14 +31,17 @@ def packer(parameters: str) -> Callable[..., bytes]:
     return struct.Struct("@" + "".join(SLOTS[letter] for letter in parameters)).pack
 
 
-def load_packed(path: str, entry: str) -> Callable[[bytes], None] | None:
-    """``<entry>_packed`` of the shared object at ``path``, a function of one packed buffer; None if it has none.
+def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], None] | None:
+    """``<entry>_packed`` of a shared object, a function of one packed buffer; None if it has none.
+
+    Args:
+        found: the bytes of the shared object, or the path of one.
 
     This is the cheapest call; a launcher packs pointers, sizes and scalars itself.
     """
     import ctypes
 
-    function = getattr(_open(path), f"{entry}_packed", None)
+    function = getattr(_open(found, entry), f"{entry}_packed", None)
     if function is not None:
         function.argtypes = (ctypes.c_char_p,)
         function.restype = None
@@ -72,7 +76,7 @@ def _unpacked_call(path: str, entry: str, parameters: str) -> Callable[..., None
     import ctypes
 
     types = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int32, "f": ctypes.c_float}
-    function = getattr(_open(path), entry, None)
+    function = getattr(_open(path, entry), entry, None)
     if function is None:
         raise CacheError(f"{path} has no entry {entry!r}; delete this store entry, and it is compiled again")
     function.argtypes = tuple(types[letter] for letter in parameters)
@@ -80,15 +84,17 @@ def _unpacked_call(path: str, entry: str, parameters: str) -> Callable[..., None
     return function
 
 
-def _open(path: str) -> Any:
+def _open(found: str | bytes, entry: str) -> Any:
     import ctypes
     import os
 
     try:
-        return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        with library.file_of(found, entry) as path:
+            return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
+        name = found if isinstance(found, str) else entry
         raise CacheError(
-            f"cannot load the kernel {path}: {error}. It was built for another system or is damaged; "
+            f"cannot load the kernel {name}: {error}. It was built for another system or is damaged; "
             "`jitgen cache verify` finds such entries, and a deleted one is compiled again"
         ) from None
 

@@ -21,11 +21,13 @@ class TensorFacts(NamedTuple):
     device: torch.device
     remainder: int
     """Of its address divided by 16; 0 on the CPU, whose kernels accept any address."""
+    negated: bool = False
+    """Whether its elements are those in memory times -1 (``x.conj().imag``), which no launch takes."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorFacts:
         remainder = 0 if tensor.is_cpu else tensor.data_ptr() & 15
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, remainder)
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, remainder, tensor.is_neg())
 
     @property
     def extent(self) -> int:
@@ -77,4 +79,5 @@ def _all_checks(count: int) -> Callable[..., Callable[..., bool]]:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+    facts = type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+    return *facts, tensor.requires_grad, tensor.is_neg()

@@ -16,12 +16,14 @@ with what ``pipeline.py`` fetched; kernels come from ``cpu.py``, ``cuda.py`` and
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from jitgen.errors import UnsupportedError
 from jitgen.runtime import overlap
 from jitgen.runtime.generated import define
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
@@ -156,7 +158,13 @@ class _Writer:
         else:
             self.names["rebuild"] = spec.rebuild
             self.lines.append(f"return rebuild([{', '.join(outputs)}]{''.join(', ' + v for v in spec.values)})")
-        body = "\n".join(f"    {line}" for line in self.lines)
+        lines = self.lines
+        if spec.numbers:  # only an integer that a user passed can be beyond what a kernel takes
+            self.names |= {"out_of_range": (struct.error, OverflowError), "refuse_numbers": _refuse_numbers}
+            given = ", ".join(f"a{index}" for index in range(spec.numbers))
+            lines = ["try:", *(f"    {line}" for line in lines)]
+            lines += ["except out_of_range as error:", f"    refuse_numbers({spec.name!r}, error, {given})"]
+        body = "\n".join(f"    {line}" for line in lines)
         return f"def launch({', '.join(parameters)}):\n{body}\n"
 
     def _refuse_overlaps(self) -> None:
@@ -266,6 +274,14 @@ def _allocator(device: torch.device) -> Callable[..., torch.Tensor]:
     if device.type == "cuda" and torch.cuda.device_count() == 1 and hasattr(guards, "_empty_strided_cuda"):
         return guards._empty_strided_cuda
     return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+
+
+def _refuse_numbers(name: str, error: Exception, *numbers: Any) -> NoReturn:
+    """The error of a launch that packs an integer beyond int64."""
+    values = ", ".join(map(str, numbers))
+    raise UnsupportedError(
+        f"{name}: kernels take integers within int64, and this call with {values} needs one beyond it; make it a float"
+    ) from error
 
 
 def _flat(tensor: torch.Tensor, offset: int) -> torch.Tensor:

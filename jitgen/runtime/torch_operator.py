@@ -6,27 +6,35 @@ library, the store holds it, and ``compile/torch_operator.hpp`` documents the op
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
 
 from jitgen.errors import CacheError
+from jitgen.runtime import library
 
 
-def load(path: str, operator: str) -> Callable[..., None]:
-    """``torch.ops.jitgen.<operator>``, registered by the library at ``path`` unless this process already has it.
+def load(found: bytes | str, operator: str) -> Callable[..., None]:
+    """``torch.ops.jitgen.<operator>``, registered by a library unless this process already has it.
+
+    Args:
+        found: the bytes of the library, or its path.
 
     Raises:
         CacheError: the library does not load, or registers another operator.
     """
     if not hasattr(torch.ops.jitgen, operator):
         try:
-            torch.ops.load_library(path)
+            with library.file_of(found, operator) as path:
+                ctypes.CDLL(path)  # torch.ops.load_library would resolve the path, which memory files have none of
         except OSError as error:
             raise CacheError(
-                f"cannot load the operator library {path}: {error}. It needs the torch it was built with, or a later "
-                "one; a deleted store entry is compiled again"
+                f"cannot load the operator library of jitgen::{operator}: {error}. It needs the torch that it was "
+                "built with, or a later one; a deleted store entry is compiled again"
             ) from None
     if not hasattr(torch.ops.jitgen, operator):
-        raise CacheError(f"{path} does not register jitgen::{operator}; delete this store entry, it is compiled again")
+        raise CacheError(
+            f"the library does not register jitgen::{operator}; delete this store entry, it is compiled again"
+        )
     return getattr(torch.ops.jitgen, operator).default

@@ -1,32 +1,25 @@
-"""Export and import of entries as a plain tar archive, every member of which is checked.
-
-Members are named as in the store, ``v1/artifact/ab/<key>/kernel.cubin`` and ``v1/plan/ab/<key>.json``, sorted, with
-no times or owners: the same entries give the same archive. Compression is left to whoever ships it.
-"""
+"""Export of entries to a bundle (``bundle``), and import of the entries of one into a store."""
 
 from __future__ import annotations
 
-import io
 import os
-import re
-import shutil
-import tarfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitgen.errors import CacheError
-from jitgen.store import atomic, layout
-from jitgen.store.entries import META, Damaged, is_file_name, read_artifact, read_plan
+from jitgen.store import bundle, layout, signing
+from jitgen.store.bundle import Contents
+from jitgen.store.entries import META, read_artifact, read_plan, resealed
+from jitgen.store.files import JSON_LIMIT, Damaged
 from jitgen.store.layout import Entry
-from jitgen.store.maintenance import Finding, examine, plan_artifacts
+from jitgen.store.maintenance import Finding, plan_artifacts
+from jitgen.store.signing import Signer, Trust
+from jitgen.store.sources import InMemory, Source
 
 if TYPE_CHECKING:
     from jitgen.store.store import Store
-
-_MEMBER = re.compile(
-    layout.VERSION + r"/(?:artifact/([0-9a-f]{2})/\1[0-9a-f]{62}/([^/]+)|plan/([0-9a-f]{2})/\3[0-9a-f]{62}\.json)"
-)
 
 
 @dataclass(frozen=True)
@@ -38,29 +31,32 @@ class Imported:
     damaged: tuple[Finding, ...]
 
 
-def export(store: Store, path: Path, keys: list[str] | None) -> list[Entry]:
-    """Write the archive; see ``Store.export``.
+def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | None = None) -> list[Entry]:
+    """Write the bundle; see ``Store.export``.
 
     Raises:
         CacheError: a key that was asked for is absent or damaged, or ``path`` cannot be written.
     """
     chosen = _chosen(store, keys)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    written = []
+    written: list[Entry] = []
+
+    def entries() -> Iterator[tuple[str, str, Contents]]:
+        for _, (source, entry) in sorted(chosen.items(), key=lambda item: item[0]):
+            try:
+                contents = _contents(source, entry, signer)
+            except (FileNotFoundError, Damaged) as problem:
+                if keys is None:
+                    continue
+                raise CacheError(f"cannot export {entry.kind} {entry.key}: {problem}") from problem
+            yield entry.kind, entry.key, contents
+            written.append(entry)
+
     try:
-        with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as archive:
-            for _, entry in sorted(chosen.items()):
-                try:
-                    contents = _contents(entry)
-                except (FileNotFoundError, Damaged) as problem:
-                    if keys is None:
-                        continue
-                    raise CacheError(f"cannot export {entry.kind} {entry.key}: {problem}") from problem
-                for name, content in contents.items():
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-                written.append(entry)
+        with open(temporary, "wb") as file:
+            bundle.write(file, entries())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise CacheError(f"cannot write the archive {path}: {error.strerror or error}") from error
@@ -70,42 +66,51 @@ def export(store: Store, path: Path, keys: list[str] | None) -> list[Entry]:
 
 
 def import_(store: Store, path: Path) -> Imported:
-    """Add the entries of an archive; see ``Store.import_``.
-
-    It is unpacked into a temporary directory of the store and read there as a store, so that every check of a look-up
-    applies.
+    """Add the entries of a bundle, one after the other; see ``Store.import_``.
 
     Raises:
-        CacheError: it is no archive of a store, has a member that is no file of an entry (then nothing is added), or
-            the store cannot be written.
+        CacheError: it is no bundle, or has a member that is no file of an entry (then nothing is added), or the store
+            cannot be written.
     """
+    archive, trust = bundle.opened(path), signing.trusted()
+    own, own_trust = store.sources[0]
     added, present, damaged = [], [], []
-    with store.writing():
-        stage = atomic.stage_name(store.root, "import")
+    # Artifacts sort before plans, so that no plan is here before what it names.
+    for found in archive.names():
+        entry = Entry(
+            found.kind, found.key, layout.entry_path(store.root, found.kind, found.key), found.size, found.used
+        )
         try:
-            _unpack(path, stage)
-            staged = replace(store, root=stage, layers=())
-            # Artifacts sort before plans, so that no plan is here before what it names.
-            for found in staged.entries():
-                entry = replace(found, path=layout.entry_path(store.root, found.kind, found.key))
-                finding = examine(stage, entry.kind, entry.key, lambda _: True)
-                if finding.state != "present":
-                    damaged.append(finding)
-                elif examine(store.root, entry.kind, entry.key, lambda _: True).state == "present":
-                    present.append(entry)
-                else:
-                    _copy(staged, entry, store)
-                    added.append(entry)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            contents = archive.contents(entry.kind, entry.key)
+            _verify(entry, contents, trust)
+        except (FileNotFoundError, Damaged) as damage:
+            damaged.append(Finding(entry.kind, entry.key, found.path, "damaged", str(damage), True))
+            continue
+        if _is_whole(own, entry, own_trust):
+            present.append(entry)
+        else:
+            store.install(entry.kind, entry.key, contents)
+            added.append(entry)
     return Imported(tuple(added), tuple(present), tuple(damaged))
 
 
-def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Entry]:
-    """The entries to write, by kind and key; of one that several directories have, the first."""
-    found: dict[tuple[str, str], Entry] = {}
-    for entry in store.entries():
-        found.setdefault((entry.kind, entry.key), entry)
+def contents_of(source: Source, kind: str, key: str) -> Contents:
+    """The files of an entry, byte for byte, after they were verified."""
+    if kind == "plan":
+        sealed = source.plan(key)
+        read_plan(sealed, key)
+        return {f"{key}.json": sealed}
+    artifact = read_artifact(source.artifact(key), key)
+    with source.artifact(key).opened() as reader:
+        return {META: reader(META, JSON_LIMIT)} | {name: artifact.read(name) for name in artifact.files}
+
+
+def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], tuple[Source, Entry]]:
+    """The entries to write, by kind and key; of one that several sources have, the first."""
+    found: dict[tuple[str, str], tuple[Source, Entry]] = {}
+    for source, _ in store.sources:
+        for entry in source.names():
+            found.setdefault((entry.kind, entry.key), (source, entry))
     if keys is None:
         return found
     wanted = set(keys)
@@ -114,61 +119,34 @@ def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Entry
     missing = wanted - {key for _, key in found}
     if missing:
         raise CacheError(f"cannot export {', '.join(sorted(missing))}: not in the store")
-    return {name: entry for name, entry in found.items() if name[1] in wanted}
+    return {name: pair for name, pair in found.items() if name[1] in wanted}
 
 
-def _contents(entry: Entry) -> dict[str, bytes]:
-    """The files of the entry by their names in the archive, after its digests were checked."""
-    top = f"{layout.VERSION}/{entry.kind}/{entry.key[:2]}"
+def _contents(source: Source, entry: Entry, signer: Signer | None) -> Contents:
+    contents = contents_of(source, entry.kind, entry.key)
+    if signer is None:
+        return contents
+    sealed = META if entry.kind == "artifact" else f"{entry.key}.json"
+    return {**contents, sealed: resealed(contents[sealed], signer)}
+
+
+def _verify(entry: Entry, contents: Contents, trust: Trust | None) -> None:
+    """Damaged unless these are the files of ``entry``."""
     if entry.kind == "plan":
-        read_plan(entry.path, entry.key)
-        return {f"{top}/{entry.path.name}": entry.path.read_bytes()}
-    artifact = read_artifact(entry.path, entry.key)
-    files = {name: artifact.read(name) for name in sorted(artifact.files)}
-    return {
-        f"{top}/{entry.key}/{name}": data for name, data in {META: (entry.path / META).read_bytes(), **files}.items()
-    }
+        read_plan(contents[f"{entry.key}.json"], entry.key, trust)
+        return
+    artifact = read_artifact(InMemory(entry.path, contents), entry.key, trust)
+    strangers = set(contents) - {META, *artifact.files}
+    if strangers:
+        raise Damaged(f"it has files that {META} does not name: {', '.join(sorted(strangers))}")
 
 
-def _unpack(path: Path, directory: Path) -> None:
-    """Write the archive's members under ``directory``, after the names of all were checked to be those of entries."""
+def _is_whole(source: Source, entry: Entry, trust: Trust | None) -> bool:
     try:
-        with tarfile.open(path, "r:") as archive:
-            members = archive.getmembers()
-            # tarfile reads a truncated archive as a short one; a complete one ends in two empty blocks.
-            if path.stat().st_size < archive.offset + tarfile.BLOCKSIZE:
-                raise tarfile.ReadError("it is cut short")
-            for member in members:
-                _check_member(path, member)
-            for member in members:
-                target = directory / member.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                content = archive.extractfile(member)
-                assert content is not None  # _check_member lets only regular files pass
-                with content, open(target, "xb") as file:
-                    shutil.copyfileobj(content, file)
-    except (tarfile.TarError, EOFError, FileExistsError) as error:
-        raise CacheError(f"{path} is no archive of a jitgen store: {error}") from error
-    except FileNotFoundError as error:
-        raise CacheError(f"there is no archive {path}") from error
-
-
-def _check_member(path: Path, member: tarfile.TarInfo) -> None:
-    match = _MEMBER.fullmatch(member.name)
-    plain = member.isreg() and not member.issparse()
-    if match is None or not plain or (match[2] not in (None, META) and not is_file_name(match[2])):
-        raise CacheError(
-            f"{path} is refused: its member {member.name!r} is no file of an entry; nothing was imported. "
-            "Take archives that `jitgen cache export` of the same version wrote"
-        )
-
-
-def _copy(source: Store, entry: Entry, target: Store) -> None:
-    if entry.kind == "plan":
-        plan = source.get_plan(entry.key)
-        if plan is not None:
-            target.put_plan(entry.key, plan)
-    else:
-        artifact = source.get_artifact(entry.key)
-        if artifact is not None:
-            target.put_artifact(artifact.artifact())
+        if entry.kind == "plan":
+            read_plan(source.plan(entry.key), entry.key, trust)
+        else:
+            read_artifact(source.artifact(entry.key), entry.key, trust)
+    except (FileNotFoundError, Damaged):
+        return False
+    return True

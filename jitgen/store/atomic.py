@@ -3,23 +3,29 @@
 An entry is first written to the store's own ``tmp``, which is on the same file system, so that a rename is atomic. Each
 file and then the directory are fsynced, the directory is renamed to its final path, and the parent is fsynced; this is
 the order that LWN's and SQLite's notes on crash safety give. A killed writer leaves a directory in ``tmp``, which a
-later writer deletes once it is an hour old.
+later writer deletes once it is an hour old. A damaged entry is not deleted but moved to ``quarantine``.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from jitgen.store.layout import locks_path, staging_path
+from jitgen.store.layout import locks_path, quarantine_path, staging_path
 
 STALE_SECONDS = 3600.0
 """The age, in seconds, from which leftovers are deleted. Writing an entry takes milliseconds."""
+QUARANTINE_SECONDS = 7 * 86400.0
+"""The age, in seconds, from which damaged entries that were set aside are deleted: people can look at them."""
+
+IsWhole = Callable[[Path], bool]
+"""Whether an undamaged entry is at a path."""
 
 _SWEEP_STAMP = ".swept"
 """The file in ``tmp`` whose modification time is that of the last sweep."""
@@ -29,14 +35,14 @@ _ATTEMPTS = 8
 
 def make_root(root: Path) -> None:
     """Make the store's directory, private to its owner, and ``tmp`` in it."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         root.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             root.mkdir(mode=0o700)
     staging_path(root).mkdir(parents=True, exist_ok=True, mode=0o755)
 
 
-def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_whole: Callable[[], bool]) -> None:
+def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_whole: IsWhole) -> None:
     """Make ``target`` a directory of ``files``. An existing entry remains if ``is_whole`` returns true, and is replaced
     otherwise.
 
@@ -56,9 +62,9 @@ def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_w
             except OSError:
                 if not os.path.lexists(target):
                     raise
-                if is_whole():
+                if is_whole(target):
                     return
-                remove(root, target)
+                set_aside(root, target, is_whole)
             else:
                 _fsync_directory(target.parent)
                 return
@@ -74,7 +80,7 @@ def install_file(root: Path, target: Path, content: bytes) -> None:
         _write_file(staged, content)
         _make_parents(target)
         if target.is_dir():
-            remove(root, target)
+            set_aside(root, target, lambda path: False)
         os.replace(staged, target)
         _fsync_directory(target.parent)
     finally:
@@ -87,22 +93,48 @@ def remove(root: Path, target: Path) -> None:
     staged = stage_name(root, target.name)
     with suppress(FileNotFoundError):
         os.rename(target, staged)
-        _delete(staged)
+        delete(staged)
+
+
+def set_aside(root: Path, target: Path, is_whole: IsWhole) -> None:
+    """Move a damaged entry into quarantine, unless another process has replaced it by one that is whole."""
+    aside = quarantine_path(root)
+    aside.mkdir(exist_ok=True, mode=0o755)
+    moved = aside / f"{target.parent.parent.name}-{target.name.partition('.')[0]}-{uuid.uuid4().hex[:12]}"
+    try:
+        if stat.S_ISDIR(target.lstat().st_mode):
+            os.chmod(target, 0o700)  # a directory that its owner may not write cannot be moved
+        os.rename(target, moved)
+    except FileNotFoundError:
+        return
+    if is_whole(moved):  # it was replaced just now
+        with suppress(OSError):
+            os.rename(moved, target)
+        delete(moved)
+        return
+    with suppress(OSError):
+        os.utime(moved)  # it is deleted a week from now, however old it is
+
+
+def quarantined(root: Path) -> list[Path]:
+    """What was set aside: ``artifact-<key>-<unique>``, ``plan-<key>-<unique>``."""
+    return listed(quarantine_path(root))
 
 
 def leftovers(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
     """What killed writers left in ``tmp``, if it is at least ``older_than`` seconds old."""
     horizon = time.time() - older_than
-    return [path for path in _listed(staging_path(root)) if path.name != _SWEEP_STAMP and _mtime(path) <= horizon]
+    return [path for path in listed(staging_path(root)) if path.name != _SWEEP_STAMP and _mtime(path) <= horizon]
 
 
 def sweep(root: Path, *, older_than: float = STALE_SECONDS) -> list[Path]:
     """Delete leftovers, and lock files of that age that are not locked; returns the leftovers."""
     swept = leftovers(root, older_than=older_than)
-    for path in swept:
-        _delete(path)
+    forgotten = time.time() - QUARANTINE_SECONDS
+    for path in (*swept, *(path for path in quarantined(root) if _mtime(path) <= forgotten)):
+        delete(path)
     horizon = time.time() - older_than
-    idle = [path for path in _listed(locks_path(root)) if _mtime(path) <= horizon]
+    idle = [path for path in listed(locks_path(root)) if _mtime(path) <= horizon]
     if idle:
         from filelock import FileLock, Timeout
 
@@ -151,7 +183,8 @@ def _fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Delete a file or a directory, as far as that is possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -159,10 +192,10 @@ def _delete(path: Path) -> None:
             path.unlink()
 
 
-def _listed(directory: Path) -> list[Path]:
+def listed(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

@@ -1,33 +1,56 @@
-"""The store that a call uses when it names none."""
+"""The store that a call uses when it names none. It never fails a call: what cannot be written is kept in memory."""
 
 from __future__ import annotations
 
-import tempfile
-import warnings
 from typing import Any
 
 from jitgen import settings
+from jitgen.errors import CacheError
+from jitgen.store import layout, notice, signing
 from jitgen.store.store import Store
 
 _stores: dict[Any, Store] = {}
+
+_SETTINGS = (
+    "JITGEN_CACHE_DIR",
+    "JITGEN_CACHE_PATH",
+    "JITGEN_CACHE_REMOTE",
+    "JITGEN_TRUSTED_KEYS",
+    "JITGEN_SIGNED_ONLY",
+)
 
 
 def default_store() -> Store:
     """The store of the settings.
 
-    If it cannot be written, the result is a temporary store with that one as a layer, and a warning says so; in strict
-    mode, which writes nothing, it is the store itself.
+    If its directory is unusable (there is no home, or it is another user's, or no directory), a warning says so, once,
+    and the result is a store without a directory, which keeps what is compiled in memory and still reads the layers. A
+    directory that cannot be written is noticed when something is to be written (``Store.keep_artifact``).
+
+    Raises:
+        CacheError: ``JITGEN_TRUSTED_KEYS`` cannot be used: nothing is loaded then.
     """
-    configured = (settings.get("JITGEN_CACHE_DIR"), settings.get("JITGEN_CACHE_PATH"))
+    configured = tuple(settings.get(name) for name in _SETTINGS)
     store = _stores.get(configured)
     if store is None:
-        store = Store.open()
-        if not store.writable and not settings.is_strict():
-            warnings.warn(
-                f"the store {store.root} cannot be written: what is compiled now is kept for this process only. "
-                "Set JITGEN_CACHE_DIR to a directory you own",
-                stacklevel=2,
-            )
-            store = Store.open(tempfile.mkdtemp(prefix="jitgen-store-"), layers=[store.root, *store.layers])
-        _stores[configured] = store
+        store = _stores[configured] = _open()
     return store
+
+
+def _open() -> Store:
+    signing.trusted()
+    layers = []
+    for layer in map(layout.absolute, settings.get("JITGEN_CACHE_PATH")):
+        try:
+            layout.check_layer(layer)
+            layers.append(layer)
+        except CacheError as problem:
+            notice.once(f"layer {layer}", f"{problem}. It is not read")
+    try:
+        return Store.open(layers=layers)
+    except CacheError as problem:
+        # The same topic as that of a store that cannot be written: one warning is enough.
+        notice.once(
+            f"unwritable {layout.NOWHERE}", f"{problem}. Until then this process keeps what it compiles in memory"
+        )
+        return Store(layout.NOWHERE, tuple(layers))

@@ -1,28 +1,44 @@
 """The contents of an entry: encoding to bytes, and reading back with every digest checked.
 
-An artifact is a directory and a plan is one JSON file. Each contains its own key, its schema and a digest of all of its
-JSON, so that a flipped bit in a launch parameter is noticed like one in a binary. Reading raises only ``Damaged`` and
-``FileNotFoundError``; the store turns both into a miss, and ``verify`` reports them.
+An artifact is several files and a plan is one JSON file. Each contains its own key, its schema and a digest of all of
+its JSON, so that a flipped bit in a launch parameter is noticed like one in a binary. The digest may be signed
+(``signing``). Reading raises only ``Damaged`` and ``FileNotFoundError``; the store turns both into a miss, and
+``verify`` reports them. Where the files are, in a directory, a bundle or memory, is the business of ``sources``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jitgen.errors import CacheError
 from jitgen.spec import SCHEMA, Artifact, digest
+from jitgen.store.files import FILE_LIMIT, FILES_LIMIT, JSON_LIMIT, Damaged, TooLarge
+from jitgen.store.signing import Signer, Trust
 
 META = "meta.json"
 
+Reader = Callable[[str, int], bytes]
+"""``(name, limit)`` -> the bytes of that file, ``limit + 1`` at most; raises Damaged and FileNotFoundError."""
 
-class Damaged(Exception):
-    """An entry exists and is damaged; the message says how. This exception never leaves the package."""
+
+class Files(Protocol):
+    """The files of one artifact.
+
+    Attributes:
+        path: where they are, for messages; a directory only if the artifact is in one.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    def opened(self) -> AbstractContextManager[Reader]:
+        """A reader of them; FileNotFoundError if there is no such artifact, Damaged if it cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +55,13 @@ class StoredArtifact:
 
     Attributes:
         key: the artifact key.
-        directory: the directory of its files. A prune may remove it; a binary already mapped or read remains valid.
+        directory: the directory of its files. A prune may remove it, and of an artifact in a bundle or in memory there
+            is none; what is loaded is ``content``, whatever becomes of the directory.
         binary: the name of the file that is loaded.
         meta: ``Artifact.meta``, after a round trip through JSON.
         files: name -> digest and size.
         content: the verified bytes of the binary.
+        source: what reads the other files.
     """
 
     key: str
@@ -52,9 +70,10 @@ class StoredArtifact:
     meta: Mapping[str, Any]
     files: Mapping[str, StoredFile]
     content: bytes = field(repr=False)
+    source: Files = field(repr=False, compare=False)
 
     def path(self, name: str | None = None) -> Path:
-        """The path of the file ``name``, by default of the binary."""
+        """The path of the file ``name``, by default of the binary, for people: nothing loads a binary by its path."""
         return self.directory / self._known(name)
 
     def read(self, name: str | None = None) -> bytes:
@@ -67,7 +86,8 @@ class StoredArtifact:
         if name == self.binary:
             return self.content
         try:
-            return _read_verified(self.directory, name, self.files[name])
+            with self.source.opened() as reader:
+                return _read_verified(reader, name, self.files[name])
         except (Damaged, FileNotFoundError) as error:
             raise CacheError(f"{self.directory} was removed or altered while in use: {error}; call again") from error
 
@@ -87,8 +107,8 @@ class StoredArtifact:
         return name
 
 
-def encode_artifact(artifact: Artifact) -> dict[str, bytes]:
-    """The files of the entry's directory, including ``meta.json``, by name."""
+def encode_artifact(artifact: Artifact, signer: Signer | None = None) -> dict[str, bytes]:
+    """The files of the entry, including ``meta.json``, by name."""
     for name in artifact.files:
         if not is_file_name(name):
             raise CacheError(f"artifact {artifact.key[:12]}: {name!r} cannot be the name of a file in an entry")
@@ -103,97 +123,106 @@ def encode_artifact(artifact: Artifact) -> dict[str, bytes]:
         },
         "meta": dict(artifact.meta),
     }
-    return {**artifact.files, META: _seal(artifact.key, body)}
+    return {**artifact.files, META: _seal(artifact.key, body, signer)}
 
 
-def encode_plan(key: str, plan: Mapping[str, Any]) -> bytes:
+def encode_plan(key: str, plan: Mapping[str, Any], signer: Signer | None = None) -> bytes:
     """The content of the plan's JSON file."""
-    return _seal(key, {"kind": "plan", "plan": dict(plan)})
+    return _seal(key, {"kind": "plan", "plan": dict(plan)}, signer)
 
 
-def read_artifact(directory: Path, key: str) -> StoredArtifact:
-    """The artifact in ``directory``, with all of its files verified.
+def resealed(sealed: bytes, signer: Signer) -> bytes:
+    """The same JSON of an entry, signed by ``signer`` whoever signed it before."""
+    body = json.loads(sealed)
+    body.pop("signature", None)
+    return _written({**body, "signature": signer.sign(body["digest"])})
+
+
+def read_artifact(source: Files, key: str, trust: Trust | None = None) -> StoredArtifact:
+    """The artifact of ``source``, with all of its files verified, and its signature where ``trust`` asks for one.
 
     Raises:
         FileNotFoundError: there is no such entry.
         Damaged: the entry exists and is damaged.
     """
-    try:
-        sealed = (directory / META).read_bytes()
-    except FileNotFoundError:
-        if os.path.isdir(directory):
+    with source.opened() as reader:
+        try:
+            sealed = reader(META, JSON_LIMIT)
+        except FileNotFoundError:
             raise Damaged(f"{META} is missing") from None
-        raise
-    except OSError as error:
-        raise Damaged(f"{META} cannot be read: {error.strerror}") from error
-    body = _unseal(sealed, key, "artifact")
-    try:
-        files = {name: StoredFile(**record) for name, record in body["files"].items()}
-        binary, meta = str(body["binary"]), dict(body["meta"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"{META} lacks what it must say: {error!r}") from error
-    if binary not in files:
-        raise Damaged(f"{META} names the binary {binary!r}, which is not among its files")
-    content = b""
-    for name, record in files.items():
-        found = _read_verified(directory, name, record)
-        if name == binary:
-            content = found
-    return StoredArtifact(key, directory, binary, meta, files, content)
+        body = _unseal(sealed, key, "artifact", trust)
+        try:
+            files = {name: StoredFile(**record) for name, record in body["files"].items()}
+            binary, meta = str(body["binary"]), dict(body["meta"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Damaged(f"{META} lacks what it must say: {error!r}") from error
+        if binary not in files:
+            raise Damaged(f"{META} names the binary {binary!r}, which is not among its files")
+        if len(files) > FILES_LIMIT:
+            raise Damaged(f"{META} names {len(files)} files, expected no more than {FILES_LIMIT}")
+        content = b""
+        for name, record in files.items():
+            found = _read_verified(reader, name, record)
+            if name == binary:
+                content = found
+    return StoredArtifact(key, source.path, binary, meta, files, content, source)
 
 
-def read_plan(path: Path, key: str) -> dict[str, Any]:
-    """The plan in the file ``path``; raises what ``read_artifact`` raises."""
-    try:
-        sealed = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from error
-    plan = _unseal(sealed, key, "plan").get("plan")
+def read_plan(sealed: bytes, key: str, trust: Trust | None = None) -> dict[str, Any]:
+    """The plan whose file has the bytes ``sealed``; Damaged if they are not those of that plan."""
+    plan = _unseal(sealed, key, "plan", trust).get("plan")
     if not isinstance(plan, dict):
         raise Damaged("it holds no plan")
     return plan
 
 
-def _seal(key: str, body: dict[str, Any]) -> bytes:
-    """``body`` as JSON, together with its schema, its key and the digest of all of these."""
+def _seal(key: str, body: dict[str, Any], signer: Signer | None) -> bytes:
+    """``body`` as JSON, together with its schema, its key, the digest of all of these and its signature."""
     # The round trip through JSON turns int keys and tuples into what a reader will see; otherwise digests would differ.
     body = json.loads(json.dumps({"schema": SCHEMA, "key": key, **body}, allow_nan=False))
-    return (json.dumps({**body, "digest": digest(body)}, indent=1) + "\n").encode()
+    sealed = {**body, "digest": digest(body)}
+    return _written(sealed if signer is None else {**sealed, "signature": signer.sign(sealed["digest"])})
 
 
-def _unseal(sealed: bytes, key: str, kind: str) -> dict[str, Any]:
-    """The body that ``_seal`` encoded; Damaged if its digest, schema, kind or key is another."""
+def _written(body: dict[str, Any]) -> bytes:
+    return (json.dumps(body, indent=1) + "\n").encode()
+
+
+def _unseal(sealed: bytes, key: str, kind: str, trust: Trust | None) -> dict[str, Any]:
+    """The body that ``_seal`` encoded; Damaged if its digest, schema, kind, key or signature is another."""
     try:
         body = json.loads(sealed)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"its JSON does not parse: {error}") from error
     if not isinstance(body, dict):
         raise Damaged("its JSON is not an object")
+    signature, own = body.pop("signature", None), body.pop("digest", None)
     try:
-        whole = body.pop("digest", None) == digest(body)
-    except ValueError:
+        whole = own == digest(body)
+    except (ValueError, RecursionError):
         whole = False
     if not whole:
         raise Damaged("its JSON does not match its own digest")
     for name, expected in (("schema", SCHEMA), ("kind", kind), ("key", key)):
         if body.get(name) != expected:
             raise Damaged(f"its {name} is {body.get(name)!r}, expected {expected!r}")
+    if trust is not None:
+        trust.check(str(own), signature)
     return body
 
 
-def _read_verified(directory: Path, name: str, record: StoredFile) -> bytes:
+def _read_verified(reader: Reader, name: str, record: StoredFile) -> bytes:
     """The bytes of a file of an artifact; Damaged if they are not those of ``record``."""
     if not is_file_name(name):
         raise Damaged(f"{name!r} is no name of a file in an entry")
+    if not isinstance(record.size, int) or not 0 <= record.size <= FILE_LIMIT:
+        raise Damaged(f"{name} is to have {record.size!r} bytes, expected no more than {FILE_LIMIT}")
     try:
-        with open(directory / name, "rb") as file:
-            content = file.read()
+        content = reader(name, record.size)
     except FileNotFoundError:
         raise Damaged(f"{name} is missing") from None
-    except OSError as error:
-        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+    except TooLarge as problem:
+        raise Damaged(f"{name} has {problem.size} bytes, expected {record.size}") from None
     if len(content) != record.size:
         raise Damaged(f"{name} has {len(content)} bytes, expected {record.size}")
     if hashlib.sha256(content).hexdigest() != record.sha256:
@@ -203,5 +232,5 @@ def _read_verified(directory: Path, name: str, record: StoredFile) -> bytes:
 
 def is_file_name(name: str) -> bool:
     """Whether ``name`` may be the name of a file in an entry: not a path, not hidden and not ``meta.json``."""
-    plain = bool(name) and not name.startswith(".") and name != META
+    plain = bool(name) and len(name) <= 255 and not name.startswith(".") and name != META
     return plain and not any(mark in name for mark in ("/", "\\", "\0"))

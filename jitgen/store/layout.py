@@ -17,6 +17,8 @@ from jitgen.errors import CacheError
 from jitgen.spec import SCHEMA
 
 VERSION = f"v{SCHEMA}"
+NOWHERE = Path(os.devnull, "jitgen")
+"""The root of a store that can have no directory: nothing can exist below a device."""
 KINDS = ("artifact", "plan")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
@@ -67,34 +69,48 @@ def locks_path(root: Path) -> Path:
     return root / VERSION / "locks"
 
 
+def quarantine_path(root: Path) -> Path:
+    return root / VERSION / "quarantine"
+
+
+def protected_path(root: Path) -> Path:
+    return root / VERSION / "protected"
+
+
 def walk(root: Path, *, prefix: str = "", layer: bool = False) -> Iterator[Entry]:
     """Every entry whose key starts with ``prefix``. Entries that another process removes meanwhile are skipped."""
     for kind in KINDS:
         top = root / VERSION / kind
-        for fan_out in sorted(_names(top)):
-            if not _FAN_OUT.fullmatch(fan_out) or not fan_out.startswith(prefix[:2]):
+        for fan_out in _listed(top):
+            if not _FAN_OUT.fullmatch(fan_out.name) or not fan_out.name.startswith(prefix[:2]):
                 continue
-            for name in sorted(_names(top / fan_out)):
-                key = name if kind == "artifact" else name.removesuffix(".json")
-                if is_key(key) and key.startswith(prefix) and entry_path(root, kind, key).name == name:
-                    path = top / fan_out / name
+            for found in _listed(Path(fan_out.path)):
+                key = found.name if kind == "artifact" else found.name.removesuffix(".json")
+                if is_key(key) and key.startswith(prefix) and (kind == "artifact") == (found.name == key):
                     try:
-                        yield Entry(kind, key, path, tree_size(path), path.stat().st_mtime, layer)
+                        status = found.stat(follow_symlinks=False)
+                        size = _size(found.path) if stat.S_ISDIR(status.st_mode) else status.st_size
                     except FileNotFoundError:
                         continue
+                    yield Entry(kind, key, Path(found.path), size, status.st_mtime, layer)
 
 
-def tree_size(path: Path) -> int:
-    """The size in bytes of a file, or of all files in a directory."""
-    if not path.is_dir():
-        return path.lstat().st_size
-    return sum((Path(top) / name).lstat().st_size for top, _, names in os.walk(path) for name in names)
+def _size(directory: str) -> int:
+    """The total size in bytes of the files in a directory; what cannot be read counts as nothing."""
+    try:
+        with os.scandir(directory) as found:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in found)
+    except PermissionError:
+        return 0
 
 
 def default_directory() -> Path:
     """``JITGEN_CACHE_DIR`` if set, else ``cache/store`` of the source checkout, else the user's cache directory.
 
     A checkout's directory is used only if the user owns it and can write it.
+
+    Raises:
+        CacheError: there is no home in which the user's cache directory would be.
     """
     chosen = settings.get("JITGEN_CACHE_DIR")
     if chosen:
@@ -107,7 +123,13 @@ def default_directory() -> Path:
             return directory
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("jitgen"))
+    try:
+        directory = Path(platformdirs.user_cache_dir("jitgen"))
+    except RuntimeError:  # no HOME, and a user id without an entry in the password database
+        directory = Path()
+    if not directory.is_absolute():  # older versions do not raise
+        raise CacheError("this user has no home directory for the store; set JITGEN_CACHE_DIR to a directory of yours")
+    return directory
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -119,6 +141,7 @@ def check_store(root: Path) -> None:
     status = _status(root)
     if status is None:
         return
+    _check_parents(root)
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         raise CacheError(
             f"the store {root} belongs to user id {status.st_uid}, and you are {os.geteuid()}: kernels in it could be "
@@ -130,12 +153,31 @@ def check_store(root: Path) -> None:
 
 
 def check_layer(root: Path) -> None:
-    """Refuse a layer that everyone may write. Its owner and group are trusted, since the user named the layer."""
-    status = _status(root)
-    if status is not None and os.name == "posix" and status.st_mode & stat.S_IWOTH:
+    """Refuse a layer that everyone may write. Its owner and group are trusted, since the user named the layer.
+
+    A layer is a directory, or a file: a bundle.
+    """
+    status = _status(root, or_file=True)
+    if status is None:
+        return
+    _check_parents(root)
+    if os.name == "posix" and status.st_mode & stat.S_IWOTH:
         raise CacheError(
             f"the layer {root} of JITGEN_CACHE_PATH is writable by everyone; run: chmod o-w '{root}', or leave it out"
         )
+
+
+def _check_parents(root: Path) -> None:
+    """Refuse a directory above ``root`` in which everyone may rename ``root`` and put another in its place."""
+    if os.name != "posix":
+        return
+    for parent in Path(os.path.realpath(root)).parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise CacheError(
+                f"{parent}, in which {root} is, lets everyone replace what is in it; run: chmod +t '{parent}', or keep "
+                "kernels elsewhere"
+            )
 
 
 def is_writable(path: Path) -> bool:
@@ -145,12 +187,12 @@ def is_writable(path: Path) -> bool:
 
 def nearest_ancestor(path: Path) -> Path:
     """``path`` if it exists, else the closest directory above it that exists."""
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # Path.exists raises where a parent cannot be entered
         path = path.parent
     return path
 
 
-def _status(root: Path) -> os.stat_result | None:
+def _status(root: Path, *, or_file: bool = False) -> os.stat_result | None:
     """The status of the directory ``root``; None if there is none, CacheError if it is unusable."""
     try:
         status = root.stat()
@@ -158,7 +200,7 @@ def _status(root: Path) -> os.stat_result | None:
         return None
     except OSError as error:
         raise CacheError(f"the store {root} cannot be reached: {error.strerror}; set JITGEN_CACHE_DIR") from error
-    if not stat.S_ISDIR(status.st_mode):
+    if not stat.S_ISDIR(status.st_mode) and not (or_file and stat.S_ISREG(status.st_mode)):
         raise CacheError(f"the store {root} is not a directory; move it away or set JITGEN_CACHE_DIR")
     return status
 
@@ -167,9 +209,11 @@ def _owned(path: Path) -> bool:
     return not hasattr(os, "geteuid") or path.stat().st_uid == os.geteuid()
 
 
-def _names(directory: Path) -> list[str]:
+def _listed(directory: Path) -> list[os.DirEntry[str]]:
+    """What is in ``directory``, by name; nothing where there is no such directory."""
     try:
-        return os.listdir(directory)
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -1,19 +1,27 @@
 """Maintenance of a store: verify, prune, clear, and why a key is a hit or a miss.
 
-These functions walk directories; a call of a jitgen function uses none of them.
+These functions walk directories; a call of a jitgen function uses none of them, except ``prune`` where it has just
+compiled a kernel and the store has grown over its limit.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitgen.store import atomic, layout
-from jitgen.store.entries import Damaged, read_artifact, read_plan
+from jitgen.store import atomic, layout, protection, usage
+from jitgen.store.entries import read_artifact, read_plan
+from jitgen.store.files import Damaged
 from jitgen.store.layout import Entry
+from jitgen.store.signing import Trust
+from jitgen.store.sources import Folder, Source
+
+KEPT_OF_LIMIT = 0.9
+"""The share of the limit that is left when a store trims itself, so that it does not walk at every write."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class Finding:
     """The state of one entry: ``present``, ``damaged``, ``incomplete`` or ``absent``, with a sentence of ``detail``.
 
     An ``incomplete`` entry is an intact plan some of whose artifacts are missing. It is a miss for the caller, but not
-    damage.
+    damage. An entry that was set aside is ``damaged`` as long as nothing has taken its place.
     """
 
     kind: str
@@ -34,12 +42,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``verify`` found. A ``clean`` store may have leftovers and incomplete plans, which only cost space."""
+    """What ``verify`` found.
+
+    A ``clean`` store may have leftovers, incomplete plans, and damaged entries that were set aside and made again,
+    which only cost space.
+    """
 
     checked: int
     damaged: tuple[Finding, ...]
     incomplete: tuple[Finding, ...]
     leftovers: tuple[Path, ...]
+    quarantined: tuple[Path, ...]
 
     @property
     def clean(self) -> bool:
@@ -48,26 +61,34 @@ class Verification:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The entries that ``prune`` removed, and the size of the store in bytes before and after it."""
+    """The entries that ``prune`` removed, and the size of the store in bytes before and after it.
+
+    Attributes:
+        spared: how many entries it would have removed, had no process used them and no bundle protected them.
+    """
 
     removed: tuple[Entry, ...]
     size_before: int
     size_after: int
+    spared: int = 0
 
 
 IsAvailable = Callable[[str], bool]
 """Whether the store or one of its layers has the artifact of a key."""
 
 
-def examine(root: Path, kind: str, key: str, is_available: IsAvailable, *, layer: bool = False) -> Finding:
+def examine(source: Source, kind: str, key: str, is_available: IsAvailable, trust: Trust | None = None) -> Finding:
     """Read an entry as a look-up would, and report its state."""
-    path = layout.entry_path(root, kind, key)
+    path = layout.entry_path(source.path, kind, key)
+    layer = bool(getattr(source, "layer", True))
     try:
         if kind == "artifact":
-            artifact = read_artifact(path, key)
+            artifact = read_artifact(source.artifact(key), key, trust)
             detail = f"{len(artifact.files)} files, {artifact.binary} is loaded"
             return Finding(kind, key, path, "present", detail, layer)
-        missing = [needed for needed in plan_artifacts(read_plan(path, key)) if not is_available(needed)]
+        missing = [
+            needed for needed in plan_artifacts(read_plan(source.plan(key), key, trust)) if not is_available(needed)
+        ]
     except FileNotFoundError:
         return Finding(kind, key, path, "absent", "there is no such entry", layer)
     except Damaged as damage:
@@ -78,38 +99,86 @@ def examine(root: Path, kind: str, key: str, is_available: IsAvailable, *, layer
     return Finding(kind, key, path, "present", "whole, and so is every artifact it names", layer)
 
 
-def verify(root: Path, is_available: IsAvailable) -> Verification:
+def verify(root: Path, is_available: IsAvailable, trust: Trust | None = None) -> Verification:
     """Read every entry of the store."""
-    findings = [examine(root, entry.kind, entry.key, is_available) for entry in layout.walk(root)]
+    source = Folder(root)
+    findings = [examine(source, entry.kind, entry.key, is_available, trust) for entry in layout.walk(root)]
+    there = {(finding.kind, finding.key) for finding in findings}
+    aside = atomic.quarantined(root)
+    lost = [found for found in map(_set_aside, aside) if found is not None and (found.kind, found.key) not in there]
     return Verification(
         checked=len(findings),
-        damaged=tuple(finding for finding in findings if finding.state == "damaged"),
+        damaged=(*(finding for finding in findings if finding.state == "damaged"), *lost),
         incomplete=tuple(finding for finding in findings if finding.state == "incomplete"),
         leftovers=tuple(atomic.leftovers(root, older_than=0.0)),
+        quarantined=tuple(aside),
     )
 
 
-def prune(root: Path, limit: int, is_available: IsAvailable) -> Pruned:
-    """Remove the least recently used entries until the rest fits ``limit`` bytes, then incomplete plans."""
+def set_aside(root: Path, key: str) -> list[Finding]:
+    """What is in quarantine under ``key``."""
+    found = (_set_aside(path) for path in atomic.quarantined(root))
+    return [finding for finding in found if finding is not None and finding.key == key]
+
+
+def _set_aside(path: Path) -> Finding | None:
+    kind, _, rest = path.name.partition("-")
+    key = rest.partition("-")[0]
+    if kind not in layout.KINDS or not layout.is_key(key):
+        return None
+    return Finding(kind, key, path, "damaged", "it was set aside, and nothing has taken its place")
+
+
+def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None = None) -> Pruned:
+    """If the entries exceed ``limit`` bytes, remove the least recently used of them until ``target`` bytes are left.
+
+    Entries that a process uses, and those of protected bundles, stay. Then plans whose artifacts are gone are removed.
+
+    Args:
+        target: bytes, for a store that trims itself, which removes nothing at all while it is within its limit; by
+            default the limit.
+    """
     atomic.sweep(root)
     entries = sorted(layout.walk(root), key=lambda entry: entry.used)
     before = size = sum(entry.size for entry in entries)
+    wanted = limit if target is None or size <= limit else target
+    protected = protection.protected(root)
     removed: list[Entry] = []
-    for entry in entries:
-        if size <= limit:
-            break
-        atomic.remove(root, entry.path)
-        removed.append(entry)
-        size -= entry.size
-    removed_paths = {entry.path for entry in removed}
-    for entry in entries:
-        if entry.kind != "plan" or entry.path in removed_paths:
-            continue
-        if examine(root, "plan", entry.key, is_available).state != "present":
+    spared = 0
+    with usage.unused(root) as unused:
+        for entry in entries:
+            if size <= wanted:
+                break
+            if entry.key in protected or not unused(entry.key):
+                spared += 1
+                continue
             atomic.remove(root, entry.path)
             removed.append(entry)
             size -= entry.size
-    return Pruned(tuple(removed), before, size)
+        if target is not None and not removed:
+            return Pruned((), before, size, spared)
+        gone = {entry.path for entry in removed}
+        plans = [entry for entry in entries if entry.kind == "plan" and entry.path not in gone]
+        for entry in _without_artifacts(Folder(root), plans, is_available):
+            if unused(entry.key):
+                atomic.remove(root, entry.path)
+                removed.append(entry)
+                size -= entry.size
+    return Pruned(tuple(removed), before, size, spared)
+
+
+def _without_artifacts(source: Source, plans: Iterable[Entry], is_available: IsAvailable) -> Iterable[Entry]:
+    """The plans that name an artifact which is not there, or that cannot be read. Their digests are not computed."""
+    for entry in plans:
+        try:
+            plan = json.loads(source.plan(entry.key))["plan"]
+            if all(map(is_available, plan_artifacts(plan))):
+                continue
+        except FileNotFoundError:
+            continue
+        except (Damaged, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        yield entry
 
 
 def clear(root: Path) -> int:
@@ -121,6 +190,9 @@ def clear(root: Path) -> int:
     for entry in layout.walk(root):
         atomic.remove(root, entry.path)
         count += 1
+    for path in atomic.quarantined(root):
+        atomic.delete(path)
+    protection.clear(root)
     atomic.sweep(root)
     if root.is_dir():
         for path in root.iterdir():

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jitgen import settings
 from jitgen.errors import CacheError
 from jitgen.spec import Artifact
-from jitgen.store import layout
-from jitgen.store.entries import Damaged, StoredArtifact, encode_artifact, encode_plan, read_artifact, read_plan
+from jitgen.store import layout, notice, signing, usage
+from jitgen.store.entries import META, StoredArtifact, encode_artifact, encode_plan, read_artifact, read_plan
+from jitgen.store.files import JSON_LIMIT, Damaged, Untrusted
 from jitgen.store.layout import Entry
+from jitgen.store.signing import Signer, Trust
+from jitgen.store.sources import Folder, Memory, Source, layer_source
 
 if TYPE_CHECKING:
     from jitgen.store.archive import Imported
+    from jitgen.store.lock import Flight
     from jitgen.store.maintenance import Finding, Pruned, Verification
 
 _TOUCH_SECONDS = 3600.0
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,13 @@ class Store:
 
     Attributes:
         root: the store's directory; it need not exist before the first write.
-        layers: directories searched after it, in order, and never written.
+        layers: directories and bundles searched after it, in order, and never written.
+        memory: what ``keep_artifact`` and ``keep_plan`` could not write.
     """
 
     root: Path
     layers: tuple[Path, ...] = ()
+    memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
     @staticmethod
     def open(
@@ -43,7 +53,8 @@ class Store:
         """The store in ``directory``; by default the one that the settings and the installation name.
 
         Raises:
-            CacheError: the directory is someone else's, open to others' writing, or no directory.
+            CacheError: the directory is someone else's, open to others' writing, or no directory; or a trusted key
+                cannot be read.
         """
         root = layout.absolute(layout.default_directory() if directory is None else directory)
         named = settings.get("JITGEN_CACHE_PATH") if layers is None else layers
@@ -51,37 +62,57 @@ class Store:
         layout.check_store(root)
         for layer in behind:
             layout.check_layer(layer)
+        signing.trusted()
         return Store(root, tuple(layer for layer in behind if layer != root))
+
+    @cached_property
+    def sources(self) -> tuple[tuple[Source, Trust | None], ...]:
+        """What a look-up searches, in order, and whose signatures each of them must have."""
+        trust = signing.trusted()
+        own = trust if settings.get("JITGEN_SIGNED_ONLY") else None
+        layers = ((layer_source(layer), trust) for layer in self.layers)
+        return ((Folder(self.root), own), (self.memory, None), *layers)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
     def get_artifact(self, key: str) -> StoredArtifact | None:
         """The artifact, every file verified; None if it is absent or damaged wherever it lies."""
-        _check_key(key)
-        for root in (self.root, *self.layers):
-            directory = layout.artifact_path(root, key)
-            with suppress(FileNotFoundError, Damaged):
-                artifact = read_artifact(directory, key)
-                self._touch(root, directory)
-                return artifact
-        return None
+        return self._find("artifact", key, lambda source, trust: read_artifact(source.artifact(key), key, trust))
 
     def get_plan(self, key: str) -> dict[str, Any] | None:
         """The plan stored for a request; None if it is absent or damaged. Its artifacts may be gone: look them up."""
+        return self._find("plan", key, lambda source, trust: read_plan(source.plan(key), key, trust))
+
+    def _find(self, kind: str, key: str, read: Callable[[Source, Trust | None], Found]) -> Found | None:
+        """What ``read`` reads of the first source that has the entry undamaged."""
         _check_key(key)
-        for root in (self.root, *self.layers):
-            path = layout.plan_path(root, key)
-            with suppress(FileNotFoundError, Damaged):
-                plan = read_plan(path, key)
-                self._touch(root, path)
-                return plan
+        for source, trust in self.sources:
+            try:
+                found = read(source, trust)
+            except FileNotFoundError:
+                continue
+            except Damaged as damage:
+                self._note_damage(source, kind, key, damage)
+                continue
+            if source.path is self.root:
+                self._touch(layout.entry_path(self.root, kind, key))
+            return found
         return None
 
     def peek(self, entry: Entry) -> StoredArtifact | dict[str, Any] | None:
         """An artifact or a plan the walk found, read without marking it used; None if it is damaged."""
-        with suppress(FileNotFoundError, Damaged):
-            return (read_artifact if entry.kind == "artifact" else read_plan)(entry.path, entry.key)
+        for source, _ in self.sources:
+            with suppress(FileNotFoundError, Damaged):
+                if layout.entry_path(source.path, entry.kind, entry.key) != entry.path:
+                    continue
+                if entry.kind == "artifact":
+                    return read_artifact(source.artifact(entry.key), entry.key)
+                return read_plan(source.plan(entry.key), entry.key)
         return None
+
+    def hold(self, *keys: str) -> None:
+        """Mark entries as used by this process, until it ends: no ``prune`` removes them."""
+        usage.hold(self.root, keys)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -91,24 +122,14 @@ class Store:
         Raises:
             CacheError: the store cannot be written. See the package for what the caller does then.
         """
-        from jitgen.store.atomic import install_directory
-
         _check_key(artifact.key)
-        files = encode_artifact(artifact)
-        target = layout.artifact_path(self.root, artifact.key)
-
-        def present() -> StoredArtifact | None:
-            with suppress(FileNotFoundError, Damaged):
-                return read_artifact(target, artifact.key)
-            return None
-
-        if (theirs := present()) is not None:
+        if (theirs := self._own(artifact.key)) is not None:
             return theirs
-        with self.writing():
-            install_directory(self.root, target, files, lambda: present() is not None)
-        stored = present()
+        self.install("artifact", artifact.key, encode_artifact(artifact, self._signer()))
+        stored = self._own(artifact.key)
         if stored is None:
-            raise CacheError(f"{target} was removed or altered as soon as it was written; look who else uses the store")
+            path = layout.artifact_path(self.root, artifact.key)
+            raise CacheError(f"{path} was removed or altered as soon as it was written; look who else uses the store")
         return stored
 
     def put_plan(self, key: str, plan: Mapping[str, Any]) -> None:
@@ -117,23 +138,60 @@ class Store:
         Raises:
             CacheError: as ``put_artifact``.
         """
-        from jitgen.store.atomic import install_file
-
         _check_key(key)
-        content = encode_plan(key, plan)
-        with self.writing():
-            install_file(self.root, layout.plan_path(self.root, key), content)
+        self.install("plan", key, {f"{key}.json": encode_plan(key, plan, self._signer())})
 
-    def single_flight(self, key: str, patience: float | None = None) -> AbstractContextManager[bool]:
+    def install(self, kind: str, key: str, contents: Mapping[str, bytes]) -> None:
+        """Store the files of an entry as they are. An undamaged artifact that is there stays; a plan is replaced.
+
+        Raises:
+            CacheError: as ``put_artifact``.
+        """
+        from jitgen.store.atomic import install_directory, install_file
+
+        target = layout.entry_path(self.root, kind, key)
+        with self.writing():
+            if kind == "artifact":
+                install_directory(self.root, target, contents, lambda path: self._is_whole(path, kind, key))
+            else:
+                install_file(self.root, target, *contents.values())
+        self._stay_within_limit(sum(map(len, contents.values())))
+
+    def keep_artifact(self, artifact: Artifact, *, publish: bool = True) -> StoredArtifact:
+        """``put_artifact``; where that cannot be done, the artifact is kept in this process, with one warning.
+
+        Args:
+            publish: False to keep it in this process in any case.
+        """
+        if publish:
+            try:
+                return self.put_artifact(artifact)
+            except CacheError as problem:
+                self._note_unwritable(problem)
+        self.memory.artifacts[artifact.key] = encode_artifact(artifact)
+        return read_artifact(self.memory.artifact(artifact.key), artifact.key)
+
+    def keep_plan(self, key: str, plan: Mapping[str, Any], *, publish: bool = True) -> None:
+        """``put_plan``; where that cannot be done, the plan is kept in this process, with one warning."""
+        if publish:
+            try:
+                self.put_plan(key, plan)
+                return
+            except CacheError as problem:
+                self._note_unwritable(problem)
+        self.memory.plans[key] = encode_plan(key, plan)
+
+    def single_flight(self, key: str, patience: float | None = None) -> AbstractContextManager[Flight]:
         """Hold the key's lock between processes; look the key up again once inside.
 
-        Yields whether the lock is held: after ``patience`` seconds (600), and where locks cannot be had, the caller
-        continues without one and at worst compiles what another process compiles too. Not reentrant.
+        Yields what became of it (``lock.Flight``), true where the lock is held. After ``patience`` seconds
+        (``JITGEN_PATIENCE``), and where locks cannot be had, the caller continues without one and at worst compiles
+        what another process compiles too. Not reentrant.
         """
         from jitgen.store import lock
 
         _check_key(key)
-        return lock.single_flight(self.root, key, lock.PATIENCE_SECONDS if patience is None else patience)
+        return lock.single_flight(self.root, key, settings.get("JITGEN_PATIENCE") if patience is None else patience)
 
     # -------------------------------------------------------------------------------------------------- maintenance
 
@@ -144,27 +202,28 @@ class Store:
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         """Every entry whose key starts with ``prefix``, the layers' after the store's."""
         yield from layout.walk(self.root, prefix=prefix)
-        for layer in self.layers:
-            yield from layout.walk(layer, prefix=prefix, layer=True)
+        for source, _ in self.sources[1:]:
+            yield from (entry for entry in source.names() if entry.key.startswith(prefix))
 
     def verify(self) -> Verification:
         """Read every entry of the store (not of the layers) and report what is damaged."""
         from jitgen.store import maintenance
 
-        return maintenance.verify(self.root, self._holds)
+        return maintenance.verify(self.root, self.has_artifact, self.sources[0][1])
 
     def why(self, key: str) -> list[Finding]:
         """What the store and each layer have under ``key``, plan and artifact alike; empty when none has it."""
         from jitgen.store import maintenance
 
         _check_key(key)
-        roots = [(self.root, False), *((layer, True) for layer in self.layers)]
         findings = [
-            maintenance.examine(root, kind, key, self._holds, layer=layer)
-            for root, layer in roots
+            maintenance.examine(source, kind, key, self.has_artifact, trust)
+            for source, trust in self.sources
             for kind in layout.KINDS
         ]
-        return [finding for finding in findings if finding.state != "absent"]
+        there = [finding for finding in findings if finding.state != "absent"]
+        aside = [] if any(not finding.layer for finding in there) else maintenance.set_aside(self.root, key)
+        return [*aside, *there]
 
     def remove(self, kind: str, key: str) -> None:
         """Take one entry out of the store; fine if it is not there."""
@@ -174,13 +233,26 @@ class Store:
         with self.writing():
             remove(self.root, layout.entry_path(self.root, kind, key))
 
+    def empty_quarantine(self) -> None:
+        """Delete the damaged entries that were set aside."""
+        from jitgen.store import atomic
+
+        with self.writing():
+            for path in atomic.quarantined(self.root):
+                atomic.delete(path)
+
     def prune(self, limit: int | None = None) -> Pruned:
-        """Trim the store to ``limit`` bytes (``JITGEN_CACHE_LIMIT``), least recently used entries first."""
+        """Trim the store to ``limit`` bytes (``JITGEN_CACHE_LIMIT``), least recently used entries first.
+
+        Entries that running processes use, and those of protected bundles, stay.
+        """
         from jitgen.store import maintenance
 
-        bytes_left = settings.get("JITGEN_CACHE_LIMIT") if limit is None else limit
+        configured = settings.get("JITGEN_CACHE_LIMIT")
         with self.writing():
-            return maintenance.prune(self.root, bytes_left, self._holds)
+            result = maintenance.prune(self.root, configured if limit is None else limit, self.has_artifact)
+            usage.note_counted(self.root, result.size_after, configured)
+            return result
 
     def clear(self) -> int:
         """Remove every entry of the store; returns how many there were."""
@@ -189,17 +261,37 @@ class Store:
         with self.writing():
             return maintenance.clear(self.root)
 
-    def export(self, path: str | os.PathLike[str], keys: Iterable[str] | None = None) -> list[Entry]:
-        """Write entries (all, or those of ``keys`` with the artifacts their plans name) to a tar archive."""
+    def export(
+        self, path: str | os.PathLike[str], keys: Iterable[str] | None = None, signer: Signer | None = None
+    ) -> list[Entry]:
+        """Write entries (all, or those of ``keys`` with the artifacts their plans name) to a bundle.
+
+        Args:
+            signer: signs every entry in the bundle; by default they have the signatures that they have here.
+        """
         from jitgen.store import archive
 
-        return archive.export(self, Path(path), None if keys is None else list(keys))
+        return archive.export(self, Path(path), None if keys is None else list(keys), signer)
 
     def import_(self, path: str | os.PathLike[str]) -> Imported:
-        """Add the undamaged entries of an archive that ``export`` wrote; undamaged entries of the store stay."""
+        """Add the undamaged entries of a bundle that ``export`` wrote; undamaged entries of the store stay."""
         from jitgen.store import archive
 
         return archive.import_(self, Path(path))
+
+    def protect(self, name: str, keys: Iterable[str]) -> None:
+        """Keep ``prune`` from removing the entries of ``keys``, under a name by which ``unprotect`` knows them."""
+        from jitgen.store import protection
+
+        with self.writing():
+            protection.protect(self.root, name, keys)
+
+    def unprotect(self, name: str) -> bool:
+        """Let ``prune`` remove again what ``name`` protects; returns whether there was such a name."""
+        from jitgen.store import protection
+
+        with self.writing():
+            return protection.unprotect(self.root, name)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -213,22 +305,85 @@ class Store:
                 sweep_sometimes(self.root)
             yield
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "Make room, for example with `jitgen cache prune`, or set" if full else "Set"
             raise CacheError(
                 f"the store {self.root} cannot be written: {error.strerror or error}. "
-                "Set JITGEN_CACHE_DIR to a directory you can write, or make room with `jitgen cache prune`"
+                f"{remedy} JITGEN_CACHE_DIR to a directory that you can write"
             ) from error
 
     # ------------------------------------------------------------------------------------------------------ private
 
-    def _holds(self, key: str) -> bool:
-        return any((layout.artifact_path(root, key) / "meta.json").is_file() for root in (self.root, *self.layers))
+    def has_artifact(self, key: str) -> bool:
+        """Whether the store or one of its layers has an artifact of this key, which may be damaged."""
+        if self._has_own(key):
+            return True
+        for source, _ in self.sources[1:]:
+            with suppress(FileNotFoundError, Damaged), source.artifact(key).opened() as reader:
+                reader(META, JSON_LIMIT)
+                return True
+        return False
 
-    def _touch(self, root: Path, path: Path) -> None:
+    def _has_own(self, key: str) -> bool:
+        return os.path.lexists(layout.artifact_path(self.root, key) / META)
+
+    def _is_whole(self, path: Path, kind: str, key: str) -> bool:
+        """Whether ``path``, which may be in quarantine, is the undamaged entry of ``key``."""
+        source, trust = Folder(self.root), self.sources[0][1]
+        with suppress(FileNotFoundError, Damaged):
+            if kind == "artifact":
+                read_artifact(source.artifact_at(path), key, trust)
+            else:
+                read_plan(source.plan_at(path), key, trust)
+            return True
+        return False
+
+    def _signer(self) -> Signer | None:
+        """What signs entries that are put here; CacheError if the store would not take them afterwards."""
+        signer, trust = signing.signer(), self.sources[0][1]
+        if trust is not None and (signer is None or signer.name not in dict(trust.keys)):
+            raise CacheError(
+                f"the store {self.root} takes signed entries only (JITGEN_SIGNED_ONLY), and JITGEN_SIGNING_KEY names "
+                "no private key of a trusted one"
+            )
+        return signer
+
+    def _own(self, key: str) -> StoredArtifact | None:
+        """The artifact, if this store itself has it undamaged."""
+        source, trust = self.sources[0]
+        with suppress(FileNotFoundError, Damaged):
+            return read_artifact(source.artifact(key), key, trust)
+        return None
+
+    def _touch(self, path: Path) -> None:
         # As relatime does: the stamp moves once an hour, so that a warm start does not write to the disk.
-        if root is self.root:
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _TOUCH_SECONDS:
+                os.utime(path)
+
+    def _note_damage(self, source: Source, kind: str, key: str, damage: Damaged) -> None:
+        """Warn of a damaged entry and, if it is this store's own, move it aside."""
+        path = layout.entry_path(source.path, kind, key)
+        notice.once(f"damaged {path}", f"{path} is damaged: {damage}. It is not used; `jitgen cache verify` says more")
+        if source.path is self.root and not isinstance(damage, Untrusted) and not settings.is_strict():
+            from jitgen.store import atomic
+
             with suppress(OSError):
-                if path.stat().st_mtime < time.time() - _TOUCH_SECONDS:
-                    os.utime(path)
+                atomic.set_aside(self.root, path, lambda moved: self._is_whole(moved, kind, key))
+
+    def _note_unwritable(self, problem: CacheError) -> None:
+        notice.once(f"unwritable {self.root}", f"{problem}. Until then this process keeps what it compiles in memory")
+
+    def _stay_within_limit(self, written: int) -> None:
+        """Trim the store if what was ``written`` makes it exceed its limit. Nothing is walked otherwise."""
+        limit = settings.get("JITGEN_CACHE_LIMIT")
+        with suppress(OSError, CacheError):
+            if usage.note_written(self.root, written, limit):
+                from jitgen.store import maintenance
+
+                target = int(limit * maintenance.KEPT_OF_LIMIT)
+                result = maintenance.prune(self.root, limit, self.has_artifact, target)
+                usage.note_counted(self.root, result.size_after, limit)
 
 
 def _check_key(key: str) -> None:

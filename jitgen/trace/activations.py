@@ -18,7 +18,7 @@ from jitgen.trace.movement import dimension
 from jitgen.trace.pointwise import div
 from jitgen.trace.selection import clamp, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import float_dtype, floats_only, is_float, not_bool, pointwise
+from jitgen.trace.typing import float_dtype, floats_only, is_float, not_bool, one_dtype, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -42,8 +42,8 @@ def relu6(trace: Trace, input: Node, inplace: bool = False) -> Node:
     return clamp(trace, input, 0, 6)
 
 
-@row("hardtanh")
-def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Node:
+@row("_nn.hardtanh")
+def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 1.0) -> Node:
     if not is_float(input):
         not_bool(input)
         min_val, max_val = int(min_val), int(max_val)
@@ -161,6 +161,8 @@ def hardshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
 @row("softshrink")
 @floats_only
 def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
+    if lambd < 0:
+        raise ValueError(f"lambda must not be negative, but is {lambd}")
     above = where(trace, _compare(trace, "gt", input, lambd), pointwise(trace, "sub", input, lambd), 0)
     below = where(trace, _compare(trace, "lt", input, -lambd), pointwise(trace, "add", input, lambd), above)
     return where(trace, pointwise(trace, "isnan", input, result="bool"), input, below)
@@ -187,6 +189,7 @@ def glu(trace: Trace, input: Node, dim: int = -1) -> Node:
 @row("prelu")
 @floats_only
 def prelu(trace: Trace, input: Node, weight: Node) -> Node:
+    one_dtype(input, weight)
     if weight.shape not in ((), (1,)):
         shape = (*weight.shape, *(1,) * (len(input.shape) - 2))
         channels = trace.make("view", (weight,), weight.dtype, shape, ("reshape",))
@@ -195,8 +198,8 @@ def prelu(trace: Trace, input: Node, weight: Node) -> Node:
     return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
 
 
-@row("dropout", "alpha_dropout", "feature_dropout", view=True)
-def dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True, inplace: bool = False) -> Node:
+@row("torch.dropout", "torch.alpha_dropout", "torch.feature_dropout", "torch.feature_alpha_dropout", view=True)
+def dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True) -> Node:
     if training and p:
         raise UnsupportedError("dropout in training draws random numbers, which jitgen has no row for; call .eval()")
     return input

@@ -100,7 +100,7 @@ def _parsed(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a row after the trace.
+    """The parameters of a row.
 
     Attributes:
         names: those that may be named.
@@ -113,7 +113,7 @@ class _Parameters:
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
-    _, *found = inspect.signature(function).parameters.values()
+    found = inspect.signature(function).parameters.values()
     named = frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
     return _Parameters(named, any(p.kind is p.VAR_POSITIONAL for p in found))
 
@@ -121,7 +121,7 @@ def _parameters(function: Callable[..., Any]) -> _Parameters:
 def bind(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments that torch accepts as those of the row ``function``, which follow its trace.
+    """Arguments that torch accepts as those of the row ``function``.
 
     Raises:
         UnsupportedError: the row has no such parameter.

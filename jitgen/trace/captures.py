@@ -167,7 +167,7 @@ class Captures:
 
     def _children(self, captured: Captured, names: frozenset[str]) -> Children:
         value, path = captured.value, captured.path
-        # Asked of classes: an object may answer any attribute, or refuse it with any exception.
+        # Classes are asked, since an object may have any attribute, or refuse one with any exception.
         if hasattr(type(value), "__jitgen_function__"):
             yield derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
         elif isinstance(value, (types.MethodType, WeakMethod)):

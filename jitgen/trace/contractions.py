@@ -14,13 +14,13 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, is_weight
+from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.spec import DTYPES
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import view
 from jitgen.trace.reductions import reduce, squeeze_reduced
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, expand, pointwise
+from jitgen.trace.typing import broadcast_shapes, expand, pointwise, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -161,7 +161,8 @@ def outer(trace: Trace, input: Node, vec2: Node) -> Node:
     if len(input.shape) != 1 or len(vec2.shape) != 1:
         raise ValueError(f"outer takes two vectors, got {len(input.shape)} and {len(vec2.shape)} dimensions")
     column = view(trace, input, ("unsqueeze", 1), (input.shape[0], 1))
-    return pointwise(trace, "mul", column, _row_vector(trace, vec2))
+    op = "bitwise_and" if result_dtype(input, vec2) == "bool" else "mul"
+    return pointwise(trace, op, column, _row_vector(trace, vec2))
 
 
 @row("linear", weights=True)
@@ -179,7 +180,16 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
         return product
     if bias.dtype != product.dtype:
         raise TypeError(f"the bias is {bias.dtype}, the product {product.dtype}; convert one of them")
-    return pointwise(trace, "add", product, bias)
+    return pointwise(trace, "add", product, expand_to(trace, bias, product.shape, "the bias"))
+
+
+def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:
+    """``node`` broadcast to ``shape``, and refused where it would broadcast ``shape`` itself."""
+    found = broadcast_shapes(trace, node.shape, shape)
+    if tuple(map(trace.guards.hint, found)) != tuple(map(trace.guards.hint, shape)):
+        here, product = (tuple(map(trace.guards.hint, sizes)) for sizes in (node.shape, shape))
+        raise ValueError(f"{what} of shape {here} does not fit a product of shape {product}")
+    return node
 
 
 @row("addmm", "addmv", weights=True)
@@ -191,6 +201,7 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
     """``beta * input + alpha * product``."""
     if input.dtype != product.dtype:
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
+    expand_to(trace, input, product.shape, "the added tensor")
     if alpha != 1:
         product = pointwise(trace, "mul", product, alpha)
     if beta == 0:  # then torch ignores input, NaN in it included

@@ -11,10 +11,10 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.guards import default_dtype
-from jitgen.trace.movement import listed, sizes_of
+from jitgen.trace.movement import listed, new_shape
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise, result_dtype
+from jitgen.trace.typing import expand, filled, operand, pointwise, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -27,7 +27,7 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
     if device is not None and torch.device(device).type != trace.device.type:
         raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
     name = dtype_name(dtype or default_dtype())
-    shape = sizes_of(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
+    shape = new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
     return filled(trace, number(trace, value, name), shape)
 
 
@@ -114,14 +114,14 @@ def arange(
         bounds = (start, *bounds)
     start, end, step = (*bounds, *(start, end, step)[len(bounds) :])
     floating = any(symbols.kind_of(unwrap(bound)) == "float" for bound in (start, end, step))
+    if step == 0 or (end < start if step > 0 else end > start):
+        raise ValueError(f"arange: {end} is not reached from {start} in steps of {step}")
     if floating:
         length: Any = max(0, -int((float(start) - float(end)) // float(step)))
     elif isinstance(step, SymbolicNumber) or step != 1:
         length = max(0, -(-(int(end) - int(start)) // int(step)))
     else:
         length = symbols.sub(unwrap(end), unwrap(start))
-        if not trace.guards.decide(symbols.compare("ge", length, 0)):
-            raise ValueError("arange: the end lies before the start")
     index = trace.make("iota", (), "int64", (length,), (0,))
     default = default_dtype() if floating else torch.int64
     name = dtype_name(dtype or default)
@@ -136,9 +136,9 @@ def arange(
 # ------------------------------------------------------------------------------------------------------ properties
 
 
-def _shape(trace: Trace, node: Node) -> Any:
-    sizes = [wrap(size, trace.guards) for size in node.shape]
-    return torch.Size(sizes) if all(type(size) is int for size in sizes) else tuple(sizes)
+def _shape(trace: Trace, node: Node) -> torch.Size:
+    """torch takes symbolic sizes for its own."""
+    return torch.Size([wrap(size, trace.guards) for size in node.shape])
 
 
 prop("shape")(_shape)
@@ -259,12 +259,6 @@ def is_tensor(trace: Trace, obj: Any) -> bool:
 @row("promote_types")
 def promote_types(trace: Trace, type1: torch.dtype, type2: torch.dtype) -> torch.dtype:
     return torch.promote_types(type1, type2)
-
-
-@row("broadcast_shapes")
-def broadcast_shapes_row(trace: Trace, *shapes: Any) -> Any:
-    listed = [(shape,) if isinstance(shape, int) else shape for shape in shapes]
-    return tuple(broadcast_shapes(trace, *(sizes_of(trace, shape) for shape in listed)))
 
 
 @row("is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype")

@@ -24,13 +24,21 @@ def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
     """A slice bound by Python's rules: a negative one counts from the end, and it is clamped to [0, size]."""
     if value is None:
         return default
-    bound = unwrap(value)
-    if isinstance(bound, Node):
-        raise UnsupportedError("indexing by a tensor is not supported; slices, ints, None and ... are")
+    bound = _index(value)
     if not trace.guards.decide(symbols.compare("ge", bound, 0)):
         bound = symbols.add(size, bound)
         return bound if trace.guards.decide(symbols.compare("ge", bound, 0)) else 0
     return bound if trace.guards.decide(symbols.compare("le", bound, size)) else size
+
+
+def _index(value: Any) -> Any:
+    """A number as an index."""
+    index = unwrap(value)
+    if isinstance(index, Node):
+        raise UnsupportedError("indexing by a tensor is not supported; slices, ints, None and ... are")
+    if symbols.kind_of(index) not in ("int", "bool"):
+        raise TypeError(f"an index is an int, a slice, None or ..., not {value!r}")
+    return index
 
 
 def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
@@ -48,7 +56,7 @@ def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int
 
 def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     """The element ``index`` along ``dim``, without that dimension; a negative index counts from the end."""
-    size, start = input.shape[dim], unwrap(index)
+    size, start = input.shape[dim], _index(index)
     if not trace.guards.decide(symbols.compare("ge", start, 0)):
         start = symbols.add(size, start)
     inside = trace.guards.decide(symbols.compare("ge", start, 0))
@@ -95,8 +103,14 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
 def narrow(trace: Trace, input: Node, dim: int, start: Any, length: Any) -> Node:
     dim = dimension(input, dim)
     size, first = input.shape[dim], unwrap(start)
+    if isinstance(first, Node):
+        raise UnsupportedError("narrow by a tensor is not supported; a start that is a number is")
     if not trace.guards.decide(symbols.compare("ge", first, 0)):
         first = symbols.add(size, first)
+        if not trace.guards.decide(symbols.compare("ge", first, 0)):
+            raise IndexError("narrow starts before the first element")
+    if not trace.guards.decide(symbols.compare("ge", unwrap(length), 0)):
+        raise ValueError("narrow to a negative length")
     stop = symbols.add(first, unwrap(length))
     if not trace.guards.decide(symbols.compare("le", stop, size)):
         raise IndexError("narrow reaches past the end")
@@ -123,6 +137,8 @@ def unbind(trace: Trace, input: Node, dim: int = 0) -> tuple[Node, ...]:
 def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, ...]:
     """Pieces of ceil(size / chunks) elements, so possibly fewer than ``chunks``, as in torch."""
     dim, wanted = dimension(input, dim), int(chunks)
+    if wanted <= 0:
+        raise ValueError(f"chunk expects a positive number of chunks, not {wanted}")
     size = input.shape[dim]
     if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
         each = symbols.floordiv(size, wanted)
@@ -143,6 +159,8 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
     each = int(sections)
+    if each == 0 and trace.guards.decide(symbols.compare("eq", size, 0)):
+        return (input,)
     if each <= 0:
         raise ValueError("split expects a positive size")
     count = max(1, trace.guards.value(symbols.floordiv(symbols.add(size, each - 1), each)))

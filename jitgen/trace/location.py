@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -17,11 +18,25 @@ def user_location() -> str | None:
     """``"model.py:12"`` for the innermost frame that is neither jitgen's nor torch's."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_OURS, _TORCH, _REAL_TORCH)) and not name.startswith("<frozen"):
-            return f"{name}:{frame.f_lineno}"
+        if _is_users(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def raised_at(error: BaseException) -> str | None:
+    """``"model.py:12"`` for the innermost such frame that ``error`` was raised in."""
+    found, entry = None, error.__traceback__
+    while entry is not None:
+        if _is_users(entry.tb_frame):
+            found = f"{entry.tb_frame.f_code.co_filename}:{entry.tb_lineno}"
+        entry = entry.tb_next
+    return found
+
+
+def _is_users(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith((_OURS, _TORCH, _REAL_TORCH)) and not name.startswith("<frozen")
 
 
 def quote(location: str | None) -> str:

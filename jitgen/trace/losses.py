@@ -1,189 +1,358 @@
-"""Rows of torch's losses, composed of pointwise operations and reductions."""
+"""torch's losses, composed of other torch functions.
+
+``torch.nn.functional`` has Python functions around them, whose bodies are traced (``trace/bodies.py``): these know of
+``size_average``, of weights that are multiplied at the end, and of many arguments that are refused. The functions here
+are the C++ ones behind them, whose ``reduction`` is a number.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from jitgen.errors import UnsupportedError
-from jitgen.ir import symbols
-from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES
-from jitgen.trace.activations import logsigmoid
-from jitgen.trace.movement import unsqueeze
-from jitgen.trace.reductions import average, reduce, squeeze_reduced
-from jitgen.trace.selection import where
-from jitgen.trace.table import row
-from jitgen.trace.typing import expand, pointwise
+from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_shape
+from jitgen.trace.table import composition
 
-if TYPE_CHECKING:
-    from jitgen.trace.tracer import Trace
+NONE, MEAN, SUM = 0, 1, 2
 
 
-combine = reduce
-"""``reduce``, for rows where torch's argument of that name hides it."""
+def reduced(loss: Tensor, reduction: int) -> Tensor:
+    return loss.mean() if reduction == MEAN else loss.sum() if reduction == SUM else loss
 
 
-def reduced(trace: Trace, loss: Node, reduction: str, legacy: tuple[Any, Any] = (None, None)) -> Node:
-    """``loss`` reduced over all dimensions, as ``reduction`` (``"none"``, ``"sum"`` or ``"mean"``) says.
-
-    Args:
-        legacy: torch's deprecated arguments ``size_average`` and ``reduce``; values other than None are refused.
-    """
-    if any(option is not None for option in legacy):
-        raise UnsupportedError("size_average and reduce are not supported; use reduction='none', 'sum' or 'mean'")
-    dims = tuple(range(len(loss.shape)))
-    if reduction == "none":
-        return loss
-    if reduction == "sum":
-        return squeeze_reduced(trace, combine(trace, "sum", loss, dims), dims)
-    if reduction != "mean":
-        raise ValueError(f"reduction must be 'none', 'sum' or 'mean', not {reduction!r}")
-    return squeeze_reduced(trace, average(trace, loss, dims), dims)
+def _difference(input: Tensor, target: Tensor) -> Tensor:
+    """Of tensors of a floating result; bool counts as a number here."""
+    dtype = torch.result_type(input, target)
+    difference = input.to(dtype) - target.to(dtype)
+    require_float(difference)
+    return difference
 
 
-def _target_minus(trace: Trace, input: Node, target: Node, subtrahend: Node) -> Node:
-    """For each row, its element at index ``target`` minus ``subtrahend``; 0 where the index is out of range.
-
-    The element is found by a masked sum, which a kernel computes while it reads the row for other reductions.
-
-    Args:
-        input: (..., classes).
-        target: (..., 1).
-        subtrahend: (..., 1).
-    """
-    dim = len(input.shape) - 1
-    classes = input.shape[dim]
-    least, most = (pointwise(trace, op, target, end, result="bool") for op, end in (("ge", 0), ("lt", classes)))
-    in_range = pointwise(trace, "bitwise_and", least, most, result="bool")
-    # Every element of the row compares its index; a comparison of 32 bits is half the work of one of 64.
-    narrow = trace.guards.decide(symbols.compare("le", classes, torch.iinfo(torch.int32).max))
-    index_dtype = "int32" if narrow else "int64"
-    index = trace.cast(where(trace, in_range, target, -1), index_dtype)
-    column = trace.make("iota", (), index_dtype, (classes,), (0,))
-    mask = pointwise(trace, "eq", expand(trace, column, input.shape), expand(trace, index, input.shape), result="bool")
-    picked = combine(trace, "sum", where(trace, mask, input, 0.0), (dim,))
-    return where(trace, in_range, pointwise(trace, "sub", picked, subtrahend), 0.0)
+# ---------------------------------------------------------------------------------------------------------- differences
 
 
-@row("cross_entropy")
-def cross_entropy(
-    trace: Trace,
-    input: Node,
-    target: Node,
-    weight: Node | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Node:
-    """For logits of shape (rows, classes) or (classes,), and a target of class indices."""
-    if weight is not None or len(input.shape) > 2 or DTYPES[target.dtype].is_floating_point:
-        raise UnsupportedError("cross_entropy takes (rows, classes) logits and class indices, without weights")
-    dim = len(input.shape) - 1
-    label = unsqueeze(trace, trace.cast(target, "int64"), len(target.shape))
-    top = combine(trace, "max", input, (dim,))
-    shifted = pointwise(trace, "sub", input, expand(trace, top, input.shape))
-    total = pointwise(trace, "log", combine(trace, "sum", pointwise(trace, "exp", shifted), (dim,)))
-    loss = pointwise(trace, "sub", total, _target_minus(trace, input, label, top))
-    if label_smoothing:
-        uniform = pointwise(trace, "sub", total, average(trace, shifted, (dim,)))
-        scaled = pointwise(trace, "mul", loss, 1.0 - label_smoothing)
-        loss = pointwise(trace, "add", scaled, pointwise(trace, "mul", uniform, label_smoothing))
-    counted = pointwise(trace, "ne", label, ignore_index, result="bool")
-    loss = squeeze_reduced(trace, where(trace, counted, loss, 0.0), (dim,))
-    if reduction != "mean":
-        return reduced(trace, loss, reduction, (size_average, reduce))
-    total_loss = reduced(trace, loss, "sum", (size_average, reduce))
-    rows = trace.cast(squeeze_reduced(trace, counted, (dim,)), loss.dtype)
-    return pointwise(trace, "div", total_loss, reduced(trace, rows, "sum"))
+@composition("_nn.mse_loss")
+def mse_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    return reduced(_difference(input, target).square(), reduction)
 
 
-# ------------------------------------------------------------------------------------------------------- differences
+@composition("_nn.l1_loss")
+def l1_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    return reduced((input - target).abs(), reduction)
 
 
-def _difference(trace: Trace, input: Node, target: Node, weight: Node | None = None) -> Node:
-    if weight is not None:
-        raise UnsupportedError("a loss with weights is not supported; take reduction='none' and multiply")
-    return pointwise(trace, "sub", input, target)
-
-
-def _huber(trace: Trace, difference: Node, delta: float) -> Node:
+def _huber(difference: Tensor, delta: Any) -> Tensor:
     """Half the square of a difference up to ``delta``, and beyond it a line of slope ``delta``."""
-    size = pointwise(trace, "abs", difference)
-    near = pointwise(trace, "mul", pointwise(trace, "mul", difference, difference), 0.5)
-    far = pointwise(trace, "mul", pointwise(trace, "sub", size, 0.5 * delta), delta)
-    return where(trace, pointwise(trace, "lt", size, delta, result="bool"), near, far)
+    size = difference.abs()
+    near, far = difference * difference * 0.5, (size - 0.5 * delta) * delta
+    return torch.where(size < delta, near, far)
 
 
-@row("mse_loss")
-def mse_loss(
-    trace: Trace,
-    input: Node,
-    target: Node,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-    weight: Node | None = None,
-) -> Node:
-    difference = _difference(trace, input, target, weight)
-    return reduced(trace, pointwise(trace, "mul", difference, difference), reduction, (size_average, reduce))
+@composition("_nn.huber_loss")
+def huber_loss(input: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    require_float(input)
+    if delta <= 0:
+        raise ValueError(f"delta must be positive, not {delta}")
+    return reduced(_huber(_difference(input, target), delta).to(input.dtype), reduction)
 
 
-@row("l1_loss")
-def l1_loss(
-    trace: Trace,
-    input: Node,
-    target: Node,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-    weight: Node | None = None,
-) -> Node:
-    size = pointwise(trace, "abs", _difference(trace, input, target, weight))
-    return reduced(trace, size, reduction, (size_average, reduce))
-
-
-@row("huber_loss")
-def huber_loss(
-    trace: Trace, input: Node, target: Node, reduction: str = "mean", delta: float = 1.0, weight: Node | None = None
-) -> Node:
-    return reduced(trace, _huber(trace, _difference(trace, input, target, weight), delta), reduction)
-
-
-@row("smooth_l1_loss")
-def smooth_l1_loss(
-    trace: Trace,
-    input: Node,
-    target: Node,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
-) -> Node:
+@composition("_nn.smooth_l1_loss")
+def smooth_l1_loss(input: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
     """The Huber loss divided by ``beta``; the absolute difference where ``beta`` is 0."""
+    if beta < 0:
+        raise ValueError(f"beta must not be negative, but is {beta}")
     if beta == 0:
-        return l1_loss(trace, input, target, size_average, reduce, reduction)
-    smooth = pointwise(trace, "div", _huber(trace, _difference(trace, input, target), beta), beta)
-    return reduced(trace, smooth, reduction, (size_average, reduce))
+        return l1_loss(input, target, reduction)
+    return reduced(_huber(_difference(input, target), beta) / beta, reduction)
 
 
-@row("binary_cross_entropy_with_logits")
+# -------------------------------------------------------------------------------------------------------- probabilities
+
+
+@composition("_nn.binary_cross_entropy")
+def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
+    """NaN where ``input`` is no probability."""
+    require_float(input)
+    require_one_dtype(input, target)
+    loss = (target - 1) * (-input).log1p().clamp(min=-100) - target * input.log().clamp(min=-100)
+    return reduced(loss if weight is None else loss * weight, reduction)
+
+
+@composition("torch.binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(
-    trace: Trace,
-    input: Node,
-    target: Node,
-    weight: Node | None = None,
-    size_average: Any = None,
-    reduce: Any = None,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """``(1 - target) * input - logsigmoid(input)``, a form that does not overflow; in the dtype of ``target``."""
+    missed = 1 - target
+    require_float(missed)
+    right = F.logsigmoid(input)
+    if pos_weight is not None:
+        right = ((pos_weight - 1) * target + 1) * right
+    loss = missed * input - right
+    if weight is not None:
+        loss = loss * weight
+    return reduced(loss.to(target.dtype), reduction)
+
+
+@composition("torch.kl_div")
+def kl_div(input: Tensor, target: Tensor, reduction: int = MEAN, *, log_target: bool = False) -> Tensor:
+    require_float(input, target)
+    loss = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
+    return reduced(loss, reduction)
+
+
+@composition("torch.poisson_nll_loss")
+def poisson_nll_loss(
+    input: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int = MEAN
+) -> Tensor:
+    loss = input.exp() - target * input if log_input else input - target * (input + eps).log()
+    if full:
+        stirling = target * target.log() - target + 0.5 * (2 * math.pi * target).log()
+        loss = loss + stirling.masked_fill(target <= 1, 0)
+    return reduced(loss, reduction)
+
+
+@composition("F.gaussian_nll_loss")
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
     reduction: str = "mean",
-    pos_weight: Node | None = None,
-) -> Node:
-    """``(1 - target) * input - logsigmoid(input)``, a form that does not overflow."""
-    if weight is not None or pos_weight is not None:
-        raise UnsupportedError("a loss with weights is not supported; take reduction='none' and multiply")
-    missed = pointwise(trace, "mul", pointwise(trace, "sub", 1, target), input)
-    loss = pointwise(trace, "sub", missed, logsigmoid(trace, input))
-    return reduced(trace, loss, reduction, (size_average, reduce))
+) -> Tensor:
+    """NaN where a variance is negative."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    elif var.dim() == input.dim() - 1 and tuple(var.shape) == tuple(input.shape[:-1]):
+        var = var.unsqueeze(-1)
+    elif var.dim() != input.dim() or any(var.shape[i] not in (1, input.shape[i]) for i in range(var.dim())):
+        raise ValueError("the variances have an incorrect size")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not valid")
+    bounded = torch.where(var < 0, math.nan, var.clamp(min=eps))
+    loss = 0.5 * (bounded.log() + (input - target) ** 2 / bounded)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return reduced(loss, ("none", "mean", "sum").index(reduction))
+
+
+# -------------------------------------------------------------------------------------------------------------- margins
+
+
+@composition("torch.hinge_embedding_loss")
+def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: int = MEAN) -> Tensor:
+    require_float(input)
+    missed = torch.where(target != 1, (margin - input).clamp(min=0), 0)
+    return reduced(missed + torch.where(target != -1, input, 0), reduction)
+
+
+@composition("torch.margin_ranking_loss")
+def margin_ranking_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = MEAN
+) -> Tensor:
+    return reduced((-target * (input1 - input2) + margin).clamp(min=0), reduction)
+
+
+@composition("_nn.soft_margin_loss")
+def soft_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    require_float(input)
+    return reduced((-input * target).exp().log1p().to(input.dtype), reduction)
+
+
+@composition("torch.cosine_embedding_loss")
+def cosine_embedding_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: int = MEAN
+) -> Tensor:
+    rank = target.dim()
+    if rank not in (0, 1) or input1.dim() != rank + 1 or input2.dim() != rank + 1:
+        raise ValueError("cosine_embedding_loss takes rows and a target for each, or two vectors and a 0-d target")
+    product = (input1 * input2).sum(rank)
+    sizes = ((input1 * input1).sum(rank) + 1e-12) * ((input2 * input2).sum(rank) + 1e-12)
+    cosine = product / sizes.sqrt()
+    alike = torch.where(target == 1, 1 - cosine, 0)
+    return reduced(alike + torch.where(target == -1, (cosine - margin).clamp(min=0), 0), reduction)
+
+
+@composition("torch.pairwise_distance")
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    return torch.norm(x1 - x2 + eps, p, max(x1.dim(), x2.dim()) - 1, keepdim)
+
+
+@composition("torch.triplet_margin_loss")
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: int = MEAN,
+) -> Tensor:
+    if not anchor.dim() == positive.dim() == negative.dim():
+        raise ValueError("anchor, positive and negative must have the same number of dimensions")
+    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = torch.minimum(far, pairwise_distance(positive, negative, p, eps))
+    return reduced((margin + near - far).clamp(min=0), reduction)
+
+
+# -------------------------------------------------------------------------------------------------------------- classes
+
+
+def _mask(input: Tensor, target: Tensor) -> Tensor:
+    """Which elements of each row are those of its class; the classes are dimension 0 of a vector, else dimension 1.
+
+    Every element of a row compares its index, which a kernel does while it reads the row for a reduction. A comparison
+    of 32 bits is half the work of one of 64.
+    """
+    dim = min(1, input.dim() - 1)
+    classes = input.shape[dim]
+    dtype = torch.int32 if classes <= torch.iinfo(torch.int32).max else torch.int64
+    column = torch.arange(classes, dtype=dtype).reshape(-1, *[1] * (input.dim() - 1 - dim))
+    in_range = (target >= 0) & (target < classes)
+    return column == torch.where(in_range, target, -1).to(dtype).unsqueeze(dim)
+
+
+def _labels(input: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
+    """A target of class indices: one for each row of ``input``, int64."""
+    if input.dim() < 1:
+        raise ValueError("expected (classes,), (rows, classes) or (rows, classes, ...)")
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise TypeError(f"the classes must be int64 or uint8, not {str(target.dtype).removeprefix('torch.')}")
+    dim = min(1, input.dim() - 1)
+    if input.dim() == 1 and target.dim() == 1:
+        require_shape(target, (1,), "the target")
+        target = target.reshape(())
+    require_shape(target, (*input.shape[:dim], *input.shape[dim + 1 :]), "the target")
+    if weight is not None:
+        require_shape(weight, (input.shape[dim],), "the weight")
+        require_one_dtype(input, weight)
+    return target.long()
+
+
+def _of_class(mask: Tensor, values: Tensor, dim: int) -> Tensor:
+    return torch.where(mask, values, 0.0).sum(dim)
+
+
+def _averaged(loss: Tensor, counted: Tensor, label: Tensor, class_weight: Tensor | None, reduction: int) -> Tensor:
+    """``loss`` where a row counts, reduced; a mean is weighted by classes."""
+    if reduction != MEAN:
+        return reduced(torch.where(counted, loss, 0.0), reduction)
+    total = counted.to(loss.dtype) if class_weight is None else torch.where(counted, class_weight, 0.0)
+    return torch.where(counted, loss, 0.0).sum() / total.sum()
+
+
+@composition("_nn.nll_loss_nd", "_nn.nll_loss", "_nn.nll_loss2d")
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+) -> Tensor:
+    """NaN where a class is out of range."""
+    require_float(input)
+    label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
+    mask = _mask(input, label)
+    known = (label >= 0) & (label < input.shape[dim])
+    loss = torch.where(known, -_of_class(mask, input, dim), math.nan)
+    class_weight = None
+    if weight is not None:
+        class_weight = _of_class(mask, _per_class(weight, input), dim)
+        loss = loss * class_weight
+    return _averaged(loss, label != ignore_index, label, class_weight, reduction)
+
+
+def _per_class(weight: Tensor, input: Tensor) -> Tensor:
+    return weight.reshape(-1, *[1] * (input.dim() - 2)) if input.dim() > 2 else weight
+
+
+@composition("_nn.cross_entropy_loss")
+def cross_entropy_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """For classes or probabilities; NaN where a class is out of range."""
+    require_float(input)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
+    dim = min(1, input.dim() - 1)
+    top = input.amax(dim, keepdim=True)
+    shifted = input - top
+    total = shifted.exp().sum(dim, keepdim=True).log()
+    if target.is_floating_point():
+        return _of_probabilities(total - shifted, target, weight, reduction, label_smoothing, dim)
+    label = _labels(input, target, weight)
+    mask = _mask(input, label)
+    known = (label >= 0) & (label < input.shape[dim])
+    picked = torch.where(known, _of_class(mask, input, dim) - top.squeeze(dim), math.nan)
+    loss = total.squeeze(dim) - picked
+    class_weight = None
+    if weight is not None:
+        class_weight = _of_class(mask, _per_class(weight, input), dim)
+        loss = loss * class_weight
+    if label_smoothing:
+        if weight is None:  # of the input itself, so that one walk over a row computes everything
+            spread = total.squeeze(dim) + top.squeeze(dim) - input.mean(dim)
+        else:
+            spread = ((total - shifted) * _per_class(weight, input)).mean(dim)
+        loss = loss * (1.0 - label_smoothing) + spread * label_smoothing
+    return _averaged(loss, label != ignore_index, label, class_weight, reduction)
+
+
+def _of_probabilities(
+    surprise: Tensor, target: Tensor, weight: Tensor | None, reduction: int, label_smoothing: float, dim: int
+) -> Tensor:
+    """The cross entropy of a distribution for each row; ``surprise`` is minus the logarithm of the softmax."""
+    require_shape(target, surprise.shape, "the target")
+    classes = surprise.shape[dim]
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+    loss = surprise * target
+    if weight is not None:
+        require_shape(weight, (classes,), "the weight")
+        loss = loss * _per_class(weight, surprise)
+    if reduction == MEAN:
+        return loss.sum() / (surprise.numel() / classes)
+    return reduced(loss.sum(dim), reduction)
+
+
+@composition("_nn.multi_margin_loss")
+def multi_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    p: Any = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Tensor:
+    """NaN where a class is out of range."""
+    require_float(input)
+    if p not in (1, 2):
+        raise ValueError("only p == 1 and p == 2 are supported")
+    if input.dim() > 2:
+        raise ValueError("expected (classes,) or (rows, classes)")
+    label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
+    mask = _mask(input, label)
+    known = (label >= 0) & (label < input.shape[dim])
+    picked = torch.where(known, _of_class(mask, input, dim), math.nan)
+    missed = (margin - picked.unsqueeze(dim) + input).clamp(min=0)
+    missed = torch.where(mask, 0.0, missed if p == 1 else missed * missed)
+    loss = missed.mean(dim)
+    if weight is not None:
+        loss = loss * _of_class(mask, weight, dim)
+    return reduced(loss, reduction)

@@ -32,6 +32,23 @@ def dimension(node: Node, dim: Any, extra: int = 0) -> int:
     return number % max(rank, 1)
 
 
+def dimensions(node: Node, dims: Any) -> list[int]:
+    """Dimensions as non-negative ints, no two of which are the same."""
+    chosen = [dimension(node, dim) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,))]
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"dimension {max(chosen, key=chosen.count)} appears more than once")
+    return chosen
+
+
+def new_shape(trace: Trace, sizes: Any) -> tuple[Any, ...]:
+    """Sizes for a new tensor, none of which is negative."""
+    shape = sizes_of(trace, sizes)
+    for size in shape:
+        if not trace.guards.decide(symbols.compare("ge", size, 0)):
+            raise ValueError(f"a size must not be negative, but is {trace.guards.hint(size)}")
+    return shape
+
+
 def sizes_of(trace: Trace, sizes: Any) -> tuple[Any, ...]:
     """Sizes that the user passed, as ints and ``Expr``."""
     return tuple(unwrap(size) if isinstance(size, SymbolicNumber) else _plain(size) for size in sizes)
@@ -120,9 +137,8 @@ def unsqueeze(trace: Trace, input: Node, dim: int) -> Node:
 
 @row("squeeze", view=True)
 def squeeze(trace: Trace, input: Node, dim: Any = None) -> Node:
-    dims = range(len(input.shape)) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
-    chosen = {dimension(input, d) for d in dims} if input.shape else set()
-    for removed in sorted(chosen, reverse=True):
+    chosen = dimensions(input, tuple(range(len(input.shape))) if dim is None else dim)
+    for removed in sorted(chosen, reverse=True) if input.shape else ():
         size = input.shape[removed]
         if trace.guards.decide(symbols.compare("eq", size, 1)):
             input = view(trace, input, ("squeeze", removed), (*input.shape[:removed], *input.shape[removed + 1 :]))
@@ -157,8 +173,7 @@ def transpose(trace: Trace, input: Node, dim0: int, dim1: int) -> Node:
 
 @row("movedim", "moveaxis", view=True)
 def movedim(trace: Trace, input: Node, source: Any, destination: Any) -> Node:
-    sources = [dimension(input, d) for d in (source if isinstance(source, (tuple, list)) else (source,))]
-    targets = [dimension(input, d) for d in (destination if isinstance(destination, (tuple, list)) else (destination,))]
+    sources, targets = dimensions(input, source), dimensions(input, destination)
     rest = iter(dim for dim in range(len(input.shape)) if dim not in sources)
     moved = dict(zip(targets, sources, strict=True))
     return permuted(trace, input, [moved[d] if d in moved else next(rest) for d in range(len(input.shape))])
@@ -185,8 +200,7 @@ def m_t(trace: Trace, input: Node) -> Node:
 
 @row("flip")
 def flip(trace: Trace, input: Node, *dims: Any) -> Node:
-    for dim in listed(dims):
-        flipped = dimension(input, dim)
+    for flipped in dimensions(input, listed(dims)):
         last = symbols.sub(input.shape[flipped], 1)
         input = view(trace, input, ("slice", flipped, last, -1), input.shape)
     return input
@@ -204,6 +218,7 @@ def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -
     for position, size in enumerate(input.shape, lead):
         if wanted[position] == -1:
             wanted[position] = size
+    new_shape(trace, wanted)
     shape = broadcast_shapes(trace, input.shape, tuple(wanted))
     if tuple(map(trace.guards.hint, shape)) != tuple(map(trace.guards.hint, wanted)):
         raise ValueError(f"expand: {tuple(wanted)} does not broadcast from {input.shape}")
@@ -218,10 +233,10 @@ def expand_as(trace: Trace, input: Node, other: Node) -> Node:
 
 
 @row("broadcast_tensors", view=True)
-def broadcast_tensors(trace: Trace, *tensors: Any) -> list[Node]:
+def broadcast_tensors(trace: Trace, *tensors: Any) -> tuple[Node, ...]:
     nodes = listed(tensors)
     shape = broadcast_shapes(trace, *(node.shape for node in nodes))
-    return [expand(trace, node, shape) for node in nodes]
+    return tuple(expand(trace, node, shape) for node in nodes)
 
 
 @row("tile")
@@ -233,7 +248,7 @@ def tile(trace: Trace, input: Node, *dims: Any) -> Node:
 @row("repeat")
 def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
     """Every repeated dimension gets a dimension of copies in front of it; the two are then merged by a reshape."""
-    counts = list(sizes_of(trace, listed(sizes)))
+    counts = list(new_shape(trace, listed(sizes)))
     if len(counts) < len(input.shape):
         raise ValueError(f"repeat: {len(counts)} numbers for a tensor of {len(input.shape)} dimensions")
     for _ in range(len(counts) - len(input.shape)):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES
+from jitgen.ir.graph import Node, Shape
+from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.movement import to_shape
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import (
@@ -29,7 +29,16 @@ from jitgen.trace.reductions import (
 )
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, expand, float_dtype, pointwise, result_dtype
+from jitgen.trace.typing import (
+    broadcast_shapes,
+    expand,
+    float_dtype,
+    floats_only,
+    one_dtype,
+    pointwise,
+    require_float,
+    require_shape,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -106,18 +115,22 @@ def _check_normalized(trace: Trace, input: Node, normalized_shape: Any) -> tuple
 
 
 @row("rms_norm")
+@floats_only
 def rms_norm(
     trace: Trace, input: Node, normalized_shape: Any, weight: Node | None = None, eps: float | None = None
 ) -> Node:
     dims = _check_normalized(trace, input, normalized_shape)
+    if weight is not None:
+        require_shape(trace, weight, input.shape[dims[0] :], "the weight")
     small = torch.finfo(DTYPES[input.dtype]).eps if eps is None else eps
     square = average(trace, pointwise(trace, "mul", input, input), dims)
     scale = pointwise(trace, "rsqrt", pointwise(trace, "add", square, small))
     normal = pointwise(trace, "mul", input, broadcast_like(trace, scale, input))
-    return normal if weight is None else pointwise(trace, "mul", normal, weight)
+    return normal if weight is None else trace.cast(pointwise(trace, "mul", normal, weight), input.dtype)
 
 
 @row("layer_norm")
+@floats_only
 def layer_norm(
     trace: Trace,
     input: Node,
@@ -127,9 +140,9 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Node:
-    return _affine(
-        trace, standardized(trace, input, _check_normalized(trace, input, normalized_shape), eps), weight, bias
-    )
+    dims = _check_normalized(trace, input, normalized_shape)
+    _check_parameters(trace, input, weight, bias, input.shape[dims[0] :])
+    return _affine(trace, standardized(trace, input, dims, eps), weight, bias)
 
 
 def standardized(trace: Trace, input: Node, dims: Sequence[int], eps: float) -> Node:
@@ -140,13 +153,26 @@ def standardized(trace: Trace, input: Node, dims: Sequence[int], eps: float) -> 
     return pointwise(trace, "mul", deviation, broadcast_like(trace, scale, input))
 
 
+def _check_parameters(trace: Trace, input: Node, weight: Node | None, bias: Node | None, shape: Shape) -> None:
+    """Refuse a weight or bias that torch does: it has another shape, or another dtype than ``input``. On a CPU the
+    parameters of a 16-bit input may be float32."""
+    parameters = [each for each in (weight, bias) if each is not None]
+    mixed = trace.device.type == "cpu" and DTYPES[input.dtype].itemsize == 2
+    one_dtype(*parameters, *(() if mixed and all(each.dtype == "float32" for each in parameters) else (input,)))
+    for name, each in (("weight", weight), ("bias", bias)):
+        if each is not None:
+            require_shape(trace, each, shape, f"the {name}")
+
+
 def _affine(trace: Trace, normal: Node, weight: Node | None, bias: Node | None) -> Node:
-    if weight is not None:
-        normal = pointwise(trace, "mul", normal, weight)
-    return normal if bias is None else pointwise(trace, "add", normal, bias)
+    """``normal * weight + bias`` in the dtype of ``normal``."""
+    result = normal if weight is None else pointwise(trace, "mul", normal, weight)
+    result = result if bias is None else pointwise(trace, "add", result, bias)
+    return trace.cast(result, normal.dtype)
 
 
 @row("group_norm")
+@floats_only
 def group_norm(
     trace: Trace,
     input: Node,
@@ -164,6 +190,7 @@ def group_norm(
     if not trace.guards.decide(symbols.compare("eq", symbols.mod(channels, groups), 0)):
         raise ValueError(f"{trace.guards.hint(channels)} channels cannot be divided into {num_groups} groups")
     length = symbols.mul(symbols.floordiv(channels, groups), symbols.product(spatial))
+    _check_parameters(trace, input, weight, bias, (channels,))
     normal = standardized(trace, to_shape(trace, input, (rows, groups, length)), (2,), eps)
     column = (channels, *(1 for _ in spatial))
     scale, shift = (None if each is None else to_shape(trace, each, column) for each in (weight, bias))
@@ -171,7 +198,8 @@ def group_norm(
 
 
 @row("normalize")
-def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None) -> Node:
+def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Node:
+    require_float(input.dtype)
     dims = dims_of(input, dim)
     size = pointwise(trace, "maximum", p_norm(trace, input, p, dims), eps)
     return pointwise(trace, "div", input, broadcast_like(trace, size, input))
@@ -181,7 +209,8 @@ def normalize(trace: Trace, input: Node, p: float = 2.0, dim: Any = 1, eps: floa
 def cosine_similarity(trace: Trace, x1: Node, x2: Node, dim: Any = 1, eps: float = 1e-8) -> Node:
     """``sum(a * b)`` of the two vectors, each divided by its norm, or by ``eps`` where the norm is smaller."""
     shape = broadcast_shapes(trace, x1.shape, x2.shape)
-    dtype = float_dtype(result_dtype(x1, x2))
+    dtype = dtype_name(torch.promote_types(DTYPES[x1.dtype], DTYPES[x2.dtype]))  # 0-d tensors have full precedence
+    require_float(dtype)
     sides = [expand(trace, trace.cast(side, dtype), shape) for side in (x1, x2)]
     dims = dims_of(sides[0], dim)
     norms = [pointwise(trace, "maximum", p_norm(trace, side, 2.0, dims), eps) for side in sides]

@@ -36,6 +36,11 @@ class SymbolicNumber:
     def _value(self) -> Any:
         return self.guards.value(self.expr)
 
+    @property
+    def node(self) -> _SymNode:
+        """What torch's Python functions ask a symbolic number for (``torch.broadcast_shapes``)."""
+        return _SymNode(self)
+
     def __bool__(self) -> bool:
         condition = self.expr if self.expr.kind == "bool" else symbols.compare("ne", self.expr, 0)
         return self.guards.decide(condition)
@@ -86,6 +91,24 @@ class SymbolicNumber:
 
     def is_integer(self) -> bool:
         return self._value().is_integer() if self.expr.kind == "float" else True
+
+
+class _SymNode:
+    """The questions of torch's ``SymNode`` that its Python functions ask; an answer is a guard, as everywhere here."""
+
+    shape_env = None
+
+    def __init__(self, number: SymbolicNumber):
+        self._number = number
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return bool(self._number)
+
+    def guard_int(self, file: str, line: int) -> int:
+        return int(self._number)
 
 
 class SymbolicInt(SymbolicNumber, torch.SymInt):

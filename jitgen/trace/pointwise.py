@@ -31,6 +31,7 @@ from jitgen.trace.typing import (
     is_float,
     is_number,
     not_bool,
+    one_dtype,
     operand,
     pointwise,
     result_dtype,
@@ -82,6 +83,7 @@ BINARY = {
     "remainder": ("remainder",),
     "floor_divide": ("floor_divide",),
 }
+DIVISIONS = ("fmod", "remainder", "floor_divide")
 FLOAT_BINARY = {"atan2": ("atan2", "arctan2"), "copysign": ("copysign",)}
 COMPARISONS = {
     "eq": ("eq",),
@@ -128,6 +130,8 @@ def _register() -> None:
             dtype = result_dtype(input, other)
             if dtype == "bool" and op == "mul":
                 return pointwise(trace, "bitwise_and", input, other)
+            if op in DIVISIONS:
+                divisible(trace, dtype, other)
             return pointwise(trace, op, input, other)
 
         row(*names)(binary)
@@ -158,6 +162,13 @@ def _register() -> None:
 _register()
 
 # ------------------------------------------------------------------------------------------------------ arithmetic
+
+
+def divisible(trace: Trace, dtype: str, divisor: Value) -> None:
+    """Refuse an integer division by the number 0, as a CPU does. (Elements that are 0 are not looked at.)"""
+    number = is_number(divisor) and not DTYPES[dtype].is_floating_point
+    if number and trace.guards.decide(symbols.compare("eq", unwrap(divisor), 0)):
+        raise ZeroDivisionError("integer division by zero")
 
 
 def _scaled(trace: Trace, other: Value, alpha: Value, dtype: str) -> Value:
@@ -192,6 +203,7 @@ def div(trace: Trace, input: Value, other: Value, *, rounding_mode: str | None =
     dtype = result_dtype(input, other)
     if rounding_mode is None:
         return pointwise(trace, "div", input, other, dtype=float_dtype(dtype))
+    divisible(trace, dtype, other)
     if rounding_mode == "floor":
         return pointwise(trace, "floor_divide", input, other)
     if rounding_mode == "trunc":
@@ -317,6 +329,9 @@ def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
 @floats_only
 def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
     """torch's formula: it starts from the nearer end, so that a weight of 1 gives exactly ``end``."""
+    one_dtype(input, end, *([weight] if isinstance(weight, Node) and weight.shape else []))
+    if isinstance(weight, Node):
+        weight = trace.cast(weight, input.dtype)
     span = pointwise(trace, "sub", end, input)
     low = pointwise(trace, "add", input, pointwise(trace, "mul", weight, span))
     rest = 1.0 - weight if is_number(weight) else pointwise(trace, "sub", 1.0, weight)
@@ -346,7 +361,8 @@ def addcdiv(trace: Trace, input: Node, tensor1: Node, tensor2: Node, *, value: V
 @row("hypot")
 def hypot(trace: Trace, input: Node, other: Node) -> Node:
     """sqrt(a^2 + b^2). Both are divided by the larger one first, so that no square overflows."""
-    first, second = (pointwise(trace, "abs", value) for value in (input, other))
+    dtype = result_dtype(input, other)
+    first, second = (pointwise(trace, "abs", value, dtype=dtype) for value in (input, other))
     large, small = pointwise(trace, "maximum", first, second), pointwise(trace, "minimum", first, second)
     ratio = pointwise(trace, "div", small, large)
     root = pointwise(trace, "sqrt", pointwise(trace, "add", 1.0, pointwise(trace, "mul", ratio, ratio)))

@@ -79,6 +79,15 @@ class TensorProxy(fx.Proxy):
             "  build the result with torch.where or torch.cat instead"
         )
 
+    def __copy__(self) -> Any:
+        return self.owner.call("detach", (self,), {})
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.owner.call("clone", (self,), {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._leave("pickled", "pickle it outside the decorated function")
+
     def __repr__(self) -> str:
         return f"TensorProxy({self.value.dtype}, {self.value.shape})"
 

@@ -18,10 +18,11 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.movement import dimension, flatten, unsqueeze, view
+from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
+from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import truth
 from jitgen.trace.table import row
-from jitgen.trace.typing import expand, operand, pointwise
+from jitgen.trace.typing import as_node, expand, operand, pointwise, require_float
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -33,9 +34,7 @@ def dims_of(input: Node, dim: Dims) -> tuple[int, ...]:
     """The dimensions that torch's argument ``dim`` names: all of them for None or ()."""
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return tuple(range(len(input.shape)))
-    chosen = [dimension(input, d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
-    if len(set(chosen)) != len(chosen):
-        raise ValueError(f"dim {tuple(chosen)} names a dimension twice")
+    chosen = dimensions(input, dim)
     return tuple(sorted(chosen)) if input.shape else ()
 
 
@@ -74,9 +73,10 @@ def as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Nod
     return trace.cast(input, name)
 
 
-def _nonempty(trace: Trace, input: Node, dims: Sequence[int], name: str) -> None:
-    if any(trace.guards.hint(input.shape[dim]) == 0 for dim in dims):
-        raise IndexError(f"{name}: expected the reduced dimensions to have a size other than 0")
+def _nonempty(trace: Trace, input: Node, dims: Sequence[int]) -> None:
+    """Refuse to reduce nothing; that there is something becomes a guard."""
+    if any(trace.guards.decide(symbols.compare("eq", input.shape[dim], 0)) for dim in dims):
+        raise IndexError("expected the reduced dimensions to have a size other than 0")
 
 
 # ---------------------------------------------------------------------------------------------------- plain reductions
@@ -113,14 +113,14 @@ def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, d
 @row("amax")
 def amax(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
-    _nonempty(trace, input, dims, "amax")
+    _nonempty(trace, input, dims)
     return squeeze_reduced(trace, reduce(trace, "max", input, dims), dims, keepdim)
 
 
 @row("amin")
 def amin(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
     dims = dims_of(input, dim)
-    _nonempty(trace, input, dims, "amin")
+    _nonempty(trace, input, dims)
     return squeeze_reduced(trace, reduce(trace, "min", input, dims), dims, keepdim)
 
 
@@ -151,13 +151,14 @@ def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, o
 
 def _arg(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Node:
     if dim is None:
+        _nonempty(trace, input, range(len(input.shape)))
         flat = flatten(trace, input)
         index = squeeze_reduced(trace, reduce(trace, kind, flat, (0,), "int64"), (0,))
         for dim in range(len(input.shape) if keepdim else 0):
             index = unsqueeze(trace, index, dim)
         return index
     dims = dims_of(input, int(dim))
-    _nonempty(trace, input, dims, kind)
+    _nonempty(trace, input, dims)
     return squeeze_reduced(trace, reduce(trace, kind, input, dims, "int64"), dims, keepdim)
 
 
@@ -202,13 +203,14 @@ def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
 
 def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -> tuple[Node, Node]:
     """(variance, mean). The variance is computed from deviations from the mean; ``dims`` remain with size 1."""
+    require_float(input.dtype)
     middle = average(trace, input, dims)
     deviation = pointwise(trace, "sub", input, broadcast_like(trace, middle, input))
     total = reduce(trace, "sum", pointwise(trace, "mul", deviation, deviation), dims)
-    divisor = symbols.sub(_number(count(input, dims)), float(correction))
-    if not isinstance(divisor, symbols.Expr):
-        divisor = max(divisor, 0.0)
-    return pointwise(trace, "div", total, divisor), middle
+    number = count(input, dims)
+    if trace.guards.decide(symbols.compare("gt", number, unwrap(correction))):
+        return pointwise(trace, "div", total, symbols.sub(_number(number), float(correction))), middle
+    return pointwise(trace, "div", total, as_node(trace, 0.0)), middle
 
 
 def _correction(unbiased: Any, correction: Any) -> Any:

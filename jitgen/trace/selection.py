@@ -22,6 +22,7 @@ from jitgen.trace.typing import (
     expand,
     filled,
     is_float,
+    one_dtype,
     operand,
     pointwise,
     result_dtype,
@@ -154,6 +155,8 @@ def tensor_where(trace: Trace, input: Node, condition: Node, other: Value) -> No
 def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
     if isinstance(value, Node) and value.shape:
         raise TypeError("masked_fill takes a number or a 0-d tensor as its value")
+    if mask.dtype != "bool":
+        raise TypeError(f"masked_fill expects a bool mask, got {mask.dtype}")
     node = trace.cast(value, input.dtype) if isinstance(value, Node) else value
     shape = broadcast_shapes(trace, input.shape, mask.shape)
     replacement = operand(trace, node, input.dtype)
@@ -188,6 +191,7 @@ def clamp_max(trace: Trace, input: Node, max: Value) -> Node:
 
 @row("heaviside")
 def heaviside(trace: Trace, input: Node, values: Node) -> Node:
+    one_dtype(input, values)
     positive = trace.cast(pointwise(trace, "gt", input, 0, result="bool"), input.dtype)
     step = where(trace, pointwise(trace, "eq", input, 0, result="bool"), values, positive)
     return where(trace, isnan(trace, input), 0.0, step) if is_float(input) else step

@@ -1,8 +1,13 @@
 """The table from torch functions to rows.
 
-A row is a Python function that takes the trace and torch's arguments (tensors as nodes) and returns nodes. It is
-registered under torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp``, ``x.exp()``,
+A row is a Python function that takes the trace and torch's arguments (tensors as nodes) and returns nodes; or it is a
+*composition*, the function written in other torch functions, which are traced in its place. It is registered under
+torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp``, ``x.exp()``,
 ``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
+
+A qualified name is for the function of one namespace, ``Tensor.where`` for the method; ``_nn`` are the C++ functions
+behind those of ``torch.nn.functional``. A function of torch that is written in Python needs no row: its body is traced
+(``trace/bodies.py``).
 
 Rows are in the modules of ``ROW_MODULES``, which are imported at the first look-up.
 """
@@ -18,6 +23,8 @@ from typing import Any
 
 import torch
 
+from jitgen.trace.bodies import body
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,12 +35,14 @@ class Row:
         is_view: whether torch's result may share memory with the first argument.
         inplace: whether the first argument is updated with the result.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
+        composed: whether it is a composition: a function of tensors, without the trace.
     """
 
     function: Callable[..., Any]
     is_view: bool = False
     inplace: bool = False
     weights: bool = False
+    composed: bool = False
 
 
 ROWS: dict[str, Row] = {}
@@ -52,6 +61,17 @@ def row(*names: str, view: bool = False, weights: bool = False) -> Callable[[Cal
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             ROWS[name] = Row(function, view, False, weights)
+        return function
+
+    return register
+
+
+def composition(*names: str, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function of tensors, written in torch functions that have rows, as torch's ``names``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            ROWS[name] = Row(function, is_view=view, composed=True)
         return function
 
     return register
@@ -102,12 +122,9 @@ def _find(target: Any) -> tuple[Row | None, str]:
     name = name.removeprefix("special_")  # torch.special.xlogy calls itself special_xlogy
     for space, prefix in _spaces():
         if getattr(space, name, None) is target:
-            found = _method(name) if prefix == "Tensor" else by_name(name)
-            return found, f"{prefix}.{name}"
+            return _qualified(prefix, name) or _body(target), f"{prefix.replace('_nn', 'F')}.{name}"
     module = getattr(target, "__module__", None) or "torch"
-    if module.startswith("torch") and getattr(torch._C._nn, name, None) is target:
-        return by_name(name), f"F.{name}"
-    return None, f"{module}.{name}"
+    return _body(target), f"{module}.{name}"
 
 
 def _spaces() -> tuple[tuple[Any, str], ...]:
@@ -116,15 +133,24 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
         (torch.Tensor, "Tensor"),
         (torch.nn.functional, "F"),
         (torch.special, "torch.special"),
-        (torch._C._nn, "F"),
+        (torch._C._nn, "_nn"),
         (getattr(torch._C, "_linalg", None), "torch.linalg"),
         (torch._C._TensorBase, "Tensor"),
     )
 
 
+def _qualified(space: str, name: str) -> Row | None:
+    """The row of a function in a namespace: its own, or else that of the functions of this name."""
+    return by_name(f"{space}.{name}") or by_name(name)
+
+
 def _method(name: str) -> Row | None:
-    """The row of a tensor method: that of the function of the same name, unless the method has a row of its own."""
-    return by_name(f"Tensor.{name}") or by_name(name)
+    return _qualified("Tensor", name) or _body(getattr(torch.Tensor, name, None))
+
+
+def _body(function: Any) -> Row | None:
+    found = body(function)
+    return Row(found, composed=True) if found else None
 
 
 @cache
@@ -142,7 +168,7 @@ def by_name(name: str) -> Row | None:
             found = by_name(f"__{bare[1:]}__")
             return Row(_swapped(found.function)) if found else None
         return ROWS.get(_OPERATORS.get(bare, bare))
-    if name.endswith("_") and not name.startswith("_"):
+    if name.endswith("_") and not name.rpartition(".")[2].startswith("_"):
         found = by_name(name[:-1])
         return replace(found, is_view=False, inplace=True) if found and not found.is_view else None
     return None

@@ -37,10 +37,12 @@ from jitgen.trace.captures import Captures
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.intermediates import with_wide_intermediates
-from jitgen.trace.location import quote, user_location
+from jitgen.trace.location import quote, raised_at, user_location
 from jitgen.trace.look_ups import reported_to
-from jitgen.trace.numbers import SymbolicNumber, wrap
+from jitgen.trace.mistakes import refusal
+from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
+from jitgen.trace.readable import why_unreadable
 from jitgen.trace.typing import expand, rounded
 
 
@@ -72,11 +74,15 @@ class Output:
 
     Attributes:
         index: the graph output that it is; None where it is no tensor.
-        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic.
+        value: where it is no tensor, the value, or its ``Expr`` where that is symbolic; ``Sizes`` of a ``torch.Size``.
     """
 
     index: int | None
     value: Any = None
+
+
+class Sizes(tuple[Any, ...]):
+    """The ints and ``Expr`` of a ``torch.Size``, which a function may return."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +195,9 @@ class Trace:
         node = self._captured_nodes.get(id(tensor))
         if node is None:
             found = self._find_captured(tensor)
+            unreadable = why_unreadable(tensor)
+            if unreadable is not None:
+                raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
                     f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
@@ -213,17 +222,8 @@ class Trace:
                 raise TraceError(f"{self.name}: Tensor.{target}: {error}{quote(user_location())}") from None
         with torch._C.DisableTorchFunction():
             row, name = table.find(target)
-            if row is None and name.rpartition(".")[2] in _READS:
-                raise TraceError(
-                    f"{self.name}: {name} asks for a tensor's value, which is known only when the kernel runs"
-                    f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
-                    "pass it as an argument"
-                )
             if row is None:
-                raise UnsupportedError(
-                    f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
-                    "  compute it outside the decorated function, or write it with supported operations"
-                )
+                raise self._no_row(name)
             if kwargs.get("out") is not None:
                 raise UnsupportedError(
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
@@ -233,18 +233,45 @@ class Trace:
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
-            try:
-                positional, named = bind(row.function, positional, named)
-                result = self._with_wide_intermediates(row.function(self, *positional, **named), nodes)
-            except JitgenError as error:
-                raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
-            except (TypeError, ValueError, IndexError, RuntimeError) as error:
-                raise TraceError(f"{self.name}: {name}: {error}{quote(user_location())}") from error
+        result = self._result(row, name, positional, named)
+        with torch._C.DisableTorchFunction():
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
-            if row.is_view:
+            if row.is_view or row.composed:  # what a composition calls has made its copies
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._unaliased(result), None)
+
+    def _result(self, row: table.Row, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the row makes of the arguments, in nodes."""
+        try:
+            if row.composed:
+                args, keywords = bind(row.function, positional, named)
+                keywords = {key: self._leave(value, None) for key, value in keywords.items()}
+                with _InterceptFunctions(self):
+                    return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
+            with torch._C.DisableTorchFunction():
+                args, keywords = bind(row.function, (self, *positional), named)
+                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+                return self._with_wide_intermediates(row.function(*args, **keywords), nodes)
+        except JitgenError as error:
+            if row.composed and str(error).startswith(f"{self.name}: "):  # of a function that the composition calls
+                raise type(error)(str(error).replace(": ", f": {name}: ", 1)) from None
+            raise type(error)(f"{self.name}: {name}: {error}{quote(user_location())}") from None
+        except Exception as error:
+            why = refusal(error, positional, named, self.guards.hint)
+            raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+
+    def _no_row(self, name: str) -> JitgenError:
+        if name.rpartition(".")[2] in _READS:
+            return TraceError(
+                f"{self.name}: {name} asks for a tensor's value, which is known only when the kernel runs"
+                f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
+                "pass it as an argument"
+            )
+        return UnsupportedError(
+            f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
+            "  compute it outside the decorated function, or write it with supported operations"
+        )
 
     def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:
         """A row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""
@@ -440,9 +467,19 @@ def trace(
     try:
         with proxies_are_tensors(), reported_to(state.captures), _InterceptFunctions(state):
             result = function(*arguments, **keywords)
+    except TypeError as error:
+        if TensorProxy.__name__ not in str(error):
+            raise
+        why = str(error).replace(TensorProxy.__name__, "Tensor")
+        raise TraceError(
+            f"{name}: a function that a trace cannot follow was called with a tensor: {why}{quote(raised_at(error))}\n"
+            "  call a function of torch or a method of the tensor (x.add(y), not torch.Tensor.add(x, y)), or call it "
+            "outside the decorated function"
+        ) from error
     finally:
         tracing.reset(token)
-    flat, result_tree = pytree.tree_flatten(result)
+    # pytree takes a torch.Size for a tuple.
+    flat, result_tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
     outputs: list[Node] = []
     returned: list[Output] = []
     for leaf in flat:
@@ -452,7 +489,8 @@ def trace(
             returned.append(Output(len(outputs)))
             outputs.append(state.returned(leaf))
         else:
-            returned.append(Output(None, leaf.expr if isinstance(leaf, SymbolicNumber) else leaf))
+            value = Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
+            returned.append(Output(None, value))
     graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
     captured_guards = list(state.captures.guards)
     if guards.default_dtype is not None:

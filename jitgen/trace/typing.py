@@ -135,6 +135,8 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
     if not isinstance(value, (bool, int, float)):
         raise TypeError(f"expected a tensor or a number, got {type(value).__name__}")
     if DTYPES[dtype].is_floating_point:
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError(f"{value} is beyond what torch takes as an integer; make it a float")
         value = float(value)
     else:
         value = rounded(value, dtype)
@@ -154,7 +156,13 @@ def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, res
 
 
 def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
-    """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped."""
+    """The number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped.
+
+    Raises:
+        ValueError: ``value`` is an integer beyond int64.
+    """
+    if not isinstance(value, float) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value} does not fit into int64, in which integers are computed; make it a float")
     exact = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=exact).to(DTYPES[dtype]).item()
 
@@ -184,13 +192,34 @@ def stored(trace: Trace, value: Value, dtype: str) -> Value:
     return trace.cast(operand(trace, value, "float64"), dtype)
 
 
+def one_dtype(*values: Any) -> None:
+    """Refuse tensors of different dtypes, for a function that does not promote; other values are passed over."""
+    dtypes = dict.fromkeys(value.dtype for value in values if isinstance(value, Node))
+    if len(dtypes) > 1:
+        raise TypeError(f"the tensors must have one dtype, as in torch; they are {' and '.join(dtypes)}")
+
+
+def require_float(dtype: str) -> None:
+    """Refuse a dtype that is not floating, as torch does."""
+    if not DTYPES[dtype].is_floating_point:
+        raise TypeError(f"not defined for {dtype} tensors")
+
+
+def require_shape(trace: Trace, node: Node, shape: Shape, what: str) -> None:
+    """Refuse a tensor of another shape, where torch does not broadcast; that the sizes agree becomes a guard."""
+    here, wanted = (tuple(map(trace.guards.hint, sizes)) for sizes in (node.shape, shape))
+    if here != wanted:
+        raise ValueError(f"{what} has shape {here}, expected {wanted}")
+    for size, other in zip(node.shape, shape, strict=True):
+        trace.guards.decide(symbols.compare("eq", size, other))
+
+
 def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a row of a function that torch defines for floating-point tensors only."""
 
     @functools.wraps(function)
     def checked(trace: Trace, input: Node, *arguments: Any, **keywords: Any) -> Any:
-        if not is_float(input):
-            raise TypeError(f"not defined for {input.dtype} tensors")
+        require_float(input.dtype)
         return function(trace, input, *arguments, **keywords)
 
     return checked

@@ -61,9 +61,7 @@ def assert_waits_first(entry: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "backend"), list(product(FUNCTIONS, ("cuda", "triton"))))
-@pytest.mark.quick(
-    where=lambda name, backend: backend == "cuda" or name in ("elementwise", "columns", "rows of a block")
-)
+@pytest.mark.quick(where=lambda name, backend: backend == "cuda" or name in ("elementwise", "rows of a block"))
 def test_memory_is_touched_after_the_wait(name: str, backend: str) -> None:
     text = ptx(*FUNCTIONS[name], "sm_90a", backend)
     (entry,) = text.split(".entry")[1:]

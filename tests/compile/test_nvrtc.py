@@ -85,6 +85,7 @@ CONVERSION = (
     ("storage", "instruction"),
     [("float16", "F2FP"), ("bfloat16", "F2FP"), ("float8_e4m3fn", "F2FP.*E4M3"), ("float8_e5m2", "F2FP.*E5M2")],
 )
+@pytest.mark.quick(where=lambda storage, arch: arch == "sm_90a" or (storage, arch) == ("float8_e4m3fn", "sm_80"))
 def test_conversions_use_the_hardware(storage: str, instruction: str, arch: str) -> None:
     code = machine_code(compile(CONVERSION.replace("STORAGE", f"jitgen::{storage}"), arch))
     has_instruction = arch != "sm_80" or not storage.startswith("float8")
@@ -107,6 +108,7 @@ COPY = (
     ],
 )
 @pytest.mark.parametrize("bytes_per_thread", [16, 32])
+@pytest.mark.quick(where=lambda bytes_per_thread: bytes_per_thread == 32)
 def test_vectors_move_16_bytes_at_once(load: str, store: str, ldg: str, stg: str, bytes_per_thread: int) -> None:
     text = COPY.replace("LOAD", load).replace("STORE", store).replace("STORAGE", "bfloat16")
     code = machine_code(compile(text.replace("COUNT", str(bytes_per_thread // 2)), "sm_90a"))

@@ -74,7 +74,7 @@ def _compared(sample: Sample, call: Callable[..., Any], jitted: Any, ours: Any, 
     got, got_tree = pytree.tree_flatten(ours)
     eager, eager_tree = pytree.tree_flatten(eagers)
     if got_tree != eager_tree:
-        return "wrong", f"the result is {got_tree}, not {eager_tree}"
+        return "wrong", " ".join(f"the result is {got_tree}, not {eager_tree}".split())
     for ours_leaf, eager_leaf in zip(got, eager, strict=True):
         described = _described(ours_leaf), _described(eager_leaf)
         if described[0] != described[1]:

@@ -91,6 +91,10 @@ def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
+def _method(name: str) -> Callable[..., Any]:
+    return lambda input, *args, **kwargs: getattr(input, name)(*args, **kwargs)
+
+
 def main_dtype(op: Any) -> torch.dtype | None:
     """float32 where the operator has it, else the first of ``FALLBACKS`` that it has."""
     supported = op.supported_dtypes("cpu")
@@ -124,6 +128,8 @@ def samples(
     chosen = sorted(generator.sample(range(len(found)), min(count, len(found))))
     for variant in variants:
         function = {"function": op.op, "method": op.method_variant, "inplace": op.inplace_variant}[variant]
+        if type(function).__name__ in ("method_descriptor", "wrapper_descriptor"):  # torch.Tensor.add
+            function = _method(function.__name__)
         for number in chosen if function is not None else ():
             given = found[number]
             if variant == "inplace" and given.broadcasts_input:

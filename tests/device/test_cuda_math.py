@@ -373,6 +373,7 @@ def vectors_source(dtype: str, count: int) -> str:
     ("dtype", "count"),
     [(d, n) for d in ("bool", "float8_e5m2", "bfloat16", "float32", "int64") for n in (1, 2, 4, 8, 16)],
 )
+@pytest.mark.quick(where=lambda load, store: load == LOADS[0] or store == STORES[0])
 def test_vector(dtype: str, count: int, load: str, store: str) -> None:
     size = DTYPES[dtype].itemsize
     shape = (1000, count) if size == 1 else (1000, count, size)

@@ -55,6 +55,7 @@ def exact_results(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16, torch.int32, torch.bool))
 def test_rows(backend: str, dtype: torch.dtype) -> None:
     tensors = operands(dtype)
     chosen = []

@@ -77,12 +77,16 @@ def check(
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize(("format", "group"), FORMATS)
+@pytest.mark.quick(
+    where=lambda group, dtype: dtype == (BF16 if group in (128, 96) else F16) and group in (128, 96, 64, None)
+)
 def test_quantised_weights(format: str, group: int | None, dtype: torch.dtype) -> None:
     for m, n, k in SHAPES:
         check(linear, random(m, k, dtype=dtype), quantized(n, k, format, group))
 
 
 @pytest.mark.parametrize(("format", "group"), FORMATS)
+@pytest.mark.quick(where=lambda format, group: group in (32, None))
 def test_quantised_weights_in_float32(format: str, group: int | None) -> None:
     for m, n, k in SHAPES[::2]:
         check(linear, random(m, k, dtype=F32), quantized(n, k, format, group))
@@ -97,6 +101,9 @@ def test_dense_weights(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("x_lies", ["rows", "columns", "strided", "shifted"])
 @pytest.mark.parametrize("w_lies", ["rows", "columns", "strided", "shifted"])
+@pytest.mark.quick(
+    where=lambda x_lies, w_lies, dtype: dtype == BF16 and (x_lies == w_lies or "rows" in (x_lies, w_lies))
+)
 def test_dense_operands_lie_anyhow(x_lies: str, w_lies: str, dtype: torch.dtype) -> None:
     def laid(rows: int, columns: int, lies: str) -> torch.Tensor:
         if lies == "columns":
@@ -124,6 +131,7 @@ def test_activations_of_quantised_weights_lie_anyhow(lies: str) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32, F64])
 @pytest.mark.parametrize("lies", ["rows", "columns"])
+@pytest.mark.quick(where=lambda dtype: dtype == BF16)
 def test_dense_weights_of_few_rows(lies: str, dtype: torch.dtype) -> None:
     shapes = [(1, 1), (16, 8), (100, 64), (33, 65), (130, 200), (256, 1032), (257, 1000), (1024, 4096)]
     for m in (1, 2, 4, 7, 8, 13, 16):
@@ -157,6 +165,7 @@ def shifted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("weights", ["int4", "int8", "uint4", "dense", "transposed", "strided"])
+@pytest.mark.quick(where=lambda weights, dtype: (weights, dtype) in (("int4", BF16), ("uint4", F16), ("dense", F32)))
 def test_prologues(weights: str, dtype: torch.dtype) -> None:
     def weight(n: int, k: int) -> Any:
         if weights == "dense":
@@ -201,6 +210,7 @@ def test_an_activation_that_is_returned_too() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 16, 50, 200])
 @pytest.mark.parametrize("weights", ["int4", "uint4", "int8", "dense"])
+@pytest.mark.quick(where=lambda weights, rows: rows in (1, 16, 200) and weights in ("int4", "dense"))
 def test_products_of_one_activation(weights: str, rows: int) -> None:
     def weight(n: int) -> Any:
         return random(n, 512) if weights == "dense" else quantized(n, 512, weights, 64)
@@ -234,6 +244,11 @@ def test_layers_of_llama() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 50, 64, 200, 1000])
 @pytest.mark.parametrize("weights", ["int4", "int4 rows", "uint4", "int8", "dense"])
+@pytest.mark.quick(
+    where=lambda weights, rows: (
+        (rows in (1, 64, 1000) and weights in ("int4", "dense")) or (rows, weights) == (16, "uint4")
+    )
+)
 def test_products_in_triton(weights: str, rows: int) -> None:
     """The narrow ones of them are split along K."""
 

@@ -65,6 +65,11 @@ def rows(length: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(
+    where=lambda dtype, length: (
+        length in (1, 33, 1000, 8192, 20001, 151936) and (dtype == torch.bfloat16) == (length % 8 == 0)
+    )
+)
 def test_reductions(backend: str, dtype: torch.dtype, length: int) -> None:
     x = rows(length, dtype, length)
     w = weight(x, 0.5)
@@ -86,6 +91,7 @@ def test_reductions(backend: str, dtype: torch.dtype, length: int) -> None:
 @pytest.mark.parametrize(("count", "length"), [(30_000, 24), (3000, 1000), (1500, 9000), (700, 33_000), (150, 151_936)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(where=lambda dtype, count: (dtype == torch.bfloat16) == (count in (3000, 150)))
 def test_more_rows_than_run_at_once(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
     x = torch.randn(count, length, device="cuda").to(dtype)
     w = weight(x, 0.5)
@@ -99,6 +105,7 @@ def test_more_rows_than_run_at_once(backend: str, dtype: torch.dtype, count: int
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [5, 1000, 4096, 40000])
+@pytest.mark.quick(where=lambda dtype, length: length in (5, 4096) and dtype != torch.float16)
 def test_special_rows(backend: str, dtype: torch.dtype, length: int) -> None:
     x = rows(length, dtype, 1)[:6].repeat(2, 1)[:6].clone()
     x[0] = -math.inf
@@ -142,6 +149,7 @@ ROWS_READ_AGAIN = [("cuda", 220_000), ("triton", 40_000), ("triton", 151_936)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(where=lambda dtype, length: dtype == torch.float32 and length in (9001, 70_001))
 def test_many_rows_that_are_read_once(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
     """A block for each, which keeps nothing."""
     x = torch.randn(count, length, device="cuda").to(dtype)
@@ -158,6 +166,7 @@ def test_many_rows_that_are_read_once(backend: str, dtype: torch.dtype, count: i
 
 @pytest.mark.parametrize(("backend", "length"), ROWS_READ_AGAIN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torch.dtype) -> None:
     """What would wait for the maximum or the mean is computed beside it. So many rows are not reduced in chunks."""
     x = torch.randn(80, length, device="cuda").to(dtype)
@@ -177,6 +186,7 @@ def test_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torc
 
 @pytest.mark.parametrize(("backend", "length"), ROWS_READ_AGAIN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_special_rows_that_every_pass_reads_again(backend: str, length: int, dtype: torch.dtype) -> None:
     x = torch.randn(80, length, device="cuda")
     x[0] = -math.inf
@@ -215,6 +225,11 @@ FEW_ROWS += [(64, 100_001), (40, 151_936), (64, 163_840), (64, 163_856)]
 @pytest.mark.parametrize(("count", "length"), FEW_ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(
+    where=lambda dtype, count: (
+        count in (8, 49, 9, 40) and dtype == (torch.float32 if count in (8, 40) else torch.bfloat16)
+    )
+)
 def test_few_long_rows(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
     x = torch.randn(count, length, device="cuda")
     x[0] = -math.inf
@@ -242,6 +257,7 @@ def test_few_long_rows(backend: str, dtype: torch.dtype, count: int, length: int
 @pytest.mark.parametrize("shape", [(11, 2**18), (13, 2**18 + 77), (64, 300_000), (1, 2**22 + 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(where=lambda dtype, shape: dtype == torch.float32 and shape[0] in (13, 1))
 def test_rows_in_parts(backend: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     count, length = shape
     x = torch.randn(shape, device="cuda") + 3
@@ -290,6 +306,7 @@ IN_SHARED_MEMORY: dict[str, tuple[Function, float]] = {
 @pytest.mark.parametrize(
     ("count", "length"), [(49, 81_924), (50, 100_004), (64, 151_936), (100, 120_000), (128, 155_648)]
 )
+@pytest.mark.quick(where=lambda count: count in (50, 64))
 def test_rows_that_lie_partly_in_shared_memory(count: int, length: int) -> None:
     x = torch.randn(count, length, device="cuda")
     special = torch.stack([x[0], torch.full_like(x[0], -math.inf), x[1], x[2], x[3]])
@@ -322,6 +339,7 @@ SEVERAL_TURNS = [(16, 151_936), (31, 120_004), (33, 45_056), (64, 81_920), (64, 
 
 
 @pytest.mark.parametrize(("count", "length"), SEVERAL_TURNS)
+@pytest.mark.quick(where=lambda count, length: (count, length) in ((33, 45_056), (64, 151_936)))
 def test_rows_that_clusters_take_one_after_another(count: int, length: int) -> None:
     x, y = torch.randn(2, count, length, device="cuda")
     w, b = torch.rand(2, length, device="cuda") + 0.5
@@ -354,6 +372,9 @@ STAGED: dict[str, tuple[Function, float]] = {
 @pytest.mark.parametrize("count", [33, 47, 64])
 @pytest.mark.parametrize("length", [65_544, 73_736, 98_304, 131_080, 151_936, 163_840])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.quick(
+    where=lambda dtype, length, count: count == 47 and dtype == torch.bfloat16 and length in (65_544, 151_936)
+)
 def test_pairs_of_blocks_and_what_all_rows_read(dtype: torch.dtype, length: int, count: int) -> None:
     """Which comes into shared memory while the row does. Beside rows around 0: far from it, and with an outlier."""
     x, (w, b) = rows_of(count, length, dtype), torch.rand(2, length, device="cuda").to(dtype) + 0.5
@@ -407,6 +428,11 @@ MOMENT_LENGTHS = (
 
 @pytest.mark.parametrize("length", MOMENT_LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.quick(
+    where=lambda dtype, length: (
+        (dtype == torch.float32 and length in (5, 1000, 65536)) or (dtype == torch.bfloat16 and length in (100, 8192))
+    )
+)
 def test_means_and_deviations_together(dtype: torch.dtype, length: int) -> None:
     """Of equal values, of values far from 0, beside an outlier, and of rows that are infinite or not numbers."""
     x = rows_of(40, length, torch.float32).to(dtype)
@@ -466,6 +492,9 @@ WRITTEN_AHEAD = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", WRITTEN_AHEAD)
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(
+    where=lambda dtype, length, name: dtype == torch.bfloat16 and length in (1000, 151_936) and name != "softmax"
+)
 def test_rows_that_the_kernel_ahead_writes(backend: str, name: str, dtype: torch.dtype, length: int) -> None:
     """They are asked for before it has ended; what is computed is what it wrote."""
     x, y = torch.randn(2, 64, length, device="cuda", dtype=dtype)
@@ -489,6 +518,7 @@ SIXTEEN_BITS += [(64, 151_936), (130, 151_936)]
 @pytest.mark.parametrize(("count", "length"), SIXTEEN_BITS)
 @pytest.mark.parametrize("dtype", sixteen_bits.DTYPES)
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(where=lambda dtype, count: dtype == torch.bfloat16 and count in (37, 70, 140, 130))
 def test_sixteen_bits_to_the_last_place(backend: str, dtype: torch.dtype, count: int, length: int) -> None:
     for name, function in sixteen_bits.FUNCTIONS.items():
         jitted = jitgen.jit(backend=backend)(function)

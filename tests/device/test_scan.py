@@ -31,6 +31,9 @@ def failures(backend: str, x: torch.Tensor, dim: int) -> list[str]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.quick(
+    where=lambda length, dtype: length in (1, 17, 129, 1025, 4097) and (dtype == torch.float32) == (length != 129)
+)
 def test_lengths(length: int, dtype: torch.dtype, backend: str) -> None:
     assert failures(backend, sample((67, length), dtype, length, "cuda"), 1) == []
     assert failures(backend, sample((length, 70), dtype, length, "cuda"), 0) == []
@@ -38,6 +41,7 @@ def test_lengths(length: int, dtype: torch.dtype, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float16, torch.float64, torch.int8, torch.int64))
 def test_dtypes(dtype: torch.dtype, backend: str) -> None:
     for shape, dim in (((9, 100), 1), ((5, 3001), 1), ((700, 48), 0), ((300, 3), 0)):
         assert failures(backend, sample(shape, dtype, 0, "cuda"), dim) == []
@@ -62,6 +66,7 @@ def test_strides(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("length", [2, 33, 1025, 5000, 2**17 + 5])
+@pytest.mark.quick(where=lambda length: length in (33, 2**17 + 5))
 def test_special_values(length: int, backend: str) -> None:
     x = scans.special_rows(length).cuda()
     assert scans.same_special(functions(backend, 1)(x), x, 1) == []
@@ -70,6 +75,7 @@ def test_special_values(length: int, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_chunks(dtype: torch.dtype, backend: str) -> None:
     """Few long rows of each kind of cutting, with chunks that are not full, and the same bits every time."""
     for rows, chunks in CHUNKS:

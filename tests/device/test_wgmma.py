@@ -104,13 +104,17 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
         assert torch.equal(y, again)
 
 
+FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1])
+
+
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 @pytest.mark.parametrize("config", [*QUANTIZED, *DENSE], ids=repr)
+@pytest.mark.quick(where=lambda config: config in FEW)
 def test_against_float64(config: Quantized | Dense, sizes: tuple[int, int, int]) -> None:
     run(config, sizes)
 
 
-@pytest.mark.parametrize("config", [QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1]], ids=repr)
+@pytest.mark.parametrize("config", FEW, ids=repr)
 def test_any_grid_is_right(config: Quantized | Dense) -> None:
     for blocks in (config.cluster, 3 * config.cluster, 32 * config.cluster):
         run(config, (300, 1000, 520), blocks)

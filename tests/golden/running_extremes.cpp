@@ -9,12 +9,12 @@
 
 #include <jitgen/entry.hpp>
 #include <jitgen/group.hpp>
+#include <jitgen/memory.hpp>
 #include <jitgen/scan.hpp>
 #include <jitgen/walk.hpp>
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
-extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
 
 namespace {
 
@@ -72,7 +72,7 @@ void jitgen_running_extremes(const float* p0, float* p1, int64_t* p2, int32_t th
   const bool shared = threads > 1 && tasks < threads && length >= threads * least;
   // Of each thread's piece, of this row and the next in turn, so that no thread overwrites what another still reads.
   States* const found =
-      shared ? static_cast<States*>(aligned_alloc(alignof(States), 2 * threads * sizeof(States))) : nullptr;
+      shared ? static_cast<States*>(jitgen::aligned_memory(alignof(States), 2 * threads * sizeof(States))) : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,9 +30,23 @@ def run(example: Path, directory: Path, *arguments: str, store: Path) -> str:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-@pytest.mark.quick(where=lambda example: example.name[:2] not in ("01", "02", "12"))  # 01 runs below; others take long
+@pytest.mark.slow
 def test_it_runs(example: Path, tmp_path: Path, session_store: Path) -> None:
     assert run(example, tmp_path, store=session_store)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.quick(where=lambda example: example.name[:2] not in ("01", "02", "12"))  # 01 runs below; others take long
+def test_it_runs_here(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported torch already."""
+    for name in settings.SETTINGS.keys() - {"JITGEN_CACHE_DIR"}:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

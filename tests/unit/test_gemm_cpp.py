@@ -118,7 +118,9 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["dense", "quantized"])
 @pytest.mark.parametrize("name", EPILOGUES)
-@pytest.mark.quick(where=lambda name, quantized: quantized == (name in ("swiglu", "three")))
+@pytest.mark.quick(
+    where=lambda name, quantized: (name, quantized) in (("relu", False), ("swiglu", True), ("scaled rows", False))
+)
 def test_epilogues(name: str, quantized: bool, seeded: random.Random) -> None:
     dtype = FLOATS[(list(EPILOGUES).index(name) + quantized) % len(FLOATS)]
     format = "int4" if quantized else None
@@ -216,3 +218,17 @@ def test_special_values() -> None:
     found, plain = run(function, (x, w), (40, 33), x.dtype), F.linear(x.float(), w.float())
     assert torch.equal(found.isnan(), plain.isnan())
     assert torch.equal(found.isinf(), plain.isinf())
+
+
+@pytest.mark.parametrize(
+    ("stored", "multiplied"),
+    [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float8_e4m3fn, torch.bfloat16)],
+    ids=str,
+)
+def test_an_activation_is_cast_while_it_is_packed(stored: torch.dtype, multiplied: torch.dtype) -> None:
+    x, w = torch.randn(5, 40).to(stored), torch.randn(7, 40).to(multiplied)
+    function = jitgen.jit(lambda x, w: x.to(multiplied) @ w.t())
+    exact = x.double() @ w.double().t()
+    bound = torch.finfo(multiplied).eps * exact.abs() + 40 * 2**-23 * (x.double().abs() @ w.double().abs().t())
+    assert ((function(x, w).double() - exact).abs() <= bound).all()
+    assert len(function.lower(x, w).kernels) == 1

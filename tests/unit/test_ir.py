@@ -314,9 +314,10 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"errors", "spec", "ir", "quant"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
     "families": {"errors", "spec", "device", "fingerprint", "ir", "codegen", "quant", "_version"},
-    "compile": {"errors", "settings", "spec", "_version", "debug"},
+    "scratch": set(),
+    "compile": {"errors", "scratch", "settings", "spec", "_version", "debug"},
     "store": {"errors", "settings", "spec", "_version", "_data", "debug"},
-    "runtime": {"errors", "settings", "spec"},
+    "runtime": {"errors", "scratch", "settings", "spec"},
 }
 """What the modules of each package may import of jitgen, besides their own package."""
 OUTERMOST = {"api", "cli", "bench", "tune", "__main__"}

@@ -125,9 +125,6 @@ def test_a_name_runs_no_code(name: str, target: str, samples: dict[str, Content]
     assert done.returncode == 2
     assert "entries[0].name: " in done.stderr
     assert "Traceback" not in done.stderr
-    load = "import sys, torch, ctypes; [ctypes.CDLL(path) for path in sys.argv[1:]]"
-    libraries = [str(path) for path in tmp_path.rglob("kernel.so")]
-    assert subprocess.run([sys.executable, "-c", load, *libraries], cwd=tmp_path, check=False).returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.json"], "nothing was built, and nothing ran"
 
 

@@ -90,7 +90,7 @@ def supported(
 
 @pytest.mark.parametrize("every", [False, True], ids=["first calls", "every call"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=names)
-@pytest.mark.quick(where=lambda dtype, every: dtype in (torch.float32, torch.int32, torch.bool) and not every)
+@pytest.mark.quick(where=lambda dtype, every: dtype in (torch.float32, torch.int32) and not every)
 def test_rows_agree_with_eager_torch(dtype: torch.dtype, every: bool) -> None:
     tensors = operands(dtype)
     if INTERPRETED:
@@ -236,6 +236,7 @@ def test_integer_division_does_not_trap() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_minimum_and_maximum_propagate_nan(dtype: torch.dtype) -> None:
     x = torch.tensor([math.nan, 1.0, math.nan, -0.0], dtype=dtype)
     y = torch.tensor([1.0, math.nan, math.nan, 0.0], dtype=dtype)
@@ -263,6 +264,7 @@ def test_casts_round_even_within_a_kernel() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float8_e4m3fn)
 def test_float8_is_stored_moved_and_cast(dtype: torch.dtype) -> None:
     x = sample(torch.float32, 8).to(dtype)
     function = jitgen.jit(lambda x: (x.float() * 2, x.half(), torch.cat([x, x]), x[::2].clone(), x.clone()))
@@ -311,7 +313,7 @@ def test_under_tritons_interpreter(chosen: str) -> None:
 @pytest.mark.skipif(INTERPRETED, reason="about the CPU")
 @pytest.mark.parametrize("level", ["x86-64-v3", "generic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=names)
-@pytest.mark.quick(where=lambda level, dtype: (level, dtype) == ("generic", torch.int8))
+@pytest.mark.slow  # test_cpp_math.py has every operation at two levels
 def test_other_instruction_sets(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitgen.spec import Target, runs_here
 

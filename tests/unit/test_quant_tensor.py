@@ -370,6 +370,11 @@ PRODUCTS = (
 
 
 @pytest.mark.parametrize(("format", "dtype", "layout"), PRODUCTS)
+@pytest.mark.quick(
+    where=lambda format, dtype, layout: (
+        (format, dtype) in (("int8", torch.float32), ("int4", torch.bfloat16)) or layout == "cpu"
+    )
+)
 def test_products_with_a_weight(format: str, dtype: torch.dtype, layout: str) -> None:
     weight = quantised(format, layout=layout)
     dense = weight.dequantize(dtype)

@@ -59,10 +59,7 @@ def same(function: Function, x: torch.Tensor, *rest: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("function", [softmax, log_softmax, logsumexp, softmax_and_maximum, likely])
 @pytest.mark.quick(
-    where=lambda function, dtype: (
-        (function, dtype)
-        in ((softmax, torch.bfloat16), (logsumexp, torch.bfloat16), (softmax_and_maximum, torch.float32))
-    )
+    where=lambda function, dtype: (function, dtype) in ((softmax, torch.bfloat16), (softmax_and_maximum, torch.float32))
 )
 def test_nan_and_infinities(function: Function, dtype: torch.dtype) -> None:
     """One NaN first, last, in a row of -inf, beside inf; nothing but NaN; inf; -inf; a finite row."""
@@ -75,7 +72,7 @@ def test_nan_and_infinities(function: Function, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("function", [softmax, log_softmax, layer_norm, rms_norm])
-@pytest.mark.quick(where=lambda function: function in (log_softmax, rms_norm))
+@pytest.mark.quick(where=lambda function: function is log_softmax)
 def test_every_nan_of_bfloat16_stays_one(function: Function) -> None:
     codes = torch.cat([torch.arange(0x7F81, 0x8000), torch.arange(0xFF81, 0x10000)])
     for length in LENGTHS:

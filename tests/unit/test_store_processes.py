@@ -16,6 +16,8 @@ from jitgen.errors import CacheError
 from jitgen.spec import Artifact
 from jitgen.store import Store, atomic, layout
 
+pytestmark = pytest.mark.filterwarnings("ignore::jitgen.errors.CacheWarning")
+
 forked = multiprocessing.get_context("fork")
 
 
@@ -52,7 +54,7 @@ def _die_at(step: int, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("damaged_before", [False, True], ids=["fresh", "over damage"])
 def test_a_writer_killed_at_any_step_leaves_no_part(tmp_path: Path, damaged_before: bool) -> None:
     finished = False
-    for step in range(40):
+    for step in range(80):
         store = Store.open(tmp_path / str(step), layers=[])
         if damaged_before:
             filled(store)

@@ -20,11 +20,13 @@ def failures() -> Iterator[Interpreter]:
 
 
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+@pytest.mark.quick(where=lambda dtype: dtype in ("float32", "int32", "uint8", "bool"))
 def test_rows(dtype: str, failures: Interpreter) -> None:
     assert failures[f"rows-{dtype}"] == []
 
 
 @pytest.mark.parametrize("storage", triton_rows.FLOAT_STORAGES)
+@pytest.mark.quick(where=lambda storage: storage in ("bfloat16", "float8_e4m3fn"))
 def test_storage_conversions(storage: str, failures: Interpreter) -> None:
     assert failures[f"storage-{storage}"] == []
 

@@ -81,6 +81,8 @@ def _activation(product: ContractionContext, dialect: Dialect) -> dict[str, Any]
     result = f"jitgen::store<{storage}>({product.x_value})"
     if product.x is not None:
         result = f"{_local(product.x)}[{_step(product.x, 'i')}]"
+        if product.x.storage != storage:  # a cast that loses nothing is part of the load
+            result = f"jitgen::store<{storage}>(jitgen::load({result}))"
     fields, arguments = _members(operands, [(kind, name) for name, kind in product.x_scalars])
     return {
         "storage": storage,

@@ -49,8 +49,15 @@ def exponentials_added(top_a, sum_a, top_b, sum_b):
     return top, sum_a * power_below(top_a, top) + sum_b * power_below(top_b, top)
 
 
-# The last element of each row of a block, of which a row has LENGTH elements.
+# The last element of each row of a block, of which a row has LENGTH elements. Floats are added as the integers that
+# their bits are, because -0 + 0 is 0.
 @triton.jit
 def last_of_row(block, LENGTH: tl.constexpr):
-    place = tl.arange(0, LENGTH)[None, :]
-    return tl.sum(tl.where(place == LENGTH - 1, block, tl.zeros_like(block)), 1, keep_dims=True).to(block.dtype)
+    index = tl.arange(0, LENGTH)[None, :]
+    if block.dtype.is_floating():
+        bits = block.to(tl.int64 if block.dtype.primitive_bitwidth == 64 else tl.int32, bitcast=True)
+        last = tl.sum(tl.where(index == LENGTH - 1, bits, tl.zeros_like(bits)), 1, keep_dims=True)
+        return last.to(bits.dtype).to(block.dtype, bitcast=True)
+    else:
+        last = tl.sum(tl.where(index == LENGTH - 1, block, tl.zeros_like(block)), 1, keep_dims=True)
+        return last.to(block.dtype)

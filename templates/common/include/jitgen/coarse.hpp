@@ -7,11 +7,11 @@
 namespace jitgen {
 namespace detail {
 
-// unit * 2^f for |f| <= 1/2: the minimax polynomial, relative error 2^-18.5. Its coefficients are positive, so that
-// it grows beyond that interval, which coarse_exp relies on.
+// unit * 2^f for |f| <= 1/2: of the polynomials that are exact at 0 the minimax one, relative error 2^-18.4. exp(0) = 1
+// makes the sum of a softmax 1 at least, and its logarithm no less than 0. The coefficients are positive, so that it
+// grows beyond that interval, which coarse_exp relies on.
 JITGEN_INLINE float coarse_power(float f, float unit = 1.0f) {
-  return horner(f, 0.00957010221f * unit, 0.0559178591f * unit, 0.240247443f * unit, 0.693121791f * unit,
-                0.999999285f * unit);
+  return horner(f, 0.00958285294f * unit, 0.0559064262f * unit, 0.240240991f * unit, 0.693124175f * unit, unit);
 }
 
 }  // namespace detail

@@ -20,10 +20,10 @@
 #include <stddef.h>
 
 #include "jitgen/gemm_operands.hpp"
+#include "jitgen/memory.hpp"
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
-extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
 
 namespace jitgen {
 namespace gemm {
@@ -128,7 +128,7 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
   const int64_t sums = contractions * most_rows * detail::row_stride_of(group);
   const int64_t sums_bytes = round_up(sums * sizeof(Accumulator), 4096);
   const int64_t own_bytes = sums_bytes + round_up(panel * sizeof(Element), 4096);
-  char* const memory = static_cast<char*>(aligned_alloc(4096, packed_bytes + threads * own_bytes));
+  char* const memory = static_cast<char*>(aligned_memory(4096, packed_bytes + threads * own_bytes));
   if (memory == nullptr) __builtin_trap();
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {

@@ -16,11 +16,11 @@
 #include "jitgen/arithmetic.hpp"
 #include "jitgen/exponential.hpp"
 #include "jitgen/group.hpp"
+#include "jitgen/memory.hpp"
 #include "jitgen/parallel.hpp"
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
-extern "C" void* aligned_alloc(size_t alignment, size_t bytes);
 
 namespace jitgen {
 
@@ -248,7 +248,9 @@ struct Team {
 constexpr int64_t partial_bytes = 16;  // bytes of the largest partial result
 
 // Memory for a call, to be freed with __builtin_free; null where there is none, and a caller then does without.
-JITGEN_INLINE char* room(int64_t bytes) { return static_cast<char*>(aligned_alloc(cache_line, (bytes + 63) & -64)); }
+JITGEN_INLINE char* room(int64_t bytes) {
+  return static_cast<char*>(aligned_memory(cache_line, (bytes + 63) & -64));
+}
 
 // Combines the partial results of blocks pairwise, as they are added in order. It keeps one open result for each bit of
 // their number.

@@ -160,10 +160,17 @@ JITGEN_INLINE Vector shifted(Vector vector, Vector neutral) {
   return __builtin_shuffle(vector, neutral, from);
 #endif
 }
+// `value` in every lane. (`Vector{} + value` would make 0 of -0.)
+template <class T>
+JITGEN_INLINE typename Register<T>::type every_lane(T value) {
+  typename Register<T>::type vector;
+  for (int j = 0; j < Register<T>::lanes; ++j) vector[j] = value;
+  return vector;
+}
 template <class T, class Vector>
 JITGEN_INLINE Vector last_of(Vector vector) {
 #if defined(__clang__)
-  return Vector{} + vector[Register<T>::lanes - 1];
+  return every_lane<T>(vector[Register<T>::lanes - 1]);
 #else
   typename Register<T>::places from;
   for (int j = 0; j < Register<T>::lanes; ++j) from[j] = Register<T>::lanes - 1;
@@ -192,10 +199,8 @@ inline Element scan_block(Element* elements, int64_t count, Element from) {
     using Vector = typename Register<T>::type;
     using Unaligned = typename Register<T>::unaligned;
     constexpr int lanes = Register<T>::lanes;
-    const Vector bases = Vector{} + base;
-    Vector neutral, before;
-    for (int j = 0; j < lanes; ++j) neutral[j] = none;
-    before = neutral;
+    const Vector bases = every_lane<T>(base), neutral = every_lane<T>(none);
+    Vector before = neutral;
     for (; i + lanes <= count; i += lanes) {
       const Vector own = scan_lanes<Op, T>(Vector(*reinterpret_cast<Unaligned*>(elements + i)), neutral);
       *reinterpret_cast<Unaligned*>(elements + i) = Op::combine(bases, Op::combine(before, own));

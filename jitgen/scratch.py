@@ -1,0 +1,102 @@
+"""Temporary files, in private directories that go when the work is done, or when a later process finds them.
+
+A process that is killed cannot delete anything. So it keeps a lock on each of its directories, which the system drops
+however the process ends, and another process deletes those that nobody has locked. Nothing else is written below the
+system's temporary directory, except sources that did not compile (``keep``), which people are to read: those are
+deleted a day later.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_SCRATCH = "jitgen-scratch-"
+_KEPT = "jitgen-failed-"
+_KEPT_SECONDS = 86400.0
+_YOUNG_SECONDS = 5.0
+"""The age, in seconds, below which an unlocked directory may be one that its maker is about to lock."""
+
+_swept: set[tuple[int, str]] = set()
+"""(process id, system's temporary directory): where this process has swept."""
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    """A new private directory for as long as the context lasts."""
+    _sweep_once()
+    made = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    descriptor = os.open(made, os.O_RDONLY)
+    try:
+        _lock(descriptor)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        os.close(descriptor)
+
+
+def keep(name: str, text: str) -> str | None:
+    """Write ``text`` to a file called ``name`` that outlives this process, for a person to read; its path.
+
+    None where it cannot be written: whoever keeps a source has a worse error to report.
+    """
+    try:
+        _sweep_once()
+        path = Path(tempfile.mkdtemp(prefix=_KEPT)) / name
+        path.write_text(text)
+    except OSError:
+        return None
+    return str(path)
+
+
+def _sweep_once() -> None:
+    place = os.getpid(), tempfile.gettempdir()
+    if place not in _swept:
+        _swept.add(place)
+        sweep()
+
+
+def sweep() -> None:
+    """Delete what killed processes of this user left, and sources that were kept for long enough."""
+    now = time.time()
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
+        for entry in found:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                age = now - status.st_mtime
+                if not stat.S_ISDIR(status.st_mode) or not _is_mine(status):
+                    continue
+                if entry.name.startswith(_KEPT) and age > _KEPT_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name.startswith(_SCRATCH) and age > _YOUNG_SECONDS:
+                    _delete_if_unlocked(entry.path)
+
+
+def _delete_if_unlocked(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        if _lock(descriptor):
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether this process now has the lock of an open directory; False where the system has no such locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _is_mine(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()

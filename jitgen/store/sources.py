@@ -1,0 +1,137 @@
+"""Where a look-up reads: directories, bundles (``bundle``) and this process's memory, asked the same two questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from jitgen.store import layout
+from jitgen.store.entries import Files, Reader
+from jitgen.store.files import JSON_LIMIT, Access, folder, read, read_in
+
+
+class Source(Protocol):
+    """A place that has entries.
+
+    Attributes:
+        path: where it is.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    def plan(self, key: str) -> bytes:
+        """The bytes of a plan's file; FileNotFoundError if there is none, Damaged if it cannot be read."""
+
+    def artifact(self, key: str) -> Files:
+        """The files of an artifact, whether or not there is one."""
+
+    def names(self) -> Iterator[layout.Entry]:
+        """Every entry, as a walk finds it."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The directory of a store or of a layer."""
+
+    path: Path
+    layer: bool = False
+
+    def plan(self, key: str) -> bytes:
+        return self.plan_at(layout.plan_path(self.path, key))
+
+    def plan_at(self, path: Path) -> bytes:
+        """The bytes of a plan somewhere in this directory."""
+        return read(path, JSON_LIMIT, Access.below(self.path, layer=self.layer))
+
+    def artifact(self, key: str) -> Files:
+        return self.artifact_at(layout.artifact_path(self.path, key))
+
+    def artifact_at(self, path: Path) -> Files:
+        """The files of an artifact somewhere in this directory."""
+        return _FolderFiles(self.path, self.layer, path)
+
+    def names(self) -> Iterator[layout.Entry]:
+        return layout.walk(self.path, layer=self.layer)
+
+
+@dataclass(frozen=True)
+class _FolderFiles:
+    root: Path
+    layer: bool
+    path: Path
+
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        access = Access.below(self.root, layer=self.layer)
+        with folder(self.path, access) as descriptor:
+            yield lambda name, limit: read_in(descriptor, name, limit, access)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """The files of one artifact, in memory."""
+
+    path: Path
+    contents: Mapping[str, bytes]
+
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        yield self._read
+
+    def _read(self, name: str, limit: int) -> bytes:
+        if name not in self.contents:
+            raise FileNotFoundError(name)
+        return self.contents[name][: limit + 1]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What this process could not write to its store."""
+
+    path: Path = Path("(memory)")
+    plans: dict[str, bytes] = field(default_factory=dict, repr=False)
+    artifacts: dict[str, Mapping[str, bytes]] = field(default_factory=dict, repr=False)
+
+    def plan(self, key: str) -> bytes:
+        if key not in self.plans:
+            raise FileNotFoundError(key)
+        return self.plans[key]
+
+    def artifact(self, key: str) -> Files:
+        return _MemoryFiles(self, key)
+
+    def names(self) -> Iterator[layout.Entry]:
+        for key, contents in self.artifacts.items():
+            yield layout.Entry("artifact", key, self.path / key, sum(map(len, contents.values())), 0.0)
+        for key, content in self.plans.items():
+            yield layout.Entry("plan", key, self.path / key, len(content), 0.0)
+
+
+@dataclass(frozen=True)
+class _MemoryFiles:
+    memory: Memory
+    key: str
+
+    @property
+    def path(self) -> Path:
+        return self.memory.path / self.key
+
+    @contextmanager
+    def opened(self) -> Iterator[Reader]:
+        if self.key not in self.memory.artifacts:
+            raise FileNotFoundError(self.key)
+        with InMemory(self.path, self.memory.artifacts[self.key]).opened() as reader:
+            yield reader
+
+
+def layer_source(path: Path) -> Source:
+    """The read-only layer ``path``: a directory, or a bundle that ``cache export`` wrote."""
+    if path.is_file():
+        from jitgen.store import bundle
+
+        return bundle.opened(path)
+    return Folder(path, layer=True)
