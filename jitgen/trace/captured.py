@@ -16,7 +16,7 @@ import torch
 from jitgen.quant import weights
 
 GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
-GUARDED += (types.BuiltinFunctionType,)
+GUARDED += (types.BuiltinFunctionType, types.MethodWrapperType)
 """Types whose values are compared as a whole."""
 
 MISSING = object()
@@ -64,7 +64,7 @@ def derived(path: str, source: Captured, step: Callable[[Any], Any]) -> Captured
     def read() -> Any:
         try:
             return step(read_source())
-        except (AttributeError, LookupError, TypeError, ValueError):
+        except Exception:  # an attribute is the user's code, which may raise anything
             return MISSING
 
     return Captured(path, read, read())

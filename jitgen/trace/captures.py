@@ -25,6 +25,7 @@ import inspect
 import re
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +47,7 @@ from jitgen.trace.captured import (
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import (
     code_names,
+    descriptors,
     global_names,
     imports,
     is_library,
@@ -65,7 +67,16 @@ MAX_DEPTH = 64
 MAX_DEPTH_OF_PACKAGES = 8
 """The same for functions of installed packages, which mention far more than a call of them reads."""
 
-_SLOT = types.MemberDescriptorType
+_VALUES = (types.MemberDescriptorType, types.GetSetDescriptorType, functools.cached_property)
+"""Descriptors behind which there is one value."""
+_WRAPPERS = {
+    functools.partial: ("func", "args", "keywords"),
+    type(functools.cache(len)): ("__wrapped__",),
+    types.BuiltinFunctionType: ("__self__",),
+    types.MethodWrapperType: ("__self__",),
+}
+"""Objects of Python's that lead to others, with the attributes by which they do."""
+_CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 
 Children = Iterator[tuple[Captured, frozenset[str]]]
 """What a value leads to, each with the names by which its own children are looked up."""
@@ -129,9 +140,15 @@ class Captures:
             self._refuse(captured.path, *refusal)
         if isinstance(value, GUARDED):
             self.guards.append(captured)
-            if not isinstance(value, type) or is_library(value.__module__):
+            if not (_is_bound(value) or (isinstance(value, type) and not is_library(value.__module__))):
                 return
-        if not self._first_visit(captured, names) or (depth > MAX_DEPTH_OF_PACKAGES and _is_of_package(value)):
+        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
+            self.guards.append(captured)
+        if depth > MAX_DEPTH_OF_PACKAGES and _is_of_package(value):
+            return
+        if not self._first_visit(captured, names):  # its contents are followed by other names
+            if not isinstance(value, types.ModuleType):
+                self.guards.append(captured)
             return
         if depth > MAX_DEPTH:
             self._refuse(captured.path, f"is more than {MAX_DEPTH} steps away", "close over it under a name of its own")
@@ -174,14 +191,16 @@ class Captures:
             self.guards.append(derived(path, captured, lambda method: method.__func__))
             is_weak = isinstance(value, WeakMethod)
             instance = (lambda method: method.instance()) if is_weak else (lambda method: method.__self__)
-            yield derived(f"{path}.__self__", captured, instance), mentioned(value.__func__)
-            yield derived(path, captured, lambda method: method.__func__), mentioned(value.__func__)
+            # What a call of a module runs is guarded with the module.
+            mentions = frozenset() if value.__func__ in _CALLS_OF_MODULES else mentioned(value.__func__)
+            yield derived(f"{path}.__self__", captured, instance), mentions
+            yield derived(path, captured, lambda method: method.__func__), mentions
         elif isinstance(value, types.FunctionType):
             self.guards.append(derived(path, captured, lambda function: function.__code__))
             if not is_library(value.__module__):
                 yield from self._function_children(captured, value)
-        elif isinstance(value, functools.partial):
-            for name in ("func", "args", "keywords"):
+        elif wrappers := [kind for kind in _WRAPPERS if isinstance(value, kind)]:
+            for name in _WRAPPERS[wrappers[0]]:
                 yield attribute(captured, name), names
         elif isinstance(value, types.ModuleType):
             yield from self._library_children(captured, names)
@@ -192,10 +211,14 @@ class Captures:
             )
             for key in keys:
                 yield item(captured, key), names
+            if not is_library(type(value).__module__):
+                yield from self._object_children(captured, names)
         elif isinstance(value, (set, frozenset)) or contents.is_buffer(value):
             self.guards.append(derived(path, captured, contents.snapshot))
         elif isinstance(value, contextvars.ContextVar):
             yield derived(f"{path}.get()", captured, lambda variable: variable.get()), names
+        elif isinstance(value, weakref.ref):
+            yield derived(f"{path}()", captured, lambda reference: reference()), names
         elif isinstance(value, torch.nn.Module):
             yield from self._module_children(captured, names)
         else:
@@ -226,11 +249,12 @@ class Captures:
             for index in range(len(hooks.value)):
                 yield item(hooks, index), names
         names = with_methods(type(module), names | {"forward"})
-        members: tuple[str, ...] = ()
         if contents.reaches_all_members(module, names):
             self.guards.append(derived(f"names in {path}", captured, contents.member_names))
-            members = contents.member_names(module)
-        yield from self._object_children(captured, names, members)
+            yield from self._object_children(captured, names, contents.member_names(module))
+        else:  # code of torch may name members of its modules by names that it computes
+            is_of_torch = is_library(type(module).forward.__module__)
+            yield from self._object_children(captured, names, contents.member_names(module) if is_of_torch else ())
 
     def _object_children(self, captured: Captured, names: frozenset[str], members: tuple[str, ...] = ()) -> Children:
         """The attributes of an object or class that are in ``names``, or that methods in ``names`` mention.
@@ -240,17 +264,20 @@ class Captures:
         value = captured.value
         owner = value if isinstance(value, type) else type(value)
         names = with_methods(owner, names | special_methods(owner))
+        names |= frozenset().union(*(mentioned(method) for method in descriptors(owner, names)))
         for name in sorted({*names, *members}):
             found = inspect.getattr_static(value, name, MISSING)
+            path = f"{captured.path}.{name}"
             if plain_function(found) is not None:
-                path = f"{captured.path}.{name}"
                 if not is_library(plain_function(found).__module__):
                     yield derived(path, captured, functools.partial(static_function, name=name)), names
                 for base in overridden(owner, name) if "super" in names else ():
                     step = functools.partial(_method_of, base, name)
                     yield Captured(f"{base.__name__}.{name}", step, step()), names
-            elif name == "__dict__" or not hasattr(type(found), "__get__") or type(found) is _SLOT:
+            elif name == "__dict__" or not hasattr(type(found), "__get__") or isinstance(found, _VALUES):
                 yield attribute(captured, name), names
+            elif not is_library(type(found).__module__):
+                yield derived(path, captured, functools.partial(inspect.getattr_static, attr=name)), names
 
     def _function_children(self, captured: Captured, function: types.FunctionType) -> Children:
         code, variables = function.__code__, function.__globals__
@@ -284,6 +311,13 @@ class Captures:
         used = global_names(function.__code__) & contents.CHANGING_BUILTINS - function.__globals__.keys()
         for name in sorted(used):
             self._refuse(f"{name}()", "reaches values by names that the code does not show", "use the names themselves")
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether it is a method of an object that is written in C, such as a list's ``append``."""
+    if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return False
+    return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
 
 
 def _is_of_package(value: Any) -> bool:

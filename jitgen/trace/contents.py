@@ -93,7 +93,7 @@ def hooks(module: torch.nn.Module) -> tuple[Any, ...]:
 def kind(module: torch.nn.Module) -> Any:
     """The class of ``module``, with its hooks where it has any: what a call of it runs."""
     found = hooks(module)
-    return (type(module), *found) if found else type(module)
+    return (type(module), *found, *module._forward_hooks_with_kwargs) if found else type(module)
 
 
 def hooks_of_all_modules() -> tuple[Any, ...]:
@@ -113,9 +113,9 @@ ITERATES |= {f"named_{name}" for name in ("children", "modules", "parameters", "
 
 
 def reaches_all_members(module: torch.nn.Module, names: frozenset[str]) -> bool:
-    """Whether its forward, a library's such as ``Sequential``'s, or code that mentions ``names`` reaches every
-    member."""
-    return not names.isdisjoint(ITERATES) or type(module).forward.__module__.partition(".")[0] == "torch"
+    """Whether code that mentions ``names`` may reach members that it does not name: it goes over them, as the code of
+    a container such as ``Sequential`` does."""
+    return not names.isdisjoint(ITERATES) or hasattr(type(module), "__iter__")
 
 
 def items(value: Any) -> Iterator[Any] | None:

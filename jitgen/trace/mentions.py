@@ -112,6 +112,13 @@ def special_methods(owner: type) -> frozenset[str]:
     )
 
 
+def descriptors(owner: type, names: frozenset[str]) -> list[types.FunctionType]:
+    """What the user's own descriptors run when one of ``names`` is read."""
+    found = {type(inspect.getattr_static(owner, name, None)) for name in names}
+    methods = [static_function(each, "__get__") for each in found if not is_library(each.__module__)]
+    return [method for method in methods if method is not None]
+
+
 def with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
     """``names``, and, transitively, the names that methods of ``owner`` mention if they are in the set."""
     known, added = names, names

@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import functools
 import operator
 import os
 import random
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -118,7 +120,77 @@ def special_methods_of_an_object() -> Case:
     return lambda x: x * table[0] + len(table), lambda: setattr(table, "length", 9)
 
 
+@case
+def a_descriptor_of_the_user() -> Case:
+    class Doubled:
+        def __get__(self, instance: Any, owner: Any = None) -> float:
+            return 2.0 * float(instance.hidden)
+
+    class Owner:
+        factor = Doubled()
+        hidden = 1.0
+
+    instance = Owner()
+    return lambda x: x * instance.factor, lambda: setattr(instance, "hidden", 3.0)
+
+
+@case
+def a_cached_property() -> Case:
+    class Owner:
+        @functools.cached_property
+        def mask(self) -> torch.Tensor:
+            return torch.full((3,), 2.0)
+
+    instance = Owner()
+    return lambda x: x * instance.mask, lambda: setattr(instance, "mask", torch.full((3,), 3.0))
+
+
+@case
+def a_method_of_a_dict() -> Case:
+    values = {"k": 2.0}
+    get = values.get
+    return lambda x: x * get("k", 1.0), lambda: values.update(k=3.0)
+
+
+@case
+def a_weak_reference() -> Case:
+    c = config(k=2.0)
+    reference, kept = weakref.ref(c), [c]
+    return lambda x: x * reference().k, lambda: setattr(kept[0], "k", 3.0)
+
+
+@case
+def a_cached_function() -> Case:
+    c = config(k=2.0)
+
+    @functools.lru_cache
+    def factor() -> Any:
+        return c.k
+
+    def change() -> None:
+        c.k = 3.0
+        factor.cache_clear()
+
+    return lambda x: x * factor(), change
+
+
+@case
+def an_object_of_two_names() -> Case:
+    both = config(k=2.0)
+    c = config(first=both, second=both)
+    return lambda x: x * c.first.k + c.second.k, lambda: setattr(c, "second", config(k=3.0))
+
+
 # --------------------------------------------------------------------------------------------------------- containers
+
+
+@case
+def an_attribute_of_a_container() -> Case:
+    class Values(list[float]):
+        k = 2.0
+
+    values = Values([1.0])
+    return lambda x: x * values.k, lambda: setattr(values, "k", 3.0)
 
 
 @case
@@ -319,11 +391,12 @@ def test_changes_are_seen(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_does_not_change_is_traced_once(name: str) -> None:
-    function, _ = CASES[name]()
+    function, change = CASES[name]()
     jitted = jitgen.jit(function)
     for _ in range(3):
         jitted(x)
     assert len(jitted.specializations) == 1
+    del change  # until here what it refers to is alive
 
 
 def test_hooks_of_all_modules_are_seen() -> None:
