@@ -78,6 +78,12 @@ class LaunchPlan:
         """Whether equal arguments suffice for the launch."""
         return found.depends_on_arguments_alone and not self._needs_grad
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the launch plan of {self._resolver.name} is neither copied nor pickled: it holds addresses of this "
+            "process; copy the function, and bind again"
+        )
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""

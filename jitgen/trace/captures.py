@@ -69,7 +69,7 @@ MAX_DEPTH_OF_PACKAGES = 8
 
 _VALUES = (types.MemberDescriptorType, types.GetSetDescriptorType, functools.cached_property)
 """Descriptors behind which there is one value."""
-_WRAPPERS = {
+_WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     type(functools.cache(len)): ("__wrapped__",),
     types.BuiltinFunctionType: ("__self__",),
@@ -86,6 +86,10 @@ class Captures:
     """The tensors and the guarded values that the code of ``function`` reaches by name.
 
     Raises TraceError for a value that can be neither followed nor compared.
+
+    Attributes:
+        tensors, guards: what was found.
+        codes: of the user's functions that were followed.
     """
 
     def __init__(self, function: Callable[..., Any], name: str):
@@ -94,7 +98,8 @@ class Captures:
         self.tensors: list[Captured] = []
         self.guards: list[Captured] = []
         self._seen: dict[int, tuple[Captured, frozenset[str]]] = {}
-        self._codes: list[types.CodeType] = []
+        self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
+        self.codes: list[types.CodeType] = []
         root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
@@ -104,7 +109,11 @@ class Captures:
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
         """The capture of exactly this tensor object, or None."""
-        return next((captured for captured in self.tensors if captured.value is tensor), None)
+        found = next((captured for captured in self.tensors if captured.value is tensor), None)
+        if found is None and self._unknown:
+            self.settle()
+            return self.tensor(tensor)
+        return found
 
     def look_up(self, owner: Any, name: str, names: frozenset[str]) -> None:
         """Follow attribute ``name`` of ``owner``, which the function being traced has looked up by ``getattr``.
@@ -115,7 +124,21 @@ class Captures:
             names: those that the code which looked it up mentions.
         """
         known = self._seen.get(id(owner))
-        source = known[0] if known is not None else Captured(type(owner).__name__, lambda: owner, owner)
+        if known is not None:
+            self._look_up(known[0], name, names)
+        elif type(owner).__weakrefoffset__:
+            self._unknown.append((weakref.ref(owner), name, names))
+
+    def settle(self) -> None:
+        """Follow what was looked up of objects that no name led to. Those that the function itself made are gone when
+        it has returned."""
+        unknown, self._unknown = self._unknown, []
+        for reference, name, names in unknown:
+            owner = reference()
+            if owner is not None:
+                self._look_up(Captured(type(owner).__name__, reference, owner), name, names)
+
+    def _look_up(self, source: Captured, name: str, names: frozenset[str]) -> None:
         found = attribute(source, name)
         if found.value is MISSING:
             self.guards.append(found)
@@ -173,7 +196,7 @@ class Captures:
         Installed packages mention far more than a call reads; of that, what cannot be compared is taken as constant.
         """
         mention = re.split(r"[\[(]", path.rpartition(".")[2])[0]
-        line = line_of(self._codes, mention)
+        line = line_of(self.codes, mention)
         if line is not None:
             raise TraceError(
                 f"{self.name}: {path} {what}, so that later calls could not tell whether it has changed{quote(line)}"
@@ -283,7 +306,7 @@ class Captures:
         code, variables = function.__code__, function.__globals__
         names = code_names(code)
         if not is_third_party(code):
-            self._codes.append(code)
+            self.codes.append(code)
         if "get_default_dtype" in names:
             self.guards.append(default_dtype_guard(torch.get_default_dtype()))
         self._refuse_changing_builtins(function)

@@ -80,12 +80,18 @@ def line_of(codes: Iterable[types.CodeType], name: str) -> str | None:
 
 
 def plain_function(attribute: Any) -> types.FunctionType | None:
-    """The Python function of a class attribute that is a method, a property, or a static or class method."""
-    if isinstance(attribute, property):
-        attribute = attribute.fget
-    elif isinstance(attribute, (staticmethod, classmethod)):
-        attribute = attribute.__func__
-    return attribute if isinstance(attribute, types.FunctionType) else None
+    """The Python function of a class attribute that is a method, a property, or a static or class method, decorated
+    or not."""
+    while not isinstance(attribute, types.FunctionType):
+        if isinstance(attribute, property):
+            attribute = attribute.fget
+        elif isinstance(attribute, (staticmethod, classmethod)):
+            attribute = attribute.__func__
+        elif hasattr(type(attribute), "__jitgen_function__"):
+            attribute = attribute.__jitgen_function__
+        else:
+            return None
+    return attribute
 
 
 def static_function(value: Any, name: str) -> types.FunctionType | None:

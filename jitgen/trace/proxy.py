@@ -42,6 +42,7 @@ class TensorProxy(fx.Proxy):
         self.input = input
         self.aliases: Aliases = [] if aliases is None else aliases
         self.aliases.append(weakref.ref(self))
+        trace.guards.given.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -24,7 +24,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace import table
+from jitgen.trace import escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captured import (
     Captured,
@@ -371,6 +371,11 @@ class Trace:
             self.mutated[proxy.input] = proxy.value
         return proxy
 
+    def forget_tensors(self) -> None:
+        """Release all tensors of the trace."""
+        self._returned.clear()
+        self.host_scalars.clear()
+
     def returned(self, proxy: TensorProxy) -> Node:
         """The node of an output. Where another output has the same value, it is a copy, as outputs are distinct tensors
         unless the function returns one tensor twice."""
@@ -447,13 +452,24 @@ def trace(
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
     state = Trace(function, name, guards, device, layout)
+    guards.given.clear()  # of the caller's own numbers
+    traced = _run(state, leaves, tree)
+    state.forget_tensors()
+    others = [leaf.value for leaf in traced.leaves if leaf.index is None]
+    escapes.check(name, function, guards.given, others, state.captures.codes)
+    return traced
+
+
+def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
+    """Run the function of ``state``; see ``trace``."""
+    guards = state.guards
     arguments, keywords = pytree.tree_unflatten(
         [
             state.input(leaf)
             if isinstance(leaf, torch.Tensor)
             else state.host_scalar(leaf)
             if isinstance(leaf, SymbolicScalar)
-            else leaf
+            else wrap(unwrap(leaf), guards)  # of its own, which must not outlive the trace
             for leaf in leaves
         ],
         tree,
@@ -466,13 +482,14 @@ def trace(
     token = tracing.set(guards)
     try:
         with proxies_are_tensors(), reported_to(state.captures), _InterceptFunctions(state):
-            result = function(*arguments, **keywords)
+            result = state.function(*arguments, **keywords)
     except TypeError as error:
         if TensorProxy.__name__ not in str(error):
             raise
         why = str(error).replace(TensorProxy.__name__, "Tensor")
         raise TraceError(
-            f"{name}: a function that a trace cannot follow was called with a tensor: {why}{quote(raised_at(error))}\n"
+            f"{state.name}: a function that a trace cannot follow was called with a tensor: {why}"
+            f"{quote(raised_at(error))}\n"
             "  call a function of torch or a method of the tensor (x.add(y), not torch.Tensor.add(x, y)), or call it "
             "outside the decorated function"
         ) from error
@@ -491,7 +508,8 @@ def trace(
         else:
             value = Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
             returned.append(Output(None, value))
-    graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
+    graph = Graph(state.name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
+    state.captures.settle()
     captured_guards = list(state.captures.guards)
     if guards.default_dtype is not None:
         captured_guards.append(default_dtype_guard(guards.default_dtype))
