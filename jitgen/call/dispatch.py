@@ -15,7 +15,7 @@ import torch
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import NUMBERS, check
+from jitgen.call.signature import NUMBERS, STATIC, check
 from jitgen.errors import UnsupportedError
 from jitgen.quant import weights
 from jitgen.runtime.generated import define
@@ -63,7 +63,7 @@ class Dispatchers:
         """A function of leaves of exactly these types."""
         tensors = [index for index, kind in enumerate(kinds) if kind in TENSORS]
         numbers = [index for index, kind in enumerate(kinds) if kind in NUMBERS]
-        static = [index for index, kind in enumerate(kinds) if kind not in TENSORS and kind not in NUMBERS]
+        static = [index for index, kind in enumerate(kinds) if issubclass(kind, STATIC)]
         static += [index for number, index in enumerate(numbers) if number in self._resolver.static_numbers]
         if not tensors or any(kind in (list, tuple, dict) for kind in kinds):
             return self._make_resolving(tree)
@@ -186,7 +186,7 @@ class DispatchState:
             check(self.resolver.name, leaves, host_scalars=True)
         key = (layout, values)
         found = self.table.get(key)
-        captured = found.captured_tensors() if found is not None else None
+        captured = found.captured_tensors(leaves) if found is not None else None
         if found is None and (scalars := exchanged(leaves)) is not None:
             return self.dispatchers.find(scalars, self.tree)(*scalars)
         if found is None or captured is None:

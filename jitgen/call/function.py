@@ -135,8 +135,10 @@ class JitFunction:
         method = MethodType(self.__wrapped__, instance)
         try:
             weak_method = WeakMethod(self.__wrapped__, instance)
-        except TypeError:  # the instance has no weak references: each look-up of the method has its own traces
-            return JitFunction(method, self.backend, self.compiler)
+        except TypeError:  # the instance has no weak references: it is an argument like any other
+            bound = _new(_MethodOfArgument)
+            bound.__dict__, bound.__wrapped__ = self.__dict__, method
+            return bound
         made = JitFunction(weak_method, self.backend, self.compiler)
         methods.add(self._methods, instance, vars(made), made._forget)
         return self.__get__(instance)
@@ -224,7 +226,7 @@ class JitFunction:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call whose types no dispatcher has, or that has keywords."""
         if tracing.get() is not None:  # a function being traced calls this one: it is part of that kernel
-            return self.function(*args, **kwargs)
+            return self._resolver.function(*args, **kwargs)
         leaves, tree, out = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
         if out is not None:
             return self._plan(leaves, tree)(*leaves, out=out)
@@ -243,6 +245,25 @@ class JitFunction:
             # The key again: the trace may have found that it depends on a number.
             self._plans[plan_key(leaves, tree, self._resolver.static_numbers)] = plan
         return plan
+
+
+class _MethodOfArgument(JitFunction):
+    """A method that passes its instance on to the function, whose ``__dict__`` it shares."""
+
+    __slots__ = ()
+
+    @opaque
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(self.__wrapped__.__self__, *args, **kwargs)
+
+    def lower(
+        self, *args: Any, target: str | Target | None = None, backend: str | None = None, **kwargs: Any
+    ) -> Lowered:
+        return super().lower(self.__wrapped__.__self__, *args, target=target, backend=backend, **kwargs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> LaunchPlan:
+        """As of the function: the plan takes the instance first."""
+        return super().bind(self.__wrapped__.__self__, *args, **kwargs)
 
 
 def _made_of(function: Any, backend: str | None, compiler: str | None, name: str) -> JitFunction:

@@ -11,7 +11,7 @@ from jitgen.call import warm
 from jitgen.call.opaque import opaque
 from jitgen.call.outputs import check_distinct, check_outputs, copy_results, may_be_written, outputs_of
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import check
+from jitgen.call.signature import STATIC, check
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
 from jitgen.runtime.generated import define
@@ -103,7 +103,7 @@ class LaunchPlan:
         for index, (leaf, bound) in enumerate(zip(leaves, self._bound, strict=True)):
             if isinstance(bound, TensorFacts):
                 self._check_tensor(index, leaf, bound)
-            elif type(leaf) is not type(bound) or (index not in self._number_indices and leaf != bound):
+            elif type(leaf) is not type(bound) or (isinstance(leaf, STATIC) and leaf != bound):
                 raise ValueError(
                     f"argument {index} of the plan of {name} is {leaf!r}, and the plan was bound with "
                     f"{bound!r}; bind again, or call the function itself"
@@ -160,7 +160,7 @@ class LaunchPlan:
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
-        captured = found.captured_tensors() if found is not None else None
+        captured = found.captured_tensors(leaves) if found is not None else None
         if found is None or captured is None:
             if out is not None:
                 device = self._facts[0].device if self._facts else torch.device("cpu")

@@ -7,6 +7,7 @@ A ``Resolver`` belongs to one decorated function and has everything that its cal
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,15 @@ from torch.utils import _pytree as pytree
 
 from jitgen.call import recording
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, check, number_symbols, same_trace_fact, size_symbols, trace_key
+from jitgen.call.signature import (
+    NUMBERS,
+    check,
+    is_object,
+    number_symbols,
+    same_trace_fact,
+    size_symbols,
+    trace_key,
+)
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -23,7 +32,7 @@ from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
 from jitgen.runtime.guards import TensorFacts
 from jitgen.store.default import default_store
-from jitgen.trace.captured import same_value
+from jitgen.trace.captured import argument, call_leaves, same_value
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap
@@ -60,12 +69,22 @@ class BoundLaunch:
         self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
         self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
 
-    def captured_tensors(self) -> list[torch.Tensor] | None:
+    def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
+
+        Args:
+            leaves: the arguments of the call, whose objects are guarded too.
 
         Raises:
             UnsupportedError: a captured tensor requires grad.
         """
+        token = call_leaves.set(leaves)
+        try:
+            return self._read()
+        finally:
+            call_leaves.reset(token)
+
+    def _read(self) -> list[torch.Tensor] | None:
         for read, value in self._values:
             now = read()
             if now is not value and not same_value(now, value):
@@ -81,13 +100,20 @@ class BoundLaunch:
                 return None
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"{captured.path}: {unreadable}")
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise UnsupportedError(
-                    f"{captured.path} requires grad, and gradients are not supported in this version; "
-                    "call the function under torch.no_grad(), or detach it"
-                )
             tensors.append(tensor)
+        if torch.is_grad_enabled():
+            refuse_gradients(self.specialization.traced, tensors)
         return tensors
+
+
+def refuse_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> None:
+    """UnsupportedError where a captured tensor requires grad and is not used under ``no_grad`` alone."""
+    for index, (found, tensor) in enumerate(zip(traced.captured, captured, strict=True)):
+        if tensor.requires_grad and index not in traced.under_no_grad:
+            raise UnsupportedError(
+                f"{found.path} requires grad, and gradients are not supported in this version; "
+                "call the function under torch.no_grad(), or detach it"
+            )
 
 
 class Resolver:
@@ -143,6 +169,8 @@ class Resolver:
         device = tensors[0].device if tensors else torch.device("cpu")
         route = self.routing.on_device(device)
         specialization, captured, environment = self.specialize(leaves, tree, tensors, numbers, device, route)
+        if torch.is_grad_enabled():
+            refuse_gradients(specialization.traced, captured)
         on_cpu = device.type == "cpu"
         memory = [memory_of(tensor, on_cpu) for tensor in (*tensors, *captured)]
         wanted = [memory_of(tensor, on_cpu) for tensor in out]
@@ -167,6 +195,21 @@ class Resolver:
         route: Route,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
+        token = call_leaves.set(leaves)
+        try:
+            return self._specialize(leaves, tree, tensors, numbers, device, route)
+        finally:
+            call_leaves.reset(token)
+
+    def _specialize(
+        self,
+        leaves: Sequence[Any],
+        tree: Any,
+        tensors: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        device: torch.device,
+        route: Route,
+    ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         key = (route, device, tree, trace_key(leaves))
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
@@ -179,10 +222,14 @@ class Resolver:
                 if found.fits(full):
                     return found, captured, full
         traced = self._trace(leaves, tree, device, route)
+        captured = [found.value for found in traced.captured]
+        # What is remembered keeps no tensors alive.
+        traced = dataclasses.replace(
+            traced, captured=tuple(dataclasses.replace(found, value=None) for found in traced.captured)
+        )
         specialization = Specialization(self.name, traced, route)
         self._specializations.setdefault(key, []).append(specialization)
         self._note_static_numbers(specialization)
-        captured = [found.value for found in traced.captured]
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
     def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route) -> Traced:
@@ -192,10 +239,18 @@ class Resolver:
         symbolic = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
         layout = weights.LAYOUTS[route.backend]
-        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout)
-        if isinstance(self.function, WeakMethod):
+        objects = [
+            argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
+        ]
+        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects)
+        if objects or isinstance(self.function, WeakMethod):
             return dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return traced
+
+    def _path(self, index: int, tree: Any) -> str:
+        """What messages call a leaf of the arguments."""
+        names = list(inspect.signature(self.function).parameters)
+        return names[index] if tree is None and index < len(names) else f"argument {index}"
 
     def _note_static_numbers(self, specialization: Specialization) -> None:
         names = {name for guard in specialization.guards for name in symbols.symbols_of(guard.expr)}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,11 @@ import torch
 from jitgen.quant import weights
 
 GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
-GUARDED += (types.BuiltinFunctionType, types.MethodWrapperType)
+GUARDED += (range, types.BuiltinFunctionType, types.MethodWrapperType)
 """Types whose values are compared as a whole."""
+
+call_leaves: ContextVar[Sequence[Any]] = ContextVar("call_leaves")
+"""The arguments of the call whose captured values are read, as leaves."""
 
 MISSING = object()
 """What a path leads to that leads nowhere."""
@@ -86,6 +90,11 @@ def _member(module: torch.nn.Module, table: str, name: str) -> Any:
 
 def item(source: Captured, key: Any) -> Captured:
     return derived(f"{source.path}[{key!r}]", source, lambda value: value[key])
+
+
+def argument(index: int, path: str, value: Any) -> Captured:
+    """Leaf ``index`` of the arguments, an object that is neither a tensor nor a number."""
+    return Captured(path, lambda: call_leaves.get()[index], value)
 
 
 def cell(name: str, cell: types.CellType) -> Captured:

@@ -26,7 +26,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,17 +92,35 @@ class Captures:
         codes: of the user's functions that were followed.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str):
-        """``name``: the function's, for messages."""
+    def __init__(self, function: Callable[..., Any], name: str, arguments: Sequence[Captured] = ()):
+        """Follow the names in ``function``.
+
+        Args:
+            name: the function's, for messages.
+            arguments: those that are objects.
+        """
         self.name = name
+        self._function = function
+        self._arguments = arguments
+        self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
+        self._mentioned: frozenset[str] = frozenset()
+        self._follow()
+        # A function may pass an object to any other: so attributes are followed that any of them mentions.
+        while not (found := frozenset().union(*map(code_names, self.codes))) <= self._mentioned:
+            self._mentioned |= found
+            self._follow()
+
+    def _follow(self) -> None:
+        function = self._function
         self.tensors: list[Captured] = []
         self.guards: list[Captured] = []
-        self._seen: dict[int, tuple[Captured, frozenset[str]]] = {}
-        self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
         self.codes: list[types.CodeType] = []
+        self._seen: dict[int, tuple[Captured, frozenset[str]]] = {}
         root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
+        for argument in self._arguments:
+            self._visit(argument, mentioned(function), 1)
         # The traced function itself cannot change, only what it reaches.
         own = [getattr(function, name, self) for name in ("__code__", "__func__")]
         self.guards = [guard for guard in self.guards if not any(guard.value is value for value in own)]
@@ -158,6 +176,8 @@ class Captures:
         if isinstance(value, torch.Tensor):
             self.tensors.append(captured)
             return
+        if not isinstance(value, types.ModuleType):
+            names |= self._mentioned
         refusal = contents.refusal(value)
         if refusal is not None:
             self._refuse(captured.path, *refusal)
@@ -197,6 +217,8 @@ class Captures:
         """
         mention = re.split(r"[\[(]", path.rpartition(".")[2])[0]
         line = line_of(self.codes, mention)
+        if line is None and any(path == argument.path for argument in self._arguments):
+            line = self._function.__code__.co_filename + f":{self._function.__code__.co_firstlineno}"
         if line is not None:
             raise TraceError(
                 f"{self.name}: {path} {what}, so that later calls could not tell whether it has changed{quote(line)}"
@@ -245,7 +267,9 @@ class Captures:
         elif isinstance(value, torch.nn.Module):
             yield from self._module_children(captured, names)
         else:
-            if not isinstance(value, type):
+            if any(captured is argument for argument in self._arguments) and contents.is_data(type(value)):
+                self.guards.append(derived(f"type({path})", captured, type))
+            elif not isinstance(value, type):
                 self.guards.append(captured)
             yield from self._object_children(captured, names)
 
@@ -311,7 +335,10 @@ class Captures:
             self.guards.append(default_dtype_guard(torch.get_default_dtype()))
         self._refuse_changing_builtins(function)
         for name, closed in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            yield cell(name, closed), names
+            if function is self._function:
+                yield cell(name, closed), names
+            else:  # another function of the same code has other cells
+                yield derived(name, captured, functools.partial(_closed, name=name)), names
         for name in sorted(global_names(code) & variables.keys()):
             yield variable(name, variables), names
         for module in imports(code, variables.get("__package__")):
@@ -353,6 +380,10 @@ def _hook(module: torch.nn.Module, index: int) -> Any:
 
 def _method_of(owner: type, name: str) -> types.FunctionType | None:
     return plain_function(vars(owner).get(name))
+
+
+def _closed(function: types.FunctionType, name: str) -> Any:
+    return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
 
 
 def _default(function: types.FunctionType, index: int) -> Any:

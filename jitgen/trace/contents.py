@@ -13,14 +13,16 @@ import io
 import operator
 import random
 import types
-from collections import deque
+from abc import ABC
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch.nn.modules import module as torch_modules
 
 from jitgen.trace.captured import GUARDED
+from jitgen.trace.mentions import is_library
 
 MAX_BYTES = 4096
 """The largest buffer that is compared at every call: beyond it comparing would take longer than most kernels."""
@@ -64,6 +66,10 @@ def is_numpy(value: Any) -> bool:
     return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "dtype")
 
 
+def is_numpy_number(value: Any) -> bool:
+    return is_numpy(value) and type(value).__name__ != "ndarray"
+
+
 def is_buffer(value: Any) -> bool:
     return is_numpy(value) or isinstance(value, (array.array, bytearray, memoryview))
 
@@ -88,6 +94,16 @@ def hooks(module: torch.nn.Module) -> tuple[Any, ...]:
     if own is None and not module._forward_hooks and not module._forward_pre_hooks:
         return ()
     return (own, *module._forward_pre_hooks.values(), None, *module._forward_hooks.values())
+
+
+_BASES_OF_DATA = (object, dict, list, tuple, deque, OrderedDict, defaultdict, types.SimpleNamespace, Generic, ABC)
+
+
+def is_data(owner: type) -> bool:
+    """Whether names lead to all that an instance holds: nothing is in memory that only C code reads, and it is more
+    than a mark (``object()``)."""
+    users = [each for each in owner.__mro__ if not is_library(each.__module__)]
+    return owner is not object and all(each in _BASES_OF_DATA or each in users for each in owner.__mro__)
 
 
 def kind(module: torch.nn.Module) -> Any:

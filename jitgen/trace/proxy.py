@@ -35,6 +35,8 @@ class TensorProxy(fx.Proxy):
             can be updated in place.
     """
 
+    __array_ufunc__ = None  # numpy leaves its operators to ours
+
     def __init__(self, node: Node, trace: Trace, aliases: Aliases | None = None, input: int | None = None):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
         self.value = node

@@ -10,6 +10,7 @@ Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from jitgen.trace.captured import (
     matmul_precision_guard,
 )
 from jitgen.trace.captures import Captures
+from jitgen.trace.contents import is_numpy_number
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.intermediates import with_wide_intermediates
@@ -94,6 +96,7 @@ class Traced:
         leaves, tree: the return value, flattened, and the structure to rebuild it with.
         captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
         guards: captured values, and torch settings that the trace depends on, which must not change.
+        under_no_grad: indices of captured tensors that required grad, and that the function uses under ``no_grad``.
     """
 
     graph: Graph
@@ -101,6 +104,7 @@ class Traced:
     tree: pytree.TreeSpec
     captured: tuple[Captured, ...]
     guards: tuple[Captured, ...]
+    under_no_grad: frozenset[int] = frozenset()
 
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
@@ -118,7 +122,15 @@ class Trace:
         layout: the layout in which kernels read quantised weights that the function closes over.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, guards: Guards, device: torch.device, layout: str):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        guards: Guards,
+        device: torch.device,
+        layout: str,
+        objects: Sequence[Captured] = (),
+    ):
         self.function = function
         self.layout = layout
         self.name = name
@@ -132,7 +144,7 @@ class Trace:
         self._captured_nodes: dict[int, Node] = {}
         self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
-        self.captures = Captures(function, name)
+        self.captures = Captures(function, name, objects)
 
     # ------------------------------------------------------------------------------------------------- inputs
 
@@ -198,17 +210,17 @@ class Trace:
             unreadable = why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise UnsupportedError(
-                    f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
-                    "call it under torch.no_grad(), or detach it"
-                )
             if tensor.device != self.device:
                 raise UnsupportedError(
                     f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
                 )
             node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
             self.captured.append(found)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"{self.name}: {self._find_captured(tensor).path} requires grad, and gradients are not supported in "
+                f"this version{quote(user_location())}\n  call it under torch.no_grad(), or detach it"
+            )
         return node
 
     # -------------------------------------------------------------------------------------------------- calls
@@ -221,6 +233,8 @@ class Trace:
             except TypeError as error:
                 raise TraceError(f"{self.name}: Tensor.{target}: {error}{quote(user_location())}") from None
         with torch._C.DisableTorchFunction():
+            if target is torch._C._set_grad_enabled:  # as torch.no_grad() does
+                return target(*args)
             row, name = table.find(target)
             if row is None:
                 raise self._no_row(name)
@@ -307,6 +321,10 @@ class Trace:
             return value.value
         if weights.is_quantized(value):
             return self._captured_quantized(value)
+        if is_numpy_number(value):
+            return value.item()
+        if isinstance(value, enum.Enum) and isinstance(value, (int, float)):
+            return value.value
         if isinstance(value, torch.Tensor):
             return self._captured_tensor(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -436,6 +454,7 @@ def trace(
     guards: Guards,
     device: torch.device,
     layout: str = "portable",
+    objects: Sequence[Captured] = (),
 ) -> Traced:
     """Trace ``function``.
 
@@ -446,12 +465,13 @@ def trace(
         guards: has a hint for every symbol; collects the decisions of the trace.
         device: the device of the tensors.
         layout: the layout in which kernels read quantised weights that the function closes over.
+        objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
 
     Raises:
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
-    state = Trace(function, name, guards, device, layout)
+    state = Trace(function, name, guards, device, layout, objects)
     guards.given.clear()  # of the caller's own numbers
     traced = _run(state, leaves, tree)
     state.forget_tensors()
@@ -515,4 +535,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
         captured_guards.append(default_dtype_guard(guards.default_dtype))
     if guards.matmul_precision is not None:
         captured_guards.append(matmul_precision_guard(guards.matmul_precision))
-    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards))
+    # The trace has refused each that is used while gradients are enabled.
+    needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
+    under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
+    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards), under_no_grad)

@@ -584,9 +584,8 @@ def test_gradients_are_refused() -> None:
 
 
 def test_arguments_that_are_not_supported() -> None:
-    for value, what in ((object(), "object"), (torch.ones(2, 2).to_sparse(), "layout"), (1j, "complex")):
-        with pytest.raises(UnsupportedError, match=what):
-            jitgen.jit(lambda x, y: x)(x3, value)
+    with pytest.raises(UnsupportedError, match="layout"):
+        jitgen.jit(lambda x, y: x)(x3, torch.ones(2, 2).to_sparse())
     with pytest.raises(UnsupportedError, match="complex64"):
         jitgen.jit(lambda x: x * 2)(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(UnsupportedError, match="meta"):
