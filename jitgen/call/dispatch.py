@@ -27,6 +27,9 @@ from jitgen.trace.readable import TENSORS
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
 
+MAX_ALTERNATIVES = 8
+"""Launches of equal arguments, for captured values that alternate."""
+
 Dispatcher = Callable[..., Any]
 
 
@@ -148,7 +151,7 @@ class DispatchState:
     Attributes:
         last: (layout check, launcher, static values and address remainders) of the last call for which equal arguments
             suffice: no captured tensors, no guarded values, no argument that requires grad.
-        table: the launches of all calls, by layouts and values.
+        table: the launches of all calls, by layouts and values; several where they differ in captured values.
     """
 
     __slots__ = ("dispatchers", "last", "resolver", "table", "tensors", "tree")
@@ -159,7 +162,7 @@ class DispatchState:
         self.tree = tree
         self.tensors = tensors
         self.last: tuple[Any, ...] = (_never, None, *(None,) * values)
-        self.table: dict[Any, BoundLaunch] = {}
+        self.table: dict[Any, list[BoundLaunch]] = {}
 
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
@@ -185,18 +188,27 @@ class DispatchState:
         if (needs_grad and torch.is_grad_enabled()) or not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
         key = (layout, values)
-        found = self.table.get(key)
-        captured = found.captured_tensors(leaves) if found is not None else None
+        found, captured = self._known(key, leaves)
         if found is None and (scalars := exchanged(leaves)) is not None:
             return self.dispatchers.find(scalars, self.tree)(*scalars)
         if found is None or captured is None:
             found, captured = self.resolver.resolve(leaves, self.tree)
             if len(self.table) >= MAX_LAUNCHES:
                 self.table.clear()
-            self.table[key] = found
+            alike = self.table.setdefault(key, [])
+            alike.insert(0, found)
+            del alike[MAX_ALTERNATIVES:]
         if found.depends_on_arguments_alone and not needs_grad:
             self.last = (layout_check(tensors), found.launch, *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+
+    def _known(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch | None, list[torch.Tensor] | None]:
+        """The launch in the table whose captured values are as they are now, and the captured tensors."""
+        for found in self.table.get(key, ()):
+            captured = found.captured_tensors(leaves)
+            if captured is not None:
+                return found, captured
+        return None, None
 
 
 def _never(*tensors: torch.Tensor) -> bool:

@@ -47,6 +47,7 @@ from jitgen.trace.captured import (
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import (
     code_names,
+    current_method,
     descriptors,
     global_names,
     imports,
@@ -57,7 +58,6 @@ from jitgen.trace.mentions import (
     overridden,
     plain_function,
     special_methods,
-    static_function,
     with_methods,
 )
 from jitgen.trace.weak_method import WeakMethod
@@ -312,12 +312,13 @@ class Captures:
         owner = value if isinstance(value, type) else type(value)
         names = with_methods(owner, names | special_methods(owner))
         names |= frozenset().union(*(mentioned(method) for method in descriptors(owner, names)))
-        for name in sorted({*names, *members}):
+        # The class is guarded with the object, and its attributes are read through the object.
+        for name in sorted({*names, *members} - {"__class__"}):
             found = inspect.getattr_static(value, name, MISSING)
             path = f"{captured.path}.{name}"
             if plain_function(found) is not None:
                 if not is_library(plain_function(found).__module__):
-                    yield derived(path, captured, functools.partial(static_function, name=name)), names
+                    yield derived(path, captured, functools.partial(current_method, name=name)), names
                 for base in overridden(owner, name) if "super" in names else ():
                     step = functools.partial(_method_of, base, name)
                     yield Captured(f"{base.__name__}.{name}", step, step()), names
