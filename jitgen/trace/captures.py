@@ -46,6 +46,7 @@ from jitgen.trace.captured import (
 )
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import (
+    asks_identity,
     code_names,
     current_method,
     descriptors,
@@ -104,10 +105,12 @@ class Captures:
         self._arguments = arguments
         self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
         self._mentioned: frozenset[str] = frozenset()
+        self._asks_identity = False
         self._follow()
         # A function may pass an object to any other: so attributes are followed that any of them mentions.
         while not (found := frozenset().union(*map(code_names, self.codes))) <= self._mentioned:
             self._mentioned |= found
+            self._asks_identity = any(map(asks_identity, self.codes))
             self._follow()
 
     def _follow(self) -> None:
@@ -267,11 +270,14 @@ class Captures:
         elif isinstance(value, torch.nn.Module):
             yield from self._module_children(captured, names)
         else:
-            if any(captured is argument for argument in self._arguments) and contents.is_data(type(value)):
+            if not self._asks_identity and self._is_argument(captured) and contents.is_data(type(value)):
                 self.guards.append(derived(f"type({path})", captured, type))
             elif not isinstance(value, type):
                 self.guards.append(captured)
             yield from self._object_children(captured, names)
+
+    def _is_argument(self, captured: Captured) -> bool:
+        return any(captured is argument for argument in self._arguments)
 
     def _library_children(self, captured: Captured, names: frozenset[str]) -> Children:
         """The attributes of a Python module that are in ``names``."""

@@ -50,6 +50,24 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
+def asks_identity(code: types.CodeType) -> bool:
+    """Whether the code compares a variable by ``is`` with something else than a constant."""
+    for each in codes_in(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+        for number, step in enumerate(steps):
+            if step.opname != "IS_OP":
+                continue
+            right = number - 1
+            while steps[right].opname == "LOAD_ATTR" and right:
+                right -= 1
+            if steps[right].opname != "LOAD_CONST" and (
+                right == number - 1 or steps[right - 1].opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME"))
+            ):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType, package: str | None) -> tuple[str, ...]:
     """The modules that the code imports while it runs, packages first.
 

@@ -129,6 +129,15 @@ def test_changes_are_seen_and_what_is_the_same_is_not_traced_again(make: Callabl
         torch.testing.assert_close(jitted(x=x, config=changed), x * k)
 
 
+def test_an_object_may_be_a_mark() -> None:
+    mark, other = Config(2.0), Config(2.0)
+    marks = types.SimpleNamespace(first=mark)
+    for function in (lambda x, c: x * (2 if c is mark else 3), lambda x, c: x * (2 if c is marks.first else 3)):
+        jitted = jitgen.jit(function)
+        for each in (mark, other, mark):
+            torch.testing.assert_close(jitted(x, each), function(x, each))
+
+
 def test_modules_of_one_architecture_share_kernels() -> None:
     jitted = jitgen.jit(called)
     layers = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(3)]
