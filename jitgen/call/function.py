@@ -252,18 +252,23 @@ class _MethodOfArgument(JitFunction):
 
     __slots__ = ()
 
+    @property
+    def _instance(self) -> Any:
+        method: Any = self.__wrapped__
+        return method.__self__
+
     @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return super().__call__(self.__wrapped__.__self__, *args, **kwargs)
+        return super().__call__(self._instance, *args, **kwargs)
 
     def lower(
         self, *args: Any, target: str | Target | None = None, backend: str | None = None, **kwargs: Any
     ) -> Lowered:
-        return super().lower(self.__wrapped__.__self__, *args, target=target, backend=backend, **kwargs)
+        return super().lower(self._instance, *args, target=target, backend=backend, **kwargs)
 
     def bind(self, *args: Any, **kwargs: Any) -> LaunchPlan:
         """As of the function: the plan takes the instance first."""
-        return super().bind(self.__wrapped__.__self__, *args, **kwargs)
+        return super().bind(self._instance, *args, **kwargs)
 
 
 def _made_of(function: Any, backend: str | None, compiler: str | None, name: str) -> JitFunction:

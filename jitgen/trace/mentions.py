@@ -118,7 +118,7 @@ def static_function(value: Any, name: str) -> types.FunctionType | None:
 
 def current_method(value: Any, name: str) -> types.FunctionType | None:
     """``static_function`` of a name that is known to be a method's, in a twentieth of the time."""
-    own = () if isinstance(value, type) else getattr(value, "__dict__", ())
+    own: dict[str, Any] = {} if isinstance(value, type) else getattr(value, "__dict__", {})
     if name in own:
         return plain_function(own[name])
     return plain_function(getattr(value if isinstance(value, type) else type(value), name, None))
