@@ -69,6 +69,23 @@ class BoundLaunch:
         self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
         self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
 
+    def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
+        """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
+        is not for it. None where there is nothing to ask.
+
+        ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
+        """
+        if self.specialization.traced.follows_arguments:  # the caller asks, who has them
+            return lambda: None
+        if needs_grad:
+            return lambda: None if torch.is_grad_enabled() else self._read()
+        return None if self.depends_on_arguments_alone else self._read
+
+    @property
+    def captured_extents(self) -> list[int]:
+        """Bytes that each captured tensor spans."""
+        return [facts.extent for _, facts in self._expected]
+
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
 
@@ -244,8 +261,8 @@ class Resolver:
         ]
         traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects)
         if objects or isinstance(self.function, WeakMethod):
-            return dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
-        return traced
+            traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
+        return dataclasses.replace(traced, follows_arguments=bool(objects))
 
     def _path(self, index: int, tree: Any) -> str:
         """What messages call a leaf of the arguments."""

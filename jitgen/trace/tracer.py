@@ -96,6 +96,7 @@ class Traced:
         leaves, tree: the return value, flattened, and the structure to rebuild it with.
         captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
         guards: captured values, and torch settings that the trace depends on, which must not change.
+        follows_arguments: whether captured tensors or guarded values are read from objects among the arguments.
         under_no_grad: indices of captured tensors that required grad, and that the function uses under ``no_grad``.
     """
 
@@ -105,6 +106,7 @@ class Traced:
     captured: tuple[Captured, ...]
     guards: tuple[Captured, ...]
     under_no_grad: frozenset[int] = frozenset()
+    follows_arguments: bool = False
 
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
