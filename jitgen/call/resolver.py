@@ -30,9 +30,9 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
-from jitgen.runtime.guards import TensorFacts
+from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.store.default import default_store
-from jitgen.trace.captured import argument, call_leaves, same_value
+from jitgen.trace.captured import MISSING, argument, call_leaves, same_value, together
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap
@@ -49,12 +49,21 @@ class BoundLaunch:
         specialization, lowered: what it was made of.
         captured: tensors that the function closes over, inputs of the launch after the arguments.
         guards: values that the function closes over, which must be what they were at the trace.
+        captured_extents: the bytes that each captured tensor spans.
         depends_on_arguments_alone: whether there are neither: equal arguments suffice for this launch.
     """
 
     __slots__ = (
-        *("_expected", "_objects", "_values"),
-        *("captured", "depends_on_arguments_alone", "guards", "launch", "lowered", "specialization"),
+        *("_missing", "_objects", "_read_all", "_remainders", "_same_layout", "_values"),
+        *(
+            "captured",
+            "captured_extents",
+            "depends_on_arguments_alone",
+            "guards",
+            "launch",
+            "lowered",
+            "specialization",
+        ),
     )
 
     def __init__(self, launch: Any, specialization: Specialization, lowered: Lowered, captured: Sequence[torch.Tensor]):
@@ -65,9 +74,20 @@ class BoundLaunch:
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
         self.depends_on_arguments_alone = not self.captured and not self.guards
-        self._expected = [(now, TensorFacts.of(then)) for now, then in zip(self.captured, captured, strict=True)]
-        self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
-        self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
+        facts = list(map(TensorFacts.of, captured))
+        self.captured_extents = [each.extent for each in facts]
+        # The CPU's accesses do not depend on the address.
+        self._remainders = [
+            None if tensor.is_cpu else each.remainder for tensor, each in zip(captured, facts, strict=True)
+        ]
+        self._same_layout = layout_check(captured)
+        objects = [guard for guard in self.guards if isinstance(guard, WeakGuard)]
+        values = [guard for guard in self.guards if not isinstance(guard, WeakGuard)]
+        self._missing = [guard.read for guard in values if guard.value is MISSING]
+        values = [guard for guard in values if guard.value is not MISSING]
+        self._objects = [guard.reference for guard in objects]
+        self._values = [guard.value for guard in values]
+        self._read_all = together([each.read for each in (*values, *objects, *self.captured)])
 
     def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
         """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
@@ -80,11 +100,6 @@ class BoundLaunch:
         if needs_grad:
             return lambda: None if torch.is_grad_enabled() else self._read()
         return None if self.depends_on_arguments_alone else self._read
-
-    @property
-    def captured_extents(self) -> list[int]:
-        """Bytes that each captured tensor spans."""
-        return [facts.extent for _, facts in self._expected]
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
@@ -102,22 +117,31 @@ class BoundLaunch:
             call_leaves.reset(token)
 
     def _read(self) -> list[torch.Tensor] | None:
-        for read, value in self._values:
-            now = read()
+        try:
+            found = iter(self._read_all())
+        except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
+            return None
+        for value, now in zip(self._values, found, strict=False):
             if now is not value and not same_value(now, value):
                 return None
-        for read, reference in self._objects:
-            now = read()
+        for reference, now in zip(self._objects, found, strict=False):
             if now is None or now is not reference():
                 return None
-        tensors = []
-        for captured, facts in self._expected:
-            tensor = captured.read()
-            if type(tensor) not in TENSORS or TensorFacts.of(tensor) != facts:
+        for read in self._missing:
+            if read() is not MISSING:
                 return None
-            if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
+        return self._checked(list(found)) if self.captured else []
+
+    def _checked(self, tensors: list[Any]) -> list[torch.Tensor] | None:
+        """``tensors``, if the launch is for captured tensors of their layouts."""
+        if not all(type(tensor) in TENSORS for tensor in tensors) or not self._same_layout(*tensors):
+            return None
+        for captured, tensor, remainder in zip(self.captured, tensors, self._remainders, strict=True):
+            address = tensor.data_ptr()
+            if remainder is not None and address & 15 != remainder:
+                return None
+            if not address and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"{captured.path}: {unreadable}")
-            tensors.append(tensor)
         if torch.is_grad_enabled():
             refuse_gradients(self.specialization.traced, tensors)
         return tensors

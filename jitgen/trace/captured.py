@@ -6,6 +6,7 @@ Neighbours: ``captures.py`` follows the names; ``call/resolver.py`` compares wha
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -61,16 +62,57 @@ def same_value(left: Any, right: Any) -> bool:
     return isinstance(left, (*GUARDED, frozenset)) and bool(left == right)
 
 
-def derived(path: str, source: Captured, step: Callable[[Any], Any]) -> Captured:
-    """What ``step`` makes of ``source``."""
-    read_source = source.read
+class Read:
+    """Reads what ``step`` makes of what ``source`` reads; ``MISSING`` where that leads nowhere."""
 
-    def read() -> Any:
+    __slots__ = ("source", "step")
+
+    def __init__(self, source: Callable[[], Any], step: Callable[[Any], Any]):
+        self.source = source
+        self.step = step
+
+    def __call__(self) -> Any:
         try:
-            return step(read_source())
+            return self.step(self.source())
         except Exception:  # an attribute is the user's code, which may raise anything
             return MISSING
 
+
+def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
+    """A function that reads them all, each step that several share once. It raises what a step raises."""
+    roots: list[Callable[[], Any]] = []
+    steps: list[tuple[Callable[[Any], Any], tuple[bool, int]]] = []
+    entered: dict[int, tuple[bool, int]] = {}
+
+    def enter(read: Callable[[], Any]) -> tuple[bool, int]:
+        if id(read) not in entered:
+            if isinstance(read, Read):
+                steps.append((read.step, enter(read.source)))
+            else:
+                roots.append(read)
+            entered[id(read)] = isinstance(read, Read), len(steps if isinstance(read, Read) else roots) - 1
+        return entered[id(read)]
+
+    def index(found: tuple[bool, int]) -> int:
+        is_step, number = found
+        return number + len(roots) * is_step
+
+    wanted = list(map(enter, reads))
+    indices = list(map(index, wanted))
+    program = [(step, index(source)) for step, source in steps]
+
+    def read_all() -> list[Any]:
+        values = [root() for root in roots]
+        for step, source in program:
+            values.append(step(values[source]))
+        return [values[number] for number in indices]
+
+    return read_all
+
+
+def derived(path: str, source: Captured, step: Callable[[Any], Any]) -> Captured:
+    """What ``step`` makes of ``source``."""
+    read = Read(source.read, step)
     return Captured(path, read, read())
 
 
@@ -80,7 +122,8 @@ def attribute(source: Captured, name: str) -> Captured:
         member = derived(path, source, functools.partial(_member, table=table, name=name))
         if member.value is not MISSING and member.value is getattr(source.value, name, MISSING):
             return member
-    return derived(path, source, lambda value: getattr(value, name))
+    dotted = not isinstance(name, str) or "." in name  # which attrgetter would take for a path
+    return derived(path, source, (lambda value: getattr(value, name)) if dotted else operator.attrgetter(name))
 
 
 def _member(module: torch.nn.Module, table: str, name: str) -> Any:
@@ -89,7 +132,7 @@ def _member(module: torch.nn.Module, table: str, name: str) -> Any:
 
 
 def item(source: Captured, key: Any) -> Captured:
-    return derived(f"{source.path}[{key!r}]", source, lambda value: value[key])
+    return derived(f"{source.path}[{key!r}]", source, operator.itemgetter(key))
 
 
 def argument(index: int, path: str, value: Any) -> Captured:
