@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,13 +33,17 @@ from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
 from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.store.default import default_store
-from jitgen.trace.captured import MISSING, argument, call_leaves, same_value, together
+from jitgen.trace.captured import MISSING, argument, arguments_are, call_leaves, same_value, together
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.tracer import Traced, trace
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
+
+
+MANY_TRACES = 16
+"""Traces for arguments of the same types at which a function is said to be traced again and again."""
 
 
 class BoundLaunch:
@@ -236,11 +241,8 @@ class Resolver:
         route: Route,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
-        token = call_leaves.set(leaves)
-        try:
+        with arguments_are(leaves):
             return self._specialize(leaves, tree, tensors, numbers, device, route)
-        finally:
-            call_leaves.reset(token)
 
     def _specialize(
         self,
@@ -269,7 +271,10 @@ class Resolver:
             traced, captured=tuple(dataclasses.replace(found, value=None) for found in traced.captured)
         )
         specialization = Specialization(self.name, traced, route)
-        self._specializations.setdefault(key, []).append(specialization)
+        alike = self._specializations.setdefault(key, [])
+        alike.append(specialization)
+        if len(alike) == MANY_TRACES:
+            self._warn_of_traces(alike)
         self._note_static_numbers(specialization)
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
@@ -283,10 +288,21 @@ class Resolver:
         objects = [
             argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
         ]
-        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects)
+        with arguments_are(leaves):
+            traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects)
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return dataclasses.replace(traced, follows_arguments=bool(objects))
+
+    def _warn_of_traces(self, alike: Sequence[Specialization]) -> None:
+        """Warn of calls that are traced again and again, with what has changed since the trace before the last."""
+        changed = [guard.path for guard in alike[-2].traced.guards if not guard.holds()]
+        because = f"; last because {changed[0]} has changed" if changed else ""
+        warnings.warn(
+            f"{self.name} has been traced {len(alike)} times for arguments of the same types{because}. A trace takes "
+            "milliseconds, and may compile: pass what changes as a tensor or a number, or keep it as it is",
+            stacklevel=2,
+        )
 
     def _path(self, index: int, tree: Any) -> str:
         """What messages call a leaf of the arguments."""

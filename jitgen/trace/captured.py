@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,17 @@ GUARDED += (range, types.BuiltinFunctionType, types.MethodWrapperType)
 
 call_leaves: ContextVar[Sequence[Any]] = ContextVar("call_leaves")
 """The arguments of the call whose captured values are read, as leaves."""
+
+
+@contextmanager
+def arguments_are(leaves: Sequence[Any]) -> Iterator[None]:
+    """A context in which captured values are read for the call with these arguments."""
+    token = call_leaves.set(leaves)
+    try:
+        yield
+    finally:
+        call_leaves.reset(token)
+
 
 MISSING = object()
 """What a path leads to that leads nowhere."""

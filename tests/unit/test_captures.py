@@ -426,6 +426,45 @@ def test_a_module_is_imported_by_the_first_call(monkeypatch: pytest.MonkeyPatch,
     torch.testing.assert_close(jitted(x), x * 3)
 
 
+def test_a_function_that_is_traced_again_and_again_warns_once() -> None:
+    c = config(calls=0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        c.calls += 1
+        return x * 2
+
+    jitted = jitgen.jit(function)
+    with pytest.warns(UserWarning, match="c.calls has changed") as warned:
+        for _ in range(40):
+            torch.testing.assert_close(jitted(x), x * 2)
+    assert len(warned) == 1
+    assert c.calls == 40
+
+
+def helper(x: torch.Tensor, c: Config) -> torch.Tensor:
+    return x * c.k
+
+
+def test_attributes_that_another_function_mentions_are_followed() -> None:
+    c = config(k=2.0)
+    jitted = jitgen.jit(lambda x: helper(x, c))
+    for k in (2.0, 3.0):
+        c.k = k
+        torch.testing.assert_close(jitted(x), x * k)
+
+
+def test_functions_of_the_same_code_have_closures_of_their_own() -> None:
+    def scaled(k: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: x * k
+
+    c = config()
+    jitted = jitgen.jit(lambda x: c.function(x))
+    for k in (2.0, 3.0, 2.0):
+        c.function = scaled(k)
+        torch.testing.assert_close(jitted(x), x * k)
+    assert len(jitted.specializations) == 2
+
+
 def test_names_of_attributes_are_not_names_of_variables() -> None:
     """A global that the code does not use may be anything."""
     jitted = jitgen.jit(lambda x: x * holder.generator)
