@@ -41,7 +41,6 @@ from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.tracer import Traced, trace
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
 
-
 MANY_TRACES = 16
 """Traces for arguments of the same types at which a function is said to be traced again and again."""
 
@@ -239,10 +238,14 @@ class Resolver:
         numbers: Sequence[Any],
         device: torch.device,
         route: Route,
+        runs: bool = True,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
+        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol.
+
+        ``runs``: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
+        """
         with arguments_are(leaves):
-            return self._specialize(leaves, tree, tensors, numbers, device, route)
+            return self._specialize(leaves, tree, tensors, numbers, device, route, runs)
 
     def _specialize(
         self,
@@ -252,8 +255,9 @@ class Resolver:
         numbers: Sequence[Any],
         device: torch.device,
         route: Route,
+        runs: bool,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        key = (route, device, tree, trace_key(leaves))
+        key = (route, device, runs, tree, trace_key(leaves))
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
             captured = [captured.read() for captured in found.traced.captured]
@@ -264,7 +268,7 @@ class Resolver:
                 full = environment | size_symbols([*tensors, *captured])
                 if found.fits(full):
                     return found, captured, full
-        traced = self._trace(leaves, tree, device, route)
+        traced = self._trace(leaves, tree, device, route, runs)
         captured = [found.value for found in traced.captured]
         # What is remembered keeps no tensors alive.
         traced = dataclasses.replace(
@@ -278,7 +282,7 @@ class Resolver:
         self._note_static_numbers(specialization)
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
-    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route) -> Traced:
+    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route, runs: bool = True) -> Traced:
         numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
         guards = Guards(number_symbols(numbers))
         count = iter(range(len(numbers)))
@@ -289,7 +293,7 @@ class Resolver:
             argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
         ]
         with arguments_are(leaves):
-            traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects)
+            traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects, runs)
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return dataclasses.replace(traced, follows_arguments=bool(objects))

@@ -122,6 +122,8 @@ class Trace:
         guards: decides symbolic comparisons and records the decisions.
         device: the device of the inputs.
         layout: the layout in which kernels read quantised weights that the function closes over.
+        runs: whether a call follows, so that captured tensors have to be on ``device``. Else they only stand for such
+            tensors, as specs do for arguments.
     """
 
     def __init__(
@@ -132,8 +134,10 @@ class Trace:
         device: torch.device,
         layout: str,
         objects: Sequence[Captured] = (),
+        runs: bool = True,
     ):
         self.function = function
+        self.runs = runs
         self.layout = layout
         self.name = name
         self.builder = Builder()
@@ -171,10 +175,7 @@ class Trace:
         node = self._captured_nodes.get(id(weight))
         if node is None:
             found = self._find_captured(weight)
-            if weight.device != self.device:
-                raise UnsupportedError(
-                    f"{self.name}: {found.path} is on {weight.device}, the arguments on {self.device}; move it there"
-                )
+            self._check_device(found, weight)
             unpacked = weights.unpack_weight(weight, self.layout)
             captured = [captured_part(found, self.layout, index) for index in range(len(unpacked.parts))]
             self.captured += captured
@@ -182,6 +183,12 @@ class Trace:
             parts = [self._input_node(part.value) for part in captured]
             node = self._captured_nodes[id(weight)] = self._dequantized(parts, unpacked.token)
         return node
+
+    def _check_device(self, found: Captured, tensor: torch.Tensor) -> None:
+        if self.runs and tensor.device != self.device:
+            raise UnsupportedError(
+                f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
+            )
 
     def _find_captured(self, tensor: torch.Tensor) -> Captured:
         found = self.captures.tensor(tensor)
@@ -212,10 +219,7 @@ class Trace:
             unreadable = why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
-            if tensor.device != self.device:
-                raise UnsupportedError(
-                    f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
-                )
+            self._check_device(found, tensor)
             node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
             self.captured.append(found)
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -457,6 +461,7 @@ def trace(
     device: torch.device,
     layout: str = "portable",
     objects: Sequence[Captured] = (),
+    runs: bool = True,
 ) -> Traced:
     """Trace ``function``.
 
@@ -468,12 +473,13 @@ def trace(
         device: the device of the tensors.
         layout: the layout in which kernels read quantised weights that the function closes over.
         objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
+        runs: whether a call follows; see ``Trace``.
 
     Raises:
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
-    state = Trace(function, name, guards, device, layout, objects)
+    state = Trace(function, name, guards, device, layout, objects, runs)
     guards.given.clear()  # of the caller's own numbers
     traced = _run(state, leaves, tree)
     state.forget_tensors()
