@@ -180,9 +180,13 @@ class Resolver:
         numbers: Sequence[Any],
         device: torch.device,
         route: Route,
+        runs: bool = True,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
-        key = (route, device, tree, trace_key(leaves))
+        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol.
+
+        ``runs``: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
+        """
+        key = (route, device, runs, tree, trace_key(leaves))
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
             captured = [captured.read() for captured in found.traced.captured]
@@ -193,21 +197,21 @@ class Resolver:
                 full = environment | size_symbols([*tensors, *captured])
                 if found.fits(full):
                     return found, captured, full
-        traced = self._trace(leaves, tree, device, route)
+        traced = self._trace(leaves, tree, device, route, runs)
         specialization = Specialization(self.name, traced, route)
         self._specializations.setdefault(key, []).append(specialization)
         self._note_static_numbers(specialization)
         captured = [found.value for found in traced.captured]
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
-    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route) -> Traced:
+    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route, runs: bool = True) -> Traced:
         numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
         guards = Guards(number_symbols(numbers))
         count = iter(range(len(numbers)))
         symbolic = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
         layout = weights.LAYOUTS[route.backend]
-        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout)
+        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, runs)
         if isinstance(self.function, WeakMethod):
             return dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return traced
