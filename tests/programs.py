@@ -129,6 +129,12 @@ INTEGRAL = (  # of integers and bools alone
     ),
     *("{a}.cumsum({d})", "{a}.prod()", "{a} @ {b}", "{a}.to(i32)", "{a}.to(u8)", "{a}.float()", "{a}.amax({d})"),
 )
+GATHERS = (  # {i} are integers, which become indices within bounds
+    *("{a}[{i} % {a}.shape[0]]", "{a}.gather({d}, {i} % {a}.shape[{d}])", "F.embedding({i} % {a}.shape[0], {a})"),
+    *("{a}.index_select({d}, ({i} % {a}.shape[{d}]).reshape(-1))", "{a}[:, {i} % {a}.shape[1]]"),
+    *("torch.take_along_dim({a}, {i} % {a}.shape[{d}], {d})", "F.one_hot({i} % 5, 5)", "{a}[..., {i} % 2]"),
+    *("{a}.scatter({d}, {i} % {a}.shape[{d}], 1.5)", "{a}.index_fill({d}, ({i} % {a}.shape[{d}]).reshape(-1), 0.5)"),
+)
 IN_PLACE = (
     *(
         "{a}.add_({b})",
@@ -315,11 +321,17 @@ def _statement(choose: Choose, values: list[Value]) -> str | None:
     """A statement that eager torch runs, whose result has become the last of ``values``; None where none was found."""
     for _ in range(8):
         kind = choose(
-            ("pointwise", "pointwise", "exact", "exact", "exact", "rounding", "rounding", "jumps", "integral", "place")
+            (
+                *("pointwise", "pointwise", "exact", "exact", "exact", "rounding", "rounding"),
+                *("jumps", "integral", "place", "gathers"),
+            )
         )
         texts = {"pointwise": POINTWISE, "exact": EXACT, "rounding": ROUNDING, "jumps": JUMPS}
-        text = choose((texts | {"integral": INTEGRAL, "place": IN_PLACE})[kind])
-        operands = {name: choose(values) for name in "abc" if f"{{{name}}}" in text}
+        text = choose((texts | {"integral": INTEGRAL, "place": IN_PLACE, "gathers": GATHERS})[kind])
+        indices = [value for value in values if value.tensor.dtype in INTEGERS.values()]
+        if "{i}" in text and not indices:
+            continue
+        operands = {name: choose(indices if name == "i" else values) for name in "abci" if f"{{{name}}}" in text}
         used = list(operands.values())
         exact = all(value.exact for value in used)
         floating = any(value.tensor.is_floating_point() for value in used)
@@ -327,8 +339,11 @@ def _statement(choose: Choose, values: list[Value]) -> str | None:
             continue
         if not exact and ("where" in text or "> 0" in text):
             continue
-        rank = operands["a"].tensor.ndim
-        call = text.format(**{name: value.name for name, value in operands.items()}, d=choose(range(max(rank, 1))))
+        rank = operands.get("a", used[0]).tensor.ndim
+        names = {name: value.name for name, value in operands.items()}
+        if "i" in names:
+            names["i"] += ".long()"
+        call = text.format(**names, d=choose(range(max(rank, 1))))
         try:
             result = eval(call, {"torch": torch, "F": F} | DTYPES, {value.name: value.tensor for value in values})
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
@@ -358,7 +373,10 @@ def _shares(left: torch.Tensor, right: torch.Tensor) -> bool:
 # ----------------------------------------------------------------------------------------------------- what it gives
 
 
-_ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join(EXACT))) - {"arange"} | {"neg", "__getitem__"}
+_ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join((*EXACT, *GATHERS)))) - {"arange"} | {
+    "neg",
+    "__getitem__",
+}
 
 
 class _Perturbed(TorchFunctionMode):
