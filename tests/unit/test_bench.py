@@ -362,7 +362,7 @@ def test_ratios_are_above_one_where_jitgen_is_faster() -> None:
 
 
 def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "configure", lambda device, quick: TINY)
+    monkeypatch.setattr(suite, "configure", lambda *_: TINY)
     path = tmp_path / "results" / "cpu.json"
     result = CliRunner().invoke(jitgen, ["bench", "overhead", "--json", str(path)])
     assert result.exit_code == 0, result.output

@@ -76,9 +76,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     if problem.matrices == 1:
         return wgmma_tiles.dense_cost(dense, fewest, most, _dense_weights(problem))
     (columns,) = problem.columns
-    return wgmma_tiles.batched_microseconds(
-        dense, most, columns, problem.length, problem.matrices, len(contractions)
-    )
+    return wgmma_tiles.batched_microseconds(dense, most, columns, problem.length, problem.matrices, len(contractions))
 
 
 def _with_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
