@@ -27,8 +27,8 @@ from jitgen.spec import Target
 ROW_BUCKETS = (1, 8, 16, 64, 192, 512, 1536)
 """Upper ends of the buckets of M, in rows. Rows beyond the last end are one bucket more.
 
-Of the ends that were compared by the models of ``wgmma_tiles`` on random M, N and K, tiles chosen for these buckets lose
-the least beside tiles chosen for each M."""
+Of the ends that were compared by the models of ``wgmma_tiles`` on random M, N and K, tiles chosen for these buckets
+lose the least beside tiles chosen for each M."""
 
 MOST_ROWS = 4096
 """The rows up to which the tiles of the last bucket are chosen."""

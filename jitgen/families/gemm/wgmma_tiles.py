@@ -89,8 +89,8 @@ class Weights:
 
 
 def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
-    """The tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits that any of these
-    rows gains from."""
+    """The tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits that any of
+    these rows gains from."""
     found = []
     for tiles in _all_tiles(most, weights):
         splits = [splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
