@@ -225,7 +225,10 @@ class Resolver:
             recording.note_more_rows(
                 leaves, tree, route, self.routing, lambda more: self._trace(more, tree, device, route)
             )
-        kernels = specialization.built(lowered, default_store())
+        graph = specialization.traced.graph
+        kernels = specialization.built(
+            lowered, default_store(), lambda: recording.remedy(graph, lowered, environment, memory, self.routing)
+        )
         caller_outputs = frozenset(range(len(wanted)))
         launch = specialization.bind(lowered, kernels, environment, device, len(numbers), caller_outputs)
         return BoundLaunch(launch, specialization, lowered, captured), list(captured)
