@@ -1,6 +1,6 @@
 """A real model: all-MiniLM-L6-v2's sentence encoder, quantised to int8 and to int4, through generated fused kernels.
 
-Run:   make demo            (python examples/11_minilm/demo.py, after `make examples`; --eager for torch alone)
+Run:   make demo            (python examples/11_minilm/demo.py, --show-source prints the kernels; --eager for torch alone)
 Shows: similarities of sentence pairs by the float32 model and by the quantised ones; how close each sentence's
        embedding stays; the source of one kernel; how many kernels were compiled and how many came from the store;
        times against the same code in eager torch. Run it again: nothing is compiled.
