@@ -3,85 +3,70 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
+
+from jitgen.bench.measurement import duration
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A bar for eager torch's float product or function, and one for the fastest other peer that was measured."""
+    """A measured case: where it stands, eager torch's name there, and that of the fastest other peer."""
 
-    label: str
+    case: str
     file: str
     name: str
-    dtype: str
     backend: str
     eager: str
     peer: str
+    dtype: str = "bfloat16"
+
+    @property
+    def device(self) -> str:
+        return {"h200": "H200", "cpu": "CPU"}[self.file.partition("-")[0]]
 
 
 HEADLINES = (
-    Headline(
-        "SwiGLU, int4 weights, 1 row",
-        "h200-products",
-        "8B swiglu int4, M=1",
-        "bfloat16",
-        "cuda",
-        "F.linear",
-        "int4pack_mm",
-    ),
-    Headline(
-        "Linear, int4 weights, 16 rows",
-        "h200-products",
-        "8B gate_up int4, M=16",
-        "bfloat16",
-        "cuda",
-        "F.linear",
-        "humming",
-    ),
-    Headline(
-        "RMSNorm, 8192 rows of 4096",
-        "h200-rows",
-        "rms_norm, rows of 4096",
-        "bfloat16",
-        "cuda",
-        "eager",
-        "torch.compile",
-    ),
-    Headline(
-        "Linear, int4 weights, 16 rows",
-        "cpu-products",
-        "linear int4, M=16",
-        "bfloat16",
-        "cpp",
-        "F.linear",
-        "int4pack_mm",
-    ),
-    Headline("Softmax, rows of 4096", "cpu", "softmax, rows of 4096", "float32", "cpp", "eager", "torch.compile"),
+    Headline("SwiGLU, int4, 1 row", "h200-products", "8B swiglu int4, M=1", "cuda", "F.linear", "int4pack_mm"),
+    Headline("linear, int4, 16 rows", "h200-products", "8B gate_up int4, M=16", "cuda", "F.linear", "humming"),
+    Headline("RMSNorm, 8192 rows of 4096", "h200-rows", "rms_norm, rows of 4096", "cuda", "eager", "torch.compile"),
+    Headline("linear, int4, 16 rows", "cpu-products", "linear int4, M=16", "cpp", "F.linear", "int4pack_mm"),
+    Headline("softmax, rows of 4096", "cpu", "softmax, rows of 4096", "cpp", "eager", "torch.compile"),
 )
-DEVICES = {"h200": "H200", "cpu": "CPU"}
 
 Bars = tuple[str, tuple[tuple[str, float], ...]]
 """A label, and the name and length of each of its bars."""
 
 
-def ratios(directory: Path) -> list[Bars]:
-    """The bars of ``HEADLINES``, read from the files of ``directory``."""
-    found: list[Bars] = []
+def _measured(headline: Headline, directory: Path) -> Mapping[str, Any]:
+    """The row of ``headline`` in the file of ``directory`` that has it."""
+    rows = json.loads((directory / f"{headline.file}.json").read_text())["measurements"]
+    wanted = (headline.name, headline.dtype, headline.backend)
+    (row,) = (row for row in rows if (row["name"], row["dtype"], row["backend"]) == wanted)
+    return row
+
+
+def figures(directory: Path) -> list[tuple[str, ...]]:
+    """README's table of ``HEADLINES``: case, device, jitgen's time, and the peers' as multiples of it."""
+    lines = []
     for headline in HEADLINES:
-        rows = json.loads((directory / f"{headline.file}.json").read_text())["measurements"]
-        wanted = (headline.name, headline.dtype, headline.backend)
-        (row,) = (row for row in rows if (row["name"], row["dtype"], row["backend"]) == wanted)
-        device = DEVICES[headline.file.partition("-")[0]]
-        bars = tuple((peer, row["ratios"][peer]) for peer in (headline.eager, headline.peer))
-        found.append((f"{device}: {headline.label}, {headline.dtype}", bars))
-    return found
+        row = _measured(headline, directory)
+        eager, peer = (f"{row['ratios'][name]:.2f} x ({name})" for name in (headline.eager, headline.peer))
+        lines.append((headline.case, headline.device, duration(row["seconds"]["jitgen"]), eager, peer))
+    return lines
 
 
 def headline(directory: Path) -> str:
-    return bars_svg("A peer's time, as a multiple of jitgen's", ratios(directory))
+    """README's chart of ``HEADLINES``."""
+    groups = []
+    for headline in HEADLINES:
+        ratios = _measured(headline, directory)["ratios"]
+        bars = tuple((peer, ratios[peer]) for peer in (headline.eager, headline.peer))
+        groups.append((f"{headline.device}: {headline.case}", bars))
+    return bars_svg("A peer's time, as a multiple of jitgen's", groups)
 
 
 BAR, GAP, LEFT, WIDTH = 15, 14, 320, 760

@@ -69,10 +69,10 @@ def _by_size(rows: Sequence[Mapping[str, Any]]) -> str:
     return _table(header, ((*key, *(line.get(size, "") for size in sizes)) for key, line in cells.items()))
 
 
-def _numbers(size: str) -> tuple[int, list[int]]:
+def _numbers(size: str) -> tuple[int, list[int], str]:
     """The key by which columns such as "M=16" and "64 rows of 1024" are sorted."""
     numbers = [int(number) for number in re.findall(r"\d+", size)]
-    return len(numbers), numbers
+    return len(numbers), numbers, size
 
 
 def _call(row: Mapping[str, Any]) -> tuple[str, ...]:
