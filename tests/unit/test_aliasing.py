@@ -79,6 +79,7 @@ def test_out_is_the_argument(name: str, copied: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", ["elementwise", "transposed twice", "reduction"])
 @pytest.mark.parametrize("size", [1, 17, 67])
+@pytest.mark.quick(where=lambda size: size == 17)
 def test_elements_of_ragged_rows_are_written_once(name: str, size: int) -> None:
     """In place in every second column of a buffer, whose other columns stay as they are."""
     function, x = READ_IN_PLACE[name], number_matrix(size)

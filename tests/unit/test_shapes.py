@@ -158,7 +158,7 @@ INTERMEDIATE = ("slice", "chunk", "reshape of transposed", "permute", "expand", 
 
 @STRIDED
 @pytest.mark.parametrize("name", MOVEMENTS)
-@pytest.mark.quick(where=lambda name, strided: name not in MOVED or (not strided and name in ("cat", "made", "roll")))
+@pytest.mark.quick(where=lambda name, strided: name not in MOVED or (not strided and name in ("cat", "made")))
 def test_movement_of_inputs(name: str, strided: bool) -> None:
     """Applied to an argument itself, also where that is not contiguous."""
     function = jitgen.jit(MOVEMENTS[name])
@@ -171,7 +171,7 @@ def test_movement_of_inputs(name: str, strided: bool) -> None:
 
 @STRIDED
 @pytest.mark.parametrize("name", MOVEMENTS)
-@pytest.mark.quick(where=lambda name, strided: not strided and name in INTERMEDIATE)
+@pytest.mark.quick(where=lambda name, strided: not strided and name in INTERMEDIATE[::2])
 def test_movement_of_intermediates(name: str, strided: bool) -> None:
     """Of a computed value, and computed with afterwards."""
     move = MOVEMENTS[name]
@@ -247,8 +247,8 @@ def test_chains_longer_than_pythons_stack() -> None:
     lowered(lambda x: chain(torch.cat([x, x], 1).t().reshape(-1)), x)
 
 
-@pytest.mark.parametrize("count", [25, 150])
-@pytest.mark.quick(where=lambda count: count == 25)
+@pytest.mark.parametrize("count", [12, 25, 150])
+@pytest.mark.quick(where=lambda count: count == 12)
 def test_many_results(count: int) -> None:
     check(lambda x: [x * i for i in range(count)], data(5))
     check(lambda *xs: sum(xs), *(data(7, seed=i) for i in range(count // 3)))
