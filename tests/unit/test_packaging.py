@@ -83,6 +83,7 @@ def test_nothing_of_a_store_is_shipped(wheel: Path) -> None:
         assert not [name for name in archive.namelist() if "/store/v" in name]
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_finds_its_data(installed: Path, tmp_path: Path) -> None:
     script = "from jitgen import _data\nprint(_data.templates_directory(), _data.data_directory('cache/tuned'))\n"
     templates, tuned = map(Path, run_installed(installed, tmp_path, "-c", script).split())
