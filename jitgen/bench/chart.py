@@ -51,7 +51,7 @@ def _measured(headline: Headline, directory: Path) -> Mapping[str, Any]:
 
 def figures(directory: Path) -> list[tuple[str, ...]]:
     """README's table of ``HEADLINES``: case, device, jitgen's time, and the peers' as multiples of it."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for headline in HEADLINES:
         row = _measured(headline, directory)
         eager, peer = (f"{row['ratios'][name]:.2f} x ({name})" for name in (headline.eager, headline.peer))
