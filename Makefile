@@ -15,7 +15,7 @@ endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON MAKECMDGOALS
 
-.PHONY: help venv compiler check-demo check-dev demo test test-all gpu-test gpu-test-all lint format bench wheel
+.PHONY: help venv compiler check-demo check-dev demo test test-all gpu-test gpu-test-all lint format bench manifests wheel
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -70,6 +70,9 @@ format: $(dev_ready) ## rewrite in the house style
 
 bench: $(dev_ready) ## the figures of docs/measured, as a table and as JSON
 	$(PYTHON) -m jitgen bench
+
+manifests: $(dev_ready) ## record cache/manifests again: what `jitgen prewarm llama-3-8b` and the like build
+	$(PYTHON) tools/record_manifests.py
 
 wheel: $(dev_ready) ## dist/jitgen-*-py3-none-any.whl
 	$(PYTHON) -m build --wheel --no-isolation

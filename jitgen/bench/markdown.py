@@ -94,7 +94,8 @@ def page(path: Path) -> str:
 
 def pages(directory: Path) -> dict[str, str]:
     """Every generated file of ``directory``: its name, and what it holds."""
-    made = {path.with_suffix(".md").name: page(path) for path in sorted(directory.glob("*.json"))}
+    paths = [path for path in sorted(directory.glob("*.json")) if "measurements" in json.loads(path.read_text())]
+    made = {path.with_suffix(".md").name: page(path) for path in paths}
     return made | {"headline.svg": chart.headline(directory)}
 
 
