@@ -138,7 +138,7 @@ def test_readme_is_short_and_leads_to_every_page() -> None:
         links = re.findall(r"\]\(([^)\s#]+\.md)", page.read_text())
         found = (Path(os.path.normpath(page.parent / link)) for link in links if "://" not in link)
         ahead += [page for page in found if page not in reached]
-    assert reached == set(PAGES)
+    assert reached >= set(PAGES)
 
 
 def test_measured_pages_are_as_generated() -> None:
