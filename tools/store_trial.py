@@ -1,6 +1,6 @@
 """Harm the store at random, and measure it: no wrong result, no hung process, no lost kernel.
 
-Run:   python tools/store_trial.py [faults] [storm] [prune] [first-call] [workers] [--json bench-results/store.json]
+Run:   python tools/store_trial.py [faults] [storm] [prune] [first-call] [workers] [--json docs/measured/store.json]
 
 faults      one fault at a time in a store of real kernels, by an ordinary user, and then a call that needs the kernel,
             in a process of its own: its result must be the right one, in time, and the kernel be there afterwards.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import pipeline
+from jitgen import pipeline, progress
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import OVERLAPS
 from jitgen.families.operands import item_size
@@ -107,7 +107,8 @@ class Specialization:
             return ()
         found = self._built.get(lowered.key)
         if found is None:
-            found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
+            with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}"):
+                found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
         return found
 
     # ------------------------------------------------------------------------------------------------ launching

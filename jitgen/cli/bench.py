@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jitgen import progress
 from jitgen.cli.show import print_table
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ def bench(
     facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
     measurements = []
-    for measurement in run(configuration, names, jobs):
-        measurements.append(measurement)
-        click.echo(f"  {measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}", err=True)
+    with progress.line("measuring") as say:
+        for measurement in run(configuration, names, jobs):
+            measurements.append(measurement)
+            case = f"{measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}"
+            say(f"{len(measurements)} done, the last {case}")
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )

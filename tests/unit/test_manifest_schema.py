@@ -120,6 +120,7 @@ CPP_NAME = 'h\n#include <cstdio>\n__attribute__((constructor)) static void run()
 
 
 @pytest.mark.parametrize(("name", "target"), [(PYTHON_NAME, "gfx942"), (CPP_NAME, "x86-64-v2")])
+@pytest.mark.quick(where=lambda target: target == "gfx942")
 def test_a_name_runs_no_code(name: str, target: str, samples: dict[str, Content], tmp_path: Path) -> None:
     done = _prewarm(tmp_path, _named(samples["gate"], name), target)
     assert done.returncode == 2
