@@ -18,6 +18,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.ops import INTS, OPS
 from jitgen.ir.scans import PLACES, SCANS
+from jitgen.ir.sorts import SORTS
 from jitgen.quant import weights
 from jitgen.quant.formats import FORMATS, check_group_size
 from jitgen.spec import DTYPES, dtype_name
@@ -236,6 +237,20 @@ def _scan(node: Node) -> None:
     node.is_computed_as("int64" if kind.value in PLACES else operand.dtype)
 
 
+def _sort(node: Node) -> None:
+    what, dim, descending, start = node.attributes(4)
+    what.one_of(SORTS)
+    (operand,) = node.operands
+    along = dim.integer(0, len(operand.shape))
+    node.require(type(descending.value) is bool, "whether it is descending is true or false")
+    node.require(len(node.shape) == len(operand.shape), f"its rank is {len(node.shape)}, its operand's otherwise")
+    node.has_shape((*operand.shape[:along], node.shape[along], *operand.shape[along + 1 :]))
+    first = expressions.scalar(start, node.environment)
+    fits = type(first) is int and 0 <= first and first + node.shape[along] <= operand.shape[along]
+    node.require(fits, f"{shown(first)} and {node.shape[along]} are no ranks of {operand.shape[along]} elements")
+    node.has_dtype("int64" if what.value == "indices" else operand.dtype)
+
+
 def _contract(node: Node) -> None:
     named, accumulator, precision = node.attributes(3)
     precision.one_of(("ieee", "tf32"))
@@ -321,6 +336,7 @@ NODES: dict[str, Row] = {
     "cat": Row(2, OPERAND_LIMIT, _cat),
     "reduce": Row(1, 1, _reduce),
     "scan": Row(1, 1, _scan),
+    "sort": Row(1, 1, _sort),
     "contract": Row(2, 2, _contract, weights=True),
     "dequantize": Row(2, 3, _dequantize),
     "cast": Row(1, 1, _cast),

@@ -7,9 +7,10 @@ from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
 from jitgen.families.reduction import FAMILY as REDUCTION
 from jitgen.families.scan import FAMILY as SCAN
+from jitgen.families.sort import FAMILY as SORT
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [GEMM, SCAN, REDUCTION, ELEMENTWISE]
+FAMILIES: list[Family] = [GEMM, SORT, SCAN, REDUCTION, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 

@@ -9,6 +9,7 @@ The *stages* follow from the stored expressions, in the order in which a kernel 
 ``contract``  a product summed over the contracted axes
 ``reduce``    the elements along the sequential axes combined to one value
 ``scan``      at every element, the combination of the elements up to it
+``sort``      the elements in another order
 ============  ==========================================================================================
 
 RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. A family claims regions
@@ -33,7 +34,7 @@ MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those
 that read most tensors first."""
 
-STAGES = ("map", "contract", "reduce", "scan")
+STAGES = ("map", "contract", "reduce", "scan", "sort")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Region:
         family: the name of the family that computes it.
         axes: first those that index results, in the order of the results' dimensions, then the contracted ones.
         stores: the values and the results they are written to. A value's shape is ``shape``, or has sizes of 1 at the
-            sequential axes.
+            sequential axes. A sorted value has as many elements along
+            the sequential axis as ranks are asked for.
     """
 
     family: str
@@ -136,7 +138,7 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
         "contract": tuple(axis.name for axis in axes if axis.walk == "contracted"),
         "reduce": tuple(axis.name for axis in axes if axis.walk == "sequential"),
     }
-    names["scan"] = names["reduce"]
+    names["scan"] = names["sort"] = names["reduce"]
     level: dict[int, int] = {}
     found: dict[tuple[int, int], Stage] = {}
     for node in topological(values):
