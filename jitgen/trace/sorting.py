@@ -1,6 +1,6 @@
-"""Rows of torch's functions of sorted rows: ``sort``, ``topk``, order statistics, quantiles and modes.
+"""Rows of torch's functions of sorted rows: ``sort`` and ``topk``. What is composed of them: ``quantiles.py``.
 
-All are composed of ``sort`` nodes (``ir/sorts.py``), slices of them, and reductions. A slice of the ranks becomes part
+They make ``sort`` nodes (``ir/sorts.py``) and slices of them. A slice of the ranks becomes part
 of the sort, so that a kernel finds no more ranks than are asked for.
 """
 
