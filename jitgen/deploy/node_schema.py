@@ -246,7 +246,7 @@ def _sort(node: Node) -> None:
     node.require(len(node.shape) == len(operand.shape), f"its rank is {len(node.shape)}, its operand's otherwise")
     node.has_shape((*operand.shape[:along], node.shape[along], *operand.shape[along + 1 :]))
     first = expressions.scalar(start, node.environment)
-    fits = type(first) is int and 0 <= first and first + node.shape[along] <= operand.shape[along]
+    fits = type(first) is int and first >= 0 and first + node.shape[along] <= operand.shape[along]
     node.require(fits, f"{shown(first)} and {node.shape[along]} are no ranks of {operand.shape[along]} elements")
     node.has_dtype("int64" if what.value == "indices" else operand.dtype)
 

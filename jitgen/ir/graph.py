@@ -15,8 +15,8 @@ Node operations:
                is ``"ieee"`` or ``"tf32"``
 ``scan``       attrs ``(kind, dim, reverse)``: at every element, those up to it along ``dim`` combined; kinds in
                ``ir/scans.py``
-``sort``       attrs ``(what, dim, descending, start)``: along ``dim``, the elements (or their indices) of the ranks from
-               ``start`` on, as many as the node's shape has; see ``ir/sorts.py``
+``sort``       attrs ``(what, dim, descending, start)``: along ``dim``, the elements of the ranks from ``start`` on, or
+               their indices, as many as the node's shape has; see ``ir/sorts.py``
 ``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
                formats, zero-points represent; its users are ``contract`` nodes, directly or through views
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``

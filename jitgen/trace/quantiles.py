@@ -113,9 +113,7 @@ def _both(kind: Any, value: Tensor, place: Tensor, input: Tensor, dim: Any, keep
 
 
 @composition("quantile")
-def quantile(
-    input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *, interpolation: str = "linear"
-) -> Tensor:
+def quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
     return _quantile("quantile", input, q, dim, keepdim, interpolation)
 
 

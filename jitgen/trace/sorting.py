@@ -43,7 +43,8 @@ def ranks(trace: Trace, node: Node, dim: int, start: Size, count: Size) -> Node:
 
 @row("sort")
 def sort(trace: Trace, input: Node, dim: Any = -1, descending: Any = False, stable: Any = False) -> Any:
-    return torch.return_types.sort(sorted_(trace, input, dim, descending))
+    found: Any = sorted_(trace, input, dim, descending)
+    return torch.return_types.sort(found)
 
 
 @row("argsort")
@@ -64,5 +65,6 @@ def topk(trace: Trace, input: Node, k: Any, dim: Any = -1, largest: Any = True, 
     fits = symbols.compare("ge", count, 0), symbols.compare("le", count, size)
     if not all(map(trace.guards.decide, fits)):
         raise ValueError(f"topk: k is {trace.guards.hint(count)}, of {trace.guards.hint(size)} elements")
-    found = sorted_(trace, input, dim, largest)
-    return torch.return_types.topk(ranks(trace, node, along, 0, count) for node in found)
+    values, indices = sorted_(trace, input, dim, largest)
+    found: Any = ranks(trace, values, along, 0, count), ranks(trace, indices, along, 0, count)
+    return torch.return_types.topk(found)

@@ -72,7 +72,7 @@ def _sorted(body: Body, order: Order, shape: Any, first: int) -> Body:
     elements = [i for i in body.instructions if i.op not in ("sort", "store")]
     # Instructions behind the first sort are sorts and stores alone, so that positions stay what they were.
     (key,) = next(i.args for i in body.instructions if i.op == "sort")
-    stored = []
+    stored: list[Instruction] = []
     stores = _temporaries("store", order, shape, first)
     for number, (what, operand) in enumerate(zip(SORTS, stores, strict=True)):
         dtype, position = compute_dtype(operand.dtype), len(elements) + len(stored)
@@ -86,7 +86,7 @@ def _merged(body: Body, order: Order, ranks: Any, shape: Any, first: int) -> Bod
     """The results of ``body``, from the sorted chunks."""
     loads = _temporaries("load", order, shape, first)
     instructions = [Instruction("load", (), compute_dtype(o.dtype), index) for index, o in enumerate(loads)]
-    stores = []
+    stores: list[Operand] = []
     for store in (i for i in body.instructions if i.op == "store"):
         what, _ = body.instructions[store.args[0]].attr
         merge = Instruction("merge", (0, 1), store.dtype, (what, order), store.location, False, 1)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.regions import Movement, Region, Store, row_axes
 
 NAME = "sort"
 _IN_MEMORY = ("sort", "scan", "reduce", "cat", "contract")
@@ -63,10 +64,10 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
     """The region of ``node``, with the sorted dimension last."""
     rank, dim = len(node.shape), node.attrs[1]
     order = (*(other for other in range(rank) if other != dim), dim)
-    movements = ()
+    movements: tuple[Movement, ...] = ()
     if order != tuple(range(rank)):
         shape = tuple(node.shape[other] for other in order)
-        attrs = ("permute", order)
+        attrs: tuple[Any, ...] = ("permute", order)
         movements = ((attrs, shape),)
         node = partition.mover.move(node, attrs, shape)
 

@@ -65,10 +65,15 @@ def arguments(
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> Work:
     """What one launch amounts to; a launch that stores nothing is none."""
     (geometry,), (body,) = geometries, kernel.bodies
+    chunk = order_of(body).chunk
+    chunks = -(-geometry.length // chunk) if chunk else 1
     moved = written = 0
     for operand, strides in zip(body.operands, geometry.strides, strict=True):
         if operand.buffer is not None:
-            length = geometry.count if operand.kind == "store" else geometry.length
+            if operand.kind == "store":
+                length = geometry.count if is_merge(body) else geometry.count * chunks
+            else:
+                length = geometry.ranks * chunks if is_merge(body) else geometry.length
             touched = item_size(operand.dtype)
             for extent, stride in zip((*geometry.sizes, length), strides, strict=True):
                 touched *= extent if stride or operand.kind == "store" else 1

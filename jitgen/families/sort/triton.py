@@ -86,13 +86,13 @@ def _element(rows: Rows, compared: str) -> str:
 
 
 def _store(operand: Operand, dtype: str) -> dict[str, Any]:
-    value = "place"
     if operand.what == "values":
         to = triton.TYPES.get(dtype)
         value = triton.store_cast("element" if to is None else f"element.to({to})", dtype)
     else:
         value = f"place.to({triton.TYPES[operand.dtype]})"
-    return fields(operand) | {"at": _at(operand, "to"), "stored": value}
+    base = operand.base([f"i{dim}" for dim in range(len(operand.strides))])
+    return fields(operand) | {"at": f"{base} + to * {operand.inner}", "stored": value}
 
 
 def _used(context: dict[str, Any], rows: Rows) -> str:
