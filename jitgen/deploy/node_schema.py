@@ -13,6 +13,7 @@ from typing import Any
 from jitgen.deploy import expression_schema as expressions
 from jitgen.deploy.fields import Field, shown
 from jitgen.errors import FormatError
+from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
@@ -121,7 +122,7 @@ def _scalar(node: Node) -> None:
     (attr,) = node.attributes(1)
     if not expressions.is_expression(attr):
         attr.refuse(f"{shown(attr.value)} is not an expression; a number is a const")
-    expressions.scalar(attr, node.environment)
+    expressions.scalar(attr, dict.fromkeys(symbols.DRAWN, 0) | dict(node.environment))
     node.has_shape(())
 
 

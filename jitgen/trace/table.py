@@ -188,7 +188,7 @@ ROW_MODULES: tuple[str, ...] = (
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "reductions", "quantiles", "scans", "selection", "sorting")
+ROW_MODULES += ("pointwise", "reductions", "quantiles", "random", "scans", "selection", "sorting")
 """The modules of this package that register rows."""
 
 

@@ -394,3 +394,15 @@ def int8_values_packed(words, DTYPE: tl.constexpr):
             pack=1,
         )
         return in_order(halves(tl.join(even, odd), DTYPE), words, 4)
+
+
+@triton.jit
+def philox_bits(index, seed, offset):
+    """64 bits of Philox 4x32-10, its first two words; the counter is the offset and the index, the key the seed."""
+    none = index * 0
+    c0 = (none + offset).to(tl.int32)
+    c1 = (none + (offset >> 32)).to(tl.int32)
+    c2 = index.to(tl.int32)
+    c3 = (index >> 32).to(tl.int32)
+    low, high, _, _ = tl.philox(seed, c0, c1, c2, c3)
+    return low.to(tl.int64) | (high.to(tl.int64) << 32)
