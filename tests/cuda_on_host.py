@@ -164,6 +164,10 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
     return function
 
 
+DRAWN = 5, 0
+"""Seed and offset of random numbers."""
+
+
 def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_90a") -> tuple[torch.Tensor, ...]:
     """The results of ``function`` by its CUDA kernels, run on the CPU; outputs that are views are not known."""
     lowered = jitgen.jit(function).lower(*tensors, backend="cuda", target=target)._lowered
@@ -179,7 +183,7 @@ def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_
         for index, tensor in enumerate(tensors)
         for dim, size in enumerate(tensor.shape)
         for symbol in [symbols.size_symbol(index, dim)]
-    }
+    } | dict(zip(symbols.DRAWN, DRAWN, strict=True))
     for number, kernel in enumerate(program.kernels):
         if not lowered.work(number).elements:
             continue

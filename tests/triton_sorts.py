@@ -74,5 +74,21 @@ def first_ranks_of_a_prologue() -> Iterator[str | None]:
                     yield None if sorts.same(got, want) else f"{k} ranks, largest {largest}, at most {most}"
 
 
+@check
+def random_numbers_are_those_of_cpp() -> Iterator[str | None]:
+    """Both take seeds from torch's CPU generator."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.rand_like(x), torch.rand_like(x.t()), torch.nn.functional.dropout(x, 0.4)
+
+    x = torch.randn(5, 37)
+    found = []
+    for backend in ("cpp", "triton"):
+        torch.manual_seed(11)
+        found.append(jitgen.jit(function, backend=backend)(x))
+    for number, (left, right) in enumerate(zip(*found, strict=True)):
+        yield None if torch.equal(left, right) else f"result {number} differs"
+
+
 if __name__ == "__main__":
     serve(CHECKS)

@@ -1,5 +1,5 @@
-"""Offsets of random numbers: a call draws a seed and an offset (``symbols.SEED``, ``symbols.OFFSET``), and each tensor of
-random numbers in it has an offset of its own from there on."""
+"""Offsets of random numbers: a call draws a seed and an offset (``symbols.SEED``, ``symbols.OFFSET``), and each tensor
+of random numbers in it has an offset of its own from there on."""
 
 from __future__ import annotations
 

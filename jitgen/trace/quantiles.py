@@ -1,6 +1,6 @@
 """Order statistics as compositions: medians, the k-th values, quantiles and modes, from sorted rows.
 
-A rank that depends on data is read from its row by ``_at``, a reduction over the row. Where torch may give any index of
+Where torch may give any index of
 an element that occurs several times, the result here is always the same one.
 """
 
@@ -18,9 +18,7 @@ INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 def _at(row: Tensor, place: Tensor) -> Tensor:
     """The element of each row at ``place`` (..., 1), which is in the row."""
-    least = float("-inf") if row.is_floating_point() else torch.iinfo(row.dtype).min
-    here = torch.arange(row.shape[-1], device=row.device) == place
-    return torch.where(here, row, least).amax(-1, keepdim=True)
+    return torch.take_along_dim(row, place, -1)
 
 
 def _rows(input: Tensor, dim: Any) -> Tensor:
@@ -96,13 +94,12 @@ def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
     """The least of the values that are met most often, and the last place of it."""
     row = _rows(input, dim)
     _not_empty("mode", row, dim)
-    sorted, places = torch.sort(row.to(torch.uint8) if row.dtype == torch.bool else row)
+    sorted, places = torch.sort(row)
     here = torch.arange(row.shape[-1], device=row.device)
     changes = torch.cat([torch.zeros_like(sorted[..., :1], dtype=torch.bool), sorted[..., 1:] != sorted[..., :-1]], -1)
     begins = torch.cummax(torch.where(changes, here, 0), -1).values
     longest = torch.argmax(here - begins, -1, keepdim=True)
-    values = _at(sorted, longest).to(row.dtype)
-    return _both(torch.return_types.mode, values, _at(places, longest), input, dim, keepdim)
+    return _both(torch.return_types.mode, _at(sorted, longest), _at(places, longest), input, dim, keepdim)
 
 
 def _both(kind: Any, value: Tensor, place: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:

@@ -60,8 +60,8 @@ def _unit(trace: Trace, random: Node, first: int, dtype: str) -> Node:
 
 
 def normal(trace: Trace, shape: Shape, dtype: str) -> Node:
-    """Numbers of the standard normal distribution (Box and Muller, "A Note on the Generation of Random Normal Deviates",
-    1958)."""
+    """Numbers of the standard normal distribution (Box and Muller, "A Note on the Generation of Random Normal
+    Deviates", 1958)."""
     random = bits(trace, shape)
     if dtype == "float64":
         radius, angle = _unit(trace, random, 0, dtype), _unit(trace, bits(trace, shape), 0, dtype)

@@ -55,12 +55,14 @@ _OPERATORS |= {"matmul": "matmul", "invert": "bitwise_not", "not": "logical_not"
 _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 
 
-def row(*names: str, view: bool = False, weights: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def row(
+    *names: str, view: bool = False, weights: bool = False, inplace: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the row of torch's ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view, False, weights)
+            ROWS[name] = Row(function, view, inplace, weights)
         return function
 
     return register
@@ -183,12 +185,13 @@ ROW_MODULES: tuple[str, ...] = (
     "casts",
     "contractions",
     "factories",
+    "gathers",
     "indexing",
     "losses",
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "reductions", "quantiles", "random", "scans", "selection", "sorting")
+ROW_MODULES += ("pointwise", "quantiles", "random", "reductions", "scans", "scatters", "selection", "sorting")
 """The modules of this package that register rows."""
 
 

@@ -5,8 +5,8 @@ at the boundaries of the concatenated tensors: one region computes the elements 
 that come from ``b``, and both run in one kernel. In a rotary embedding, ``x * cos + cat([-x2, x1]) * sin`` becomes two
 regions with plain strided loads.
 
-The expressions of a region hold no ``cat``: only pointwise nodes over ``const``, ``scalar``, and chains of views over
-``input`` and ``iota``. Each value is stored through a chain of views of a result.
+The expressions of a region hold no ``cat``: only pointwise nodes and gathers over ``const``, ``scalar``, and chains of
+views over ``input`` and ``iota``. Each value is stored through a chain of views of a result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from jitgen.families.family import POINTWISE, Claim, Partition
+from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Node, Shape, topological, under_views
@@ -22,6 +22,7 @@ from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import BARRIERS, Mover
 
+NAME = "elementwise"
 MOST_UNRELATED_LEAVES = 4
 """Tensors that two regions without a common tensor may read together to be merged into one."""
 
@@ -43,7 +44,7 @@ def joins(bodies: Sequence[Body], body: Body) -> bool:
 
 
 def _region(shape: Shape, stores: Sequence[Store]) -> Region:
-    return Region(POINTWISE, grid_axes(shape), tuple(stores))
+    return Region(NAME, grid_axes(shape), tuple(stores))
 
 
 def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:
@@ -128,9 +129,9 @@ def _without_one_concatenation(
         if node.op == "cat" and id(node) in inside:
             return _divided_at(region, node, mover)
     for node in nodes:
-        if node.op == "view" and id(node) in inside and under_views(node).op == "cat":
+        if node.op == "view" and id(node) in inside and under_views(node).op in ("cat", "gather"):
             source = node.inputs[0]
-            if node.attrs[0] == "reshape" and source.op == "cat":
+            if node.attrs[0] == "reshape" and source.op != "view":
                 return [_reshaped(region, source.shape, mover)]
             temporary = materialize(under_views(node))
             return [_substitute(region, under_views(node), temporary, mover)]

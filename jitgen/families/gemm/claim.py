@@ -135,7 +135,7 @@ def _region(store: Store, length: Size) -> Region:
     """The region of ``store``, over (batch axes..., rows, columns), with products over a K of ``length``."""
     *batch, rows, columns = store.value.shape
     batch_axes = [Axis(f"b{dim}", size) for dim, size in enumerate(batch)]
-    axes = (*batch_axes, Axis("m", rows), Axis("n", columns), Axis("k", length, "contracted"))
+    axes = (*batch_axes, Axis("m", rows), Axis("n", columns), Axis("k", length, "sequential", inner=True))
     return Region("gemm", axes, (store,))
 
 
@@ -167,7 +167,7 @@ def _with_operands_in_memory(
     do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
     for node in topological((store.value for store in region.stores), leaves="contract"):
-        if node.op in ("reduce", "cat", "scan", "sort"):
+        if node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter"):
             memo[id(node)] = materialize(node)
         elif node.op == "contract":
             x, weight = node.inputs
@@ -188,7 +188,9 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
     """The question for the activation of ``product``; None where it is a tensor, or not computed pointwise."""
     x, (*_, rows, columns) = product.inputs[0], product.shape
     nodes = topological([x])
-    if under_views(x).op == "input" or any(node.op in ("reduce", "cat", "scan", "sort", "contract") for node in nodes):
+    if under_views(x).op == "input" or any(
+        node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter", "contract") for node in nodes
+    ):
         return None
     weight = under_views(product.inputs[1])
     format = weight.attrs[0] if weight.op == "dequantize" else None

@@ -17,7 +17,7 @@ from jitgen.ir.graph import Node, topological
 from jitgen.ir.regions import Movement, Region, Store, row_axes
 
 NAME = "sort"
-_IN_MEMORY = ("sort", "scan", "reduce", "cat", "contract")
+_IN_MEMORY = ("sort", "scan", "reduce", "cat", "contract", "gather", "scatter")
 """Operations whose results a row is read from."""
 
 

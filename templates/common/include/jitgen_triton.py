@@ -406,3 +406,9 @@ def philox_bits(index, seed, offset):
     c3 = (index >> 32).to(tl.int32)
     low, high, _, _ = tl.philox(seed, c0, c1, c2, c3)
     return low.to(tl.int64) | (high.to(tl.int64) << 32)
+
+
+@triton.jit
+def within(index, size):
+    """``index`` where it is in [0, size), else 0: no access leaves the tensor."""
+    return tl.where((index >= 0) & (index < size), index, 0)
