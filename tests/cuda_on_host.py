@@ -155,7 +155,7 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
         [*command, f"-I{directory}", str(file), "-o", str(library)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[:4000]
-    types = {"float": ctypes.c_float, "double": ctypes.c_double, "Index": None}
+    types = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "Index": None}
     index = ctypes.c_int64 if "using Index = int64_t" in source.text else ctypes.c_int32
     kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in parameters]
     function = ctypes.CDLL(str(library)).run

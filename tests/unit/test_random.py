@@ -58,7 +58,7 @@ def test_the_reference_has_the_published_numbers() -> None:
 
 @pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-3, 2**33 + 8), (2**62 + 11, 4)])
 def test_bits(seed: int, offset: int) -> None:
-    """A tensor's numbers are those of its seed, its offset and the elements' indices; the second has the next offset."""
+    """A tensor's numbers follow from seed, offset and the elements' indices; the second has the next offset."""
     with patch("jitgen.runtime.random._seed_of_cpu", lambda: (seed, offset)):
         function = jitgen.jit(lambda x: (torch.rand_like(x), torch.rand(7, 11, dtype=torch.float64).t()))
         first, second = function(torch.zeros(5, 13))
