@@ -17,7 +17,8 @@ INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _at(row: Tensor, place: Tensor) -> Tensor:
-    """The element of each row at ``place`` (..., 1), which is in the row."""
+    """The element of each row at ``place`` (..., 1), which is in the row; a 0-d ``place`` is that of every row."""
+    place = place if place.dim() else place.reshape([1] * row.dim())
     return torch.take_along_dim(row, place, -1)
 
 

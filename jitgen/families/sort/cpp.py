@@ -26,6 +26,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
             "scratch_stores": [
                 {"scratch": "elements", "index": "i", "value": f"jitgen::store<{rows.storage}>({rows.key})"},
             ],
+            "gathers": [],
             "reductions": [],
             "stores": [],
             "streamed": [],
