@@ -191,7 +191,7 @@ ROW_MODULES: tuple[str, ...] = (
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "reductions", "scans", "scatters", "selection")
+ROW_MODULES += ("pointwise", "quantiles", "random", "reductions", "scans", "scatters", "selection", "sorting")
 """The modules of this package that register rows."""
 
 

@@ -19,6 +19,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
     "dense product": lambda x, weight: F.linear(x, x).relu(),
     "int4 product": lambda x, weight: F.linear(x, weight) + 1,
     "scan": lambda x, weight: x.cumsum(-1),
+    "sort": lambda x, weight: torch.topk(x, 5).values,
 }
 
 
