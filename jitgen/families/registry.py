@@ -10,7 +10,7 @@ from jitgen.families.scan import FAMILY as SCAN
 from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [GEMM, SCAN, REDUCTION, SCATTER, ELEMENTWISE]
+FAMILIES: list[Family] = [GEMM, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 
