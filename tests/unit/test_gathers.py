@@ -48,7 +48,7 @@ def test_results(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", triton_gathers.CHECKS)
-@pytest.mark.quick(where=lambda check: check == "reads of nothing")
+@pytest.mark.quick(where=lambda check: check in ("reads of nothing", "by element"))
 def test_triton(check: str, interpreter: Interpreter) -> None:
     assert interpreter[check] == []
 
@@ -117,6 +117,16 @@ def test_only_what_is_assigned_is_written_where_the_argument_is_updated() -> Non
 
 def _update(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> None:
     cache.index_copy_(1, at, new)
+
+
+def test_a_gpu_refuses_what_would_take_long() -> None:
+    x, at, values = torch.zeros(2**20), torch.zeros(2**18, dtype=torch.int64), torch.zeros(2**18)
+    add = jitgen.jit(lambda x, i, v: x.scatter_add(0, i, v))
+    for backend in ("cuda", "triton"):
+        with pytest.raises(UnsupportedError, match="262144 values"):
+            add.lower(x, at, values, target="sm_90a", backend=backend)
+        few = add.lower(x[:100], at, values, target="sm_90a", backend=backend)
+        assert all("scatter" not in kernel.template for kernel in few.kernels)
 
 
 REFUSED = {
