@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call import plan_text
-from jitgen.call.outputs import check_distinct, check_outputs, copy_results, may_be_written, outputs_of
+from jitgen.call.outputs import (
+    check_distinct,
+    check_outputs,
+    copy_results,
+    described_results,
+    may_be_written,
+    outputs_of,
+)
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import check
+from jitgen.call.signature import check, is_object
 from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
@@ -92,6 +99,12 @@ class LaunchPlan:
                 *(*extents, *may_be_out, *remainders),
             )
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the launch plan of {self._resolver.name} is neither copied nor pickled: it holds addresses of this "
+            "process; copy the function, and bind again"
+        )
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
@@ -125,7 +138,9 @@ class LaunchPlan:
             varies = index in self._number_indices and not self._by_value
             if isinstance(bound, TensorFacts):
                 self._check_tensor(index, leaf, bound)
-            elif type(leaf) is not type(bound) or (not varies and exact(leaf) != exact(bound)):
+            elif type(leaf) is not type(bound) or (
+                not varies and not is_object(type(leaf)) and exact(leaf) != exact(bound)
+            ):
                 raise ValueError(
                     f"argument {index} of the plan of {name} is {leaf!r}, and the plan was bound with "
                     f"{bound!r}; bind again, or call the function itself"
@@ -137,12 +152,21 @@ class LaunchPlan:
             return self._start(*self._find(leaves, None), leaves, tensors, ())
         outputs = outputs_of(out)
         check_distinct(name, outputs)
-        found, captured = self._find(leaves, outputs)
-        if may_be_written(outputs, [*tensors, *captured], found.lowered.laid_out.read_elsewhere):
-            self._start(found, captured, leaves, tensors, outputs)
+        direct = self._find(leaves, outputs) if self._writes_results() else None
+        if direct and may_be_written(outputs, [*tensors, *direct[1]], direct[0].lowered.laid_out.read_elsewhere):
+            self._start(*direct, leaves, tensors, outputs)
         else:
-            copy_results(self._start(*self._find(leaves, None), leaves, tensors, ()), outputs)
+            results = self._start(*self._find(leaves, None), leaves, tensors, ())
+            copy_results(name, results, self._device, outputs)
         return out
+
+    def _writes_results(self) -> bool:
+        """Whether kernels can write to ``out=``."""
+        return described_results(self._resolver.name, self._found_by_out[None].lowered) is not None
+
+    @property
+    def _device(self) -> torch.device:
+        return self._tensor_facts[0].device if self._tensor_facts else torch.device("cpu")
 
     def _start(
         self,
@@ -176,11 +200,11 @@ class LaunchPlan:
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
-        captured = found.captured_tensors() if found is not None else None
+        captured = found.captured_tensors(leaves) if found is not None else None
         if found is None or captured is None:
             if out is not None:
-                device = self._tensor_facts[0].device if self._tensor_facts else torch.device("cpu")
-                check_outputs(self._resolver.name, self._found_by_out[None].lowered, device, out)
+                name, lowered = self._resolver.name, self._found_by_out[None].lowered
+                check_outputs(name, described_results(name, lowered) or [], self._device, out)
             found, captured = self._resolver.resolve(leaves, self._tree, out or ())
         self._remember(found, [leaves[index] for index in self._tensor_indices], out)
         return found, captured

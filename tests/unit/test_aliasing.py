@@ -26,9 +26,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     copy = plan.copy_results
 
-    def counted(results: Any, out: Any) -> None:
+    def counted(name: str, results: Any, device: torch.device, out: Any) -> None:
         calls.append(out)
-        copy(results, out)
+        copy(name, results, device, out)
 
     monkeypatch.setattr(plan, "copy_results", counted)
     return calls
