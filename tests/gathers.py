@@ -138,7 +138,7 @@ def write_failures(backend: str, device: str = "cpu") -> Iterator[str | None]:
         dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float32)[number]
         arguments = write_arguments(n, m, k, r, dtype)
         for name, (kind, function) in COMBINED.items():
-            yield _judged(name, kind, function, arguments, backend, device)
+            yield judged(name, kind, function, arguments, backend, device)
 
 
 def integer_failures(backend: str, device: str = "cpu") -> Iterator[str | None]:
@@ -146,10 +146,10 @@ def integer_failures(backend: str, device: str = "cpu") -> Iterator[str | None]:
     counted = write_arguments(6, 8, 50, 7, torch.int32)
     for name, (_, function) in COMBINED.items():
         if name not in ("computed base", "scatter of a number", "twice", "mean"):
-            yield _judged(name, "exact", function, counted, backend, device)
+            yield judged(name, "exact", function, counted, backend, device)
 
 
-def _judged(
+def judged(
     name: str, kind: str, function: Function, arguments: tuple[torch.Tensor, ...], backend: str, device: str
 ) -> str | None:
     got = jitgen.jit(function, backend=backend)(*(a.to(device) for a in arguments)).cpu()

@@ -5,10 +5,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
+from jitgen.families.scatter import by_element as by_element_of_scatters
 from tests import gathers
 from tests.interpreter import Check, serve
 
+
+def by_element() -> Iterator[str | None]:
+    """Scatters of which each element is compared with every index, which GPUs compute so where walks are long."""
+    arguments = gathers.write_arguments(6, 8, 5, 7)
+    with patch.object(by_element_of_scatters, "SHORT_WALK", 0):
+        for name in ("index_add", "scatter_add", "amax", "scatter of a number", "index_put of two"):
+            kind, function = gathers.COMBINED[name]
+            yield gathers.judged(name, kind, function, arguments, "triton", "cpu")
+
+
 CHECKS: dict[str, Check] = {
+    "by element": by_element,
     "reads": lambda: gathers.read_failures("triton"),
     "reads of nothing": lambda: gathers.empty_failures("triton"),
     "integers": lambda: gathers.integer_failures("triton"),

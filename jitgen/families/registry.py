@@ -11,7 +11,7 @@ from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.families.sort import FAMILY as SORT
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [GEMM, SORT, SCAN, REDUCTION, SCATTER, ELEMENTWISE]
+FAMILIES: list[Family] = [GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 

@@ -29,8 +29,8 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
         raise ValueError(f"{mode} padding by {len(pad)} numbers is not defined for {rank} dimensions")
     if min(amounts) < 0:
         raise UnsupportedError("negative padding is not supported; slice instead")
-    indices: list[Node] = []
     shape, places = list(input.shape), list(range(rank))
+    indices: list[Node] = []
     for number in range(dims):
         dim, before, after = rank - 1 - number, amounts[2 * number], amounts[2 * number + 1]
         size = input.shape[dim]

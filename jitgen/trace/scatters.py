@@ -237,7 +237,10 @@ def _assigned(trace: Trace, input: Node, key: tuple[Any, ...], value: Any, kind:
     if masks:
         return _masked(trace, input, key, masks[0], value, kind)
     viewed, by_dim = viewed_by(trace, input, key)
-    movements = _movements(input, viewed)
+    if viewed is value and not by_dim and kind == "set":
+        return input  # an update of a view has changed it already: x[0] += 1 is x[0] = x[0].__iadd__(1)
+    movements = movements_from(input, viewed)
+    assert movements is not None
     if by_dim:
         chosen = Chosen(trace, viewed.shape, by_dim)
         shape, places, indices = chosen.shape, chosen.places, chosen.indices
@@ -262,10 +265,12 @@ def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
     return expand(trace, value, shape)
 
 
-def _movements(source: Node, viewed: Node) -> Movements:
-    """The movements that lead from ``source`` to a view of it."""
+def movements_from(source: Node, viewed: Node) -> Movements | None:
+    """The movements that lead from ``source`` to a view of it; None where it is no such view."""
     found: list[tuple[Any, ...]] = []
     while viewed is not source:
+        if viewed.op != "view":
+            return None
         found.append((viewed.attrs, viewed.shape))
         viewed = viewed.inputs[0]
     return tuple(reversed(found))

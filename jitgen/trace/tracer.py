@@ -22,7 +22,18 @@ from torch.utils import _pytree as pytree
 
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
+from jitgen.ir.graph import (
+    CONTIGUOUS,
+    Builder,
+    Graph,
+    InputSpec,
+    Node,
+    Shape,
+    input_shape,
+    is_weight,
+    topological,
+    under_views,
+)
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import escapes, table
@@ -45,6 +56,7 @@ from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
 from jitgen.trace.readable import why_unreadable
+from jitgen.trace.scatters import movements_from, scattered
 from jitgen.trace.typing import expand, rounded
 
 
@@ -374,7 +386,15 @@ class Trace:
                 f"{self.name}: {name} updates a 0-d CPU tensor in a kernel on {self.device}{quote(user_location())}\n"
                 "  move it there first, with .to(device)"
             )
-        if sum(alias() is not None for alias in proxy.aliases) > 1:
+        sharing = [alias for alias in (alias() for alias in proxy.aliases) if alias is not None]
+        base = under_views(proxy.value)
+        if base.op == "input" and all(alias.input is None for alias in sharing):
+            raise UnsupportedError(
+                f"{self.name}: {name} updates a captured tensor through a view{quote(user_location())}\n"
+                "  pass it as an argument"
+            )
+        chains = [movements_from(base, alias.value) for alias in sharing]
+        if len(sharing) > 1 and not all(chain is not None and _is_writable(chain) for chain in chains):
             raise UnsupportedError(
                 f"{self.name}: {name} updates a tensor that shares memory with a view of it{quote(user_location())}\n"
                 "  use the operation that returns a new tensor"
@@ -392,9 +412,19 @@ class Trace:
                 f"{self.name}: {name} would store a {value.dtype} result in a {proxy.value.dtype} tensor"
                 f"{quote(user_location())}\n  use the operation that returns a new tensor"
             )
-        proxy.value = self.cast(expand(self, value, shape), proxy.value.dtype)
-        if proxy.input is not None:
-            self.mutated[proxy.input] = proxy.value
+        value = self.cast(expand(self, value, shape), proxy.value.dtype)
+        if len(sharing) == 1:
+            proxy.value = value
+        else:  # the tensor that they are views of changes, and with it all of them
+            movements = movements_from(base, proxy.value)
+            value = scattered(self, base, value, (), range(len(shape)), movements=movements) if movements else value
+            for alias, chain in zip(sharing, chains, strict=True):
+                alias.value = value
+                for attrs, sizes in chain or ():
+                    alias.value = self.make("view", (alias.value,), value.dtype, sizes, attrs)
+        for alias in sharing:
+            if alias.input is not None:
+                self.mutated[alias.input] = alias.value
         return proxy
 
     def forget_tensors(self) -> None:
@@ -445,6 +475,11 @@ class Trace:
         if node.op == "const" and (DTYPES[dtype].is_floating_point or not isinstance(node.attrs[0], float)):
             return self.builder.const(rounded(node.attrs[0], dtype), dtype)
         return self.make("cast", (node,), dtype, ())
+
+
+def _is_writable(movements: Any) -> bool:
+    """Whether each element of the view that ``movements`` lead to is one of the tensor's, at strides that are known."""
+    return all(attrs[0] not in ("expand", "reshape") for attrs, _ in movements)
 
 
 def _memory(node: Node) -> Node:

@@ -48,7 +48,7 @@ def test_results(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", triton_gathers.CHECKS)
-@pytest.mark.quick(where=lambda check: check == "reads of nothing")
+@pytest.mark.quick(where=lambda check: check in ("reads of nothing", "by element"))
 def test_triton(check: str, interpreter: Interpreter) -> None:
     assert interpreter[check] == []
 
@@ -117,6 +117,56 @@ def test_only_what_is_assigned_is_written_where_the_argument_is_updated() -> Non
 
 def _update(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> None:
     cache.index_copy_(1, at, new)
+
+
+def test_a_gpu_refuses_what_would_take_long() -> None:
+    x, at, values = torch.zeros(2**20), torch.zeros(2**18, dtype=torch.int64), torch.zeros(2**18)
+    add = jitgen.jit(lambda x, i, v: x.scatter_add(0, i, v))
+    for backend in ("cuda", "triton"):
+        with pytest.raises(UnsupportedError, match="262144 values"):
+            add.lower(x, at, values, target="sm_90a", backend=backend)
+        few = add.lower(x[:100], at, values, target="sm_90a", backend=backend)
+        assert all("scatter" not in kernel.template for kernel in few.kernels)
+
+
+def through_a_slice(x: torch.Tensor) -> torch.Tensor:
+    x[:, 1:4] += 1
+    return x * 2
+
+
+def from_one_row_to_another(x: torch.Tensor) -> torch.Tensor:
+    x[0] = x[1]
+    x[2] = x[0] + 1
+    return x[2]
+
+
+def seen_by_views(x: torch.Tensor) -> torch.Tensor:
+    row, turned = x[0], x.t()
+    x.mul_(2)
+    row.add_(5)
+    turned[0] = 7
+    return x[:2] + row
+
+
+def of_a_new_tensor(x: torch.Tensor) -> torch.Tensor:
+    new = x * 2
+    new[1] = new[0]
+    new[:, 2:] *= 3
+    return new
+
+
+@pytest.mark.parametrize("function", [through_a_slice, from_one_row_to_another, seen_by_views, of_a_new_tensor])
+def test_an_update_of_a_view_is_one_of_its_tensor(function: Any) -> None:
+    x, y = torch.randn(4, 6), torch.empty(4, 6)
+    y.copy_(x)
+    assert torch.equal(jitgen.jit(function)(x), function(y))
+    assert torch.equal(x, y)
+
+
+def test_a_captured_tensor_is_not_updated_through_a_view() -> None:
+    captured = torch.zeros(3, 4)
+    with pytest.raises(UnsupportedError, match="captured"):
+        jitgen.jit(lambda x: captured[0].add_(x))(torch.ones(4))
 
 
 REFUSED = {

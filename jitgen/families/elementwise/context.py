@@ -32,7 +32,7 @@ class OperandContext:
         local: the variable with the address at which a thread reads or writes, or with what it has loaded from there.
         offset: the parameter with an iota's first value; empty for others.
         alignment: what the address is a multiple of, in bytes.
-        gathered: (size, stride) of each dimension that an index chooses along, as parameters.
+        gathered: (size, stride) of each dimension that an index chooses along: parameters, or 1.
     """
 
     index: int
@@ -158,7 +158,7 @@ def _region(
     number: int, body: Body, layout: Layout, kernel: Kernel, schedule: Schedule, dialect: Dialect
 ) -> RegionContext:
     sources = {
-        index: Source(f"x{index}", f"at{index}", _gathered(number, index, operand), operand.dtype, "live")
+        index: Source(f"x{index}", f"at{index}", _gathered(number, index, operand, layout), operand.dtype, "live")
         for index, operand in enumerate(body.operands)
         if operand.kind == "gather"
     }
@@ -185,11 +185,13 @@ def _region(
     )
 
 
-def _gathered(region: int, index: int, operand: Operand) -> tuple[tuple[str, str], ...]:
-    """The parameters with the size and the stride of each dimension that an index chooses along."""
-    names = ("gathered size", "gathered stride")
+def _gathered(region: int, index: int, operand: Operand, layout: Layout) -> tuple[tuple[str, str], ...]:
+    """The expressions of the size and the stride of each dimension that an index chooses along."""
     return tuple(
-        (integer_name(region, names[0], index, dim), integer_name(region, names[1], index, dim))
+        (
+            integer_name(region, "gathered size", index, dim),
+            "1" if layout.neighbours[index][dim] else integer_name(region, "gathered stride", index, dim),
+        )
         for dim in range(operand.gathered)
     )
 
@@ -214,7 +216,7 @@ def _operand(region: int, index: int, operand: Operand, layout: Layout, value: s
         local=f"x{index}",
         offset=integer_name(region, "offset", index, -1) if operand.kind == "iota" else "",
         alignment=min((layout.unit if kind == "contiguous" else 1) * item_size(operand.dtype), ACCESS_BYTES),
-        gathered=_gathered(region, index, operand),
+        gathered=_gathered(region, index, operand, layout),
     )
 
 
@@ -237,7 +239,7 @@ def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]
     """(type, name) of the kernel's parameters that a region uses; integers have the type ``index``."""
     strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
     offsets = [operand.offset for operand in region.operands if operand.offset]
-    gathered = [name for operand in region.operands for pair in operand.gathered for name in pair]
+    gathered = [name for operand in region.operands for pair in operand.gathered for name in pair if name != "1"]
     pointers = [(f"{const_prefix(o)}{o.storage}*", o.pointer) for o in region.operands if o.pointer]
     integers = [(index, name) for name in (*region.sizes, *offsets, *strides, *gathered)]
     return [*pointers, *integers, *((kind, name) for name, kind in region.scalars)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Built
+from jitgen.codegen.printing import Built, Line
 from jitgen.families.elementwise.context import (
     OperandContext,
     RegionContext,
@@ -16,6 +17,7 @@ from jitgen.families.elementwise.context import (
     region_parameters,
 )
 from jitgen.families.elementwise.schedule import Schedule
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
 
@@ -27,7 +29,7 @@ def build(
     # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
     parameters += [f"{dialect.types[dtype]} a{i}" for i, (_, dtype) in enumerate(kernel.scalars)]
     parameters += ["int32_t threads", *(f"int64_t {name}" for name in names), "int32_t streaming"]
-    contexts = [_region(region) for region in regions]
+    contexts = [_region(region, body, dialect) for region, body in zip(regions, kernel.bodies, strict=True)]
     alike: dict[str, int] = {}
     for region in contexts:
         # Regions that differ only in their parameters, as those of a concatenation do, are calls of one function.
@@ -43,10 +45,11 @@ def _anonymous(region: dict[str, Any]) -> str:
     return re.sub(rf"\b([a-z]+){region['index']}_", r"\1_", texts)
 
 
-def _region(region: RegionContext) -> dict[str, Any]:
+def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, Any]:
     inner, parameters = region.inner_size, region_parameters(region, "int64_t")
     work = " * ".join([*region.outer_sizes, f"(({inner} + block - 1) / block)"])
-    halved = _is_halved(region)
+    found = _gathers(region, body, dialect)
+    halved = _is_halved(region, found)
     stores = [_store(operand, halved) for operand in region.stores]
     return {
         "index": region.index,
@@ -60,9 +63,15 @@ def _region(region: RegionContext) -> dict[str, Any]:
         "operands": [_operand(operand, region.rank) for operand in region.operands],
         "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
         "fetched": [_fetched(o, region.rank) for o in region.loads if o.memory and o.kind == "contiguous"],
-        "loads": [_load(operand, halved) for operand in region.loads if not _is_constant(operand)],
-        "gathers": [{"index": operand.index, "offset": _offset(operand)} for operand in region.gathers],
-        "lines": region.lines,
+        "before": found.before,
+        "rows": found.rows,
+        "loads": [
+            *(_load(operand, halved) for operand in region.loads if not _is_constant(operand)),
+            *(_loaded_row(row, halved) for row in found.rows),
+        ],
+        "gathers": [{"index": o.index, "offset": _offset(o)} for o in region.gathers if o.index in found.single],
+        "checked": bool(region.gathers),
+        "lines": found.lines,
         "scratch_stores": [],
         "reductions": [],
         "stores": stores,
@@ -75,9 +84,76 @@ def _is_constant(operand: OperandContext) -> bool:
     return operand.memory and operand.constant_in_row
 
 
-def _is_halved(region: RegionContext) -> bool:
+@dataclass(frozen=True)
+class _Row:
+    """A gather whose indices are the same for a run of neighbours: a load from an address computed before the loop."""
+
+    line: Line
+    operand: OperandContext
+    address: str
+
+
+@dataclass(frozen=True)
+class _Gathers:
+    """The lines of a region: ``before`` a run, and for each element; and which operands are gathered one by one."""
+
+    before: tuple[Line, ...]
+    rows: tuple[_Row, ...]
+    lines: tuple[Line, ...]
+    single: frozenset[int]
+
+
+def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
+    if not region.gathers:
+        return _Gathers((), (), region.lines, frozenset())
+    constant: set[int] = set()
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op in ("load", "iota", "gather"):
+            if instruction.op == "load" and region.operands[instruction.attr].constant_in_row:
+                constant.add(position)
+        elif constant.issuperset(instruction.args):
+            constant.add(position)
+    rows, lines, single = [], [], set()
+    for line in region.lines:
+        instruction = body.instructions[line.position]
+        if instruction.op != "gather" or not constant.issuperset(instruction.args):
+            lines += [] if line.position in constant else [line]
+            single |= {instruction.attr} if instruction.op == "gather" else set()
+            continue
+        operand, terms = region.operands[instruction.attr], []
+        for argument, (size, stride) in zip(instruction.args, operand.gathered, strict=True):
+            within = f"jitgen::within({_name_of(argument, region, body)}, {size}, any_outside)"
+            terms.append(within if stride == "1" else f"{within} * {stride}")
+        rows.append(_Row(line, operand, " + ".join([operand.local, *terms])))
+    before = tuple(line for line in region.lines if line.position in constant)
+    return _Gathers(before, tuple(rows), tuple(lines), frozenset(single))
+
+
+def _name_of(position: int, region: RegionContext, body: Body) -> str:
+    """The name of an instruction's value."""
+    instruction = body.instructions[position]
+    if instruction.op == "load":
+        return region.operands[instruction.attr].value
+    named = {line.position: line.value for line in region.lines}
+    return named.get(position, f"a{instruction.attr}")
+
+
+def _loaded_row(row: _Row, halved: bool) -> dict[str, str]:
+    name = f"row_{row.line.value}"
+    return {
+        "type": row.line.type,
+        "value": row.line.value,
+        "local": name,
+        "halves": name if halved else "",
+        "expression": f"halves_{row.line.value}.at(lane)"
+        if halved
+        else f"jitgen::load({name}[{_offset(row.operand)}])",
+    }
+
+
+def _is_halved(region: RegionContext, gathers: _Gathers) -> bool:
     """Whether a group's elements may be computed in another order than that in memory (``Halves`` in group.hpp)."""
-    if region.gathers:
+    if gathers.single or any(row.operand.constant_in_row for row in gathers.rows):
         return False
     moving = [operand for operand in region.operands if not operand.constant_in_row]
     return all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving)

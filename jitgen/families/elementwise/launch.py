@@ -39,7 +39,8 @@ def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Ite
                 yield region, "stride", index, dim
             for dim in range(operand.gathered):
                 yield region, "gathered size", index, dim
-                yield region, "gathered stride", index, dim
+                if not layout.neighbours[index][dim]:
+                    yield region, "gathered stride", index, dim
         if tiled and region + 1 < len(layouts):
             yield region, "end", -1, -1
 

@@ -33,12 +33,14 @@ class Layout:
         unit: the largest power of two of elements, at most 16, that every contiguous operand can move at once:
             addresses, outer strides and (above rank 1) the innermost size are multiples of it, up to 16 bytes.
         wide: whether an index can reach 2**31.
+        neighbours: for each operand and each dimension that an index chooses along, whether its stride is 1.
     """
 
     rank: int
     operands: tuple[str, ...]
     unit: int
     wide: bool
+    neighbours: tuple[tuple[bool, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
     ]
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach)
     unit = _unit(body, geometry, kinds, call.buffers) if call.is_gpu else 1
-    return Layout(len(collapsed), kinds, unit, wide), geometry
+    neighbours = tuple(tuple(stride == 1 for _, stride in chosen) for chosen in gathered)
+    return Layout(len(collapsed), kinds, unit, wide, neighbours), geometry
 
 
 def _kind(operand: Operand, strides: tuple[int, ...]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jitgen.families.family import Family
+from jitgen.families.scatter.by_element import decide
 from jitgen.families.scatter.claim import NAME, claim
 from jitgen.families.scatter.explain import explain
 from jitgen.families.scatter.launch import arguments, launch, work
@@ -35,6 +36,7 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
 FAMILY = Family(
     name=NAME,
     claim=claim,
+    decide=decide,
     layout=layout,
     candidates=candidates,
     render=_render,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.families.family import Claim, Partition
+from jitgen.families.scatter.by_element import by_element, question
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, topological
@@ -26,7 +27,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = []
     for position, node in enumerate(values):
-        if node.op == "scatter":
+        if node.op == "scatter" and not partition.decide(NAME, question(node)).fused:
+            rest.append(without_scatters(by_element(node, partition.mover), partition))
+        elif node.op == "scatter":
             regions.append(_region(position, node, partition))
             rest.append(None if partition.is_updated(node) else without_scatters(node.inputs[0], partition))
         else:

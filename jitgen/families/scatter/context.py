@@ -11,11 +11,12 @@ from jitgen.codegen.printing import Built, Printed, printed
 from jitgen.families.scatter.launch import integer_names
 from jitgen.families.scatter.layout import Layout
 from jitgen.families.scatter.schedule import Schedule
-from jitgen.ir.body import Instruction, compute_dtype
+from jitgen.ir.body import Body, Instruction, compute_dtype
 from jitgen.ir.program import Kernel
 from jitgen.ir.scatters import combination
 
 WARP = 32
+_READS = ("load", "iota")
 
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, dialect: Dialect) -> tuple[str, Built]:
@@ -28,7 +29,8 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, dialect: Dialect) 
     (scatter,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
     coordinates = [*(f"i{dim}" for dim in range(layout.outer)), *(f"k{dim}" for dim in range(layout.walked))]
     coordinates += ["i"] if layout.inner else []
-    operands = [_operand(index, kernel, coordinates, found, dialect) for index in range(len(body.operands))]
+    operands = [_operand(index, kernel, layout, coordinates, found, dialect) for index in range(len(body.operands))]
+    once = _constant(body, layout) if layout.inner else set()
     scalars = [f"a{number}" for number in range(len(kernel.scalars))]
     context: dict[str, Any] = {
         "pointers": [o for o in operands if o["pointer"]],
@@ -36,8 +38,12 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, dialect: Dialect) 
         "walked": [(f"k{dim}", f"n{layout.outer + dim}") for dim in range(layout.walked)],
         "margin": "    " * layout.walked,
         "inner": f"n{layout.rank - 1}" if layout.inner else "",
-        "loads": [o for o in operands if o["role"] != "store"],
-        "lines": list(found.lines.values()),
+        # What is the same for all of the inner dimension comes first.
+        "constant_loads": [operands[i.attr] for p, i in enumerate(body.instructions) if p in once and i.op in _READS],
+        "constant_lines": [line for position, line in found.lines.items() if position in once],
+        "loads": [operands[i.attr] for p, i in enumerate(body.instructions) if p not in once and i.op in _READS],
+        "lines": [line for position, line in found.lines.items() if position not in once],
+        "is_one_row": layout.inner and once.issuperset(scatter.args[1:]),
         **_stored(scatter, operands, found, dialect),
     }
     typed = [f"{o['const']}{o['storage']}* {o['pointer']}" for o in context["pointers"]]
@@ -51,7 +57,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, dialect: Dialect) 
         return title, (context, {})
     signature = [f"*{triton.SIGNATURE_TYPES[o['dtype']]}" for o in context["pointers"]]
     signature += ["i64"] * len(names) + [triton.SIGNATURE_TYPES[dtype] for _, dtype in kernel.scalars]
-    used = [line.text for line in context["lines"]] + [o["expression"] for o in context["loads"]]
+    used = [line.text for line in found.lines.values()] + [o["expression"] for o in operands]
     used += [context["old"], context["new"], context["stored"]]
     context["include"] = environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(used))
     context["parameters"] = [*(o["pointer"] for o in context["pointers"]), *names, *scalars]
@@ -64,12 +70,27 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, dialect: Dialect) 
     return title, (context, options)
 
 
+def _constant(body: Body, layout: Layout) -> set[int]:
+    """The positions of instructions whose results are the same for all of the last dimension."""
+    constant: set[int] = set()
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op in _READS:
+            if layout.last[instruction.attr] == 0:
+                constant.add(position)
+        elif constant.issuperset(instruction.args):
+            constant.add(position)
+    return constant
+
+
 def _operand(
-    index: int, kernel: Kernel, coordinates: Sequence[str], found: Printed, dialect: Dialect
+    index: int, kernel: Kernel, layout: Layout, coordinates: Sequence[str], found: Printed, dialect: Dialect
 ) -> dict[str, Any]:
     (body,) = kernel.bodies
     operand = body.operands[index]
-    at = " + ".join(f"{coordinate} * s{index}_{dim}" for dim, coordinate in enumerate(coordinates)) or "0"
+    terms = [f"{coordinate} * s{index}_{dim}" for dim, coordinate in enumerate(coordinates)]
+    if layout.last[index] < 2:
+        terms[-1:] = [coordinates[-1]] * layout.last[index]
+    at = " + ".join(terms) or "0"
     pointer = f"p{index}" if operand.buffer is not None else ""
     is_triton = dialect.name == "triton"
     if pointer:
@@ -101,6 +122,7 @@ def _stored(
     value, *indices = (found.names[position] for position in scatter.args)
     target = operands[number]
     chosen = [f"{index} * g{dim}" for dim, index in enumerate(indices)]
+    place = target["at"].split(" + ")
     operation = combination(kind, scatter.dtype)
     new = value
     if operation is not None:
@@ -110,6 +132,7 @@ def _stored(
     context = {
         "target": target,
         "to": " + ".join([target["pointer"], target["at"], *chosen]),
+        "row": " + ".join([target["pointer"], *place[:-1], *chosen]),
         "inside": " && ".join(f"jitgen::is_within({index}, b{dim})" for dim, index in enumerate(indices)) or "true",
         "combines": operation is not None,
         "new": new,

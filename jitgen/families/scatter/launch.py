@@ -15,8 +15,9 @@ from jitgen.ir.program import Kernel
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:
     """The integer parameters in order, as (name, what, operand, dim).
 
-    ``n0`` ... the sizes; ``s<operand>_<dim>`` an operand's stride; ``o<operand>`` an iota's first value; ``b<dim>`` and
-    ``g<dim>`` size and stride of a dimension of the result that an index chooses along.
+    ``n0`` ... the sizes; ``s<operand>_<dim>`` an operand's stride, where ``Layout.last`` does not say it;
+    ``o<operand>`` an iota's first value; ``b<dim>`` and ``g<dim>`` size and stride of a dimension of the result that an
+    index chooses along.
     """
     (body,) = kernel.bodies
     for dim in range(layout.rank):
@@ -24,7 +25,7 @@ def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, in
     for index, operand in enumerate(body.operands):
         if operand.kind == "iota":
             yield f"o{index}", "offset", index, -1
-        for dim in range(layout.rank):
+        for dim in range(layout.rank - (layout.last[index] < 2)):
             yield f"s{index}_{dim}", "stride", index, dim
     (stored,) = body.stores
     for dim in range(body.operands[stored].gathered):

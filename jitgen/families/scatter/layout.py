@@ -18,11 +18,18 @@ from jitgen.ir.program import Kernel
 
 @dataclass(frozen=True)
 class Layout:
-    """How many dimensions of each kind there are; ``inner`` where one is innermost, of stride 1 in the result."""
+    """What the source depends on.
+
+    Attributes:
+        outer, walked: how many dimensions of these kinds there are.
+        inner: whether there is an innermost one, of stride 1 in the result.
+        last: for each operand, its stride along the last dimension where that is 0 or 1; 2 for all others.
+    """
 
     outer: int
     walked: int
     inner: bool
+    last: tuple[int, ...]
 
     @property
     def rank(self) -> int:
@@ -78,7 +85,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
         tuple(view.offset for view in views),
         tuple(zip(views[stored].sizes[rank:], views[stored].strides[rank:], strict=True)),
     )
-    return (Layout(len(outer), len(walked), bool(inner)),), (geometry,)
+    last = tuple(stride[-1] if stride[-1] in (0, 1) else 2 for stride in geometry.strides)
+    return (Layout(len(outer), len(walked), bool(inner), last),), (geometry,)
 
 
 def _merged(
