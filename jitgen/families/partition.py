@@ -30,6 +30,7 @@ from jitgen.ir.graph import (
     Shape,
     equal_sizes,
     topological,
+    under_views,
 )
 from jitgen.ir.program import Alias, Buffer, Decision, Kernel, Program
 from jitgen.ir.regions import MAX_READS, Region, Store
@@ -93,7 +94,7 @@ class Partitioner:
         outputs: list[int | Alias] = []
         results: list[Node] = []
         for node in moved[: len(self.graph.outputs)]:
-            alias = _alias(node, updates)
+            alias = _alias(self._without_needless_copy(node), updates)
             if alias is not None and alias.movements and self.strides(node) is None:
                 alias = None
             if alias is None and not any(node is result for result in results):
@@ -342,6 +343,14 @@ class Partitioner:
     def depends_on_strides(self) -> None:
         """Record that this partition is valid only for calls with the same strides."""
         self.independent_of_strides = False
+
+    def _without_needless_copy(self, node: Node) -> Node:
+        """What ``node`` copies, where torch returns that itself: it is to be row-major and is so in this call."""
+        if node.attrs != CONTIGUOUS or under_views(node.inputs[0]).op != "input":
+            return node
+        self.depends_on_strides()
+        source = self.strides(node.inputs[0])
+        return node.inputs[0] if source is not None and source.is_row_major else node
 
     def strides(self, node: Node) -> Strided | None:
         """The strides in this call of ``node``, an input or views of one; None where no strides describe it."""
