@@ -17,6 +17,7 @@ from jitgen.quant.formats import find
 from jitgen.runtime.generated import define
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
+from jitgen.trace import autocast
 from jitgen.trace.readable import why_unreadable
 
 _MISSING = object()
@@ -67,8 +68,10 @@ class LaunchPlan:
         self._remainders = [facts.remainder for facts in self._facts] if _addresses_matter(tensors) else []
         self._needs_grad = any(tensor.requires_grad for tensor in tensors)
         found, _ = resolver.resolve(leaves, tree)
-        self._found_by_out: dict[tuple[TensorFacts, ...] | None, BoundLaunch] = {None: found}
-        """The launches by the facts of the outputs that the caller allocates, None where jitgen does."""
+        self._bound_launch = found
+        self._found_by_out: dict[Any, BoundLaunch] = {(autocast.settings(), None): found}
+        """The launches by the state of autocast and the facts of the outputs that the caller allocates, None where
+        jitgen does."""
         self._last: tuple[Any, ...] | None = None
         if self._needs_no_checks(found) and not resolver.static_numbers:
             self._last = (layout_check(tensors), found.launch, *self._remainders)
@@ -81,7 +84,7 @@ class LaunchPlan:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
-        found = self._found_by_out[None]
+        found = self._bound_launch
         built = found.specialization.built(found.lowered, default_store())
         return tuple(kernel.key for kernel in built)
 
@@ -149,7 +152,7 @@ class LaunchPlan:
         self, leaves: Sequence[Any], out: Sequence[torch.Tensor] | None
     ) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
         """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
-        key = None if out is None else tuple(map(TensorFacts.of, out))
+        key = autocast.settings(), None if out is None else tuple(map(TensorFacts.of, out))
         found = self._found_by_out.get(key)
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
@@ -158,7 +161,7 @@ class LaunchPlan:
         if found is None or captured is None:
             if out is not None:
                 device = self._facts[0].device if self._facts else torch.device("cpu")
-                check_outputs(self._resolver.name, self._found_by_out[None].lowered, device, out)
+                check_outputs(self._resolver.name, self._find(leaves, None)[0].lowered, device, out)
             found, captured = self._resolver.resolve(leaves, self._tree, out or ())
             self._found_by_out[key] = found
         plain = self._last is not None and self._needs_no_checks(found)

@@ -23,6 +23,7 @@ from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
 from jitgen.runtime.guards import TensorFacts
 from jitgen.store.default import default_store
+from jitgen.trace import autocast
 from jitgen.trace.captures import same_value
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
@@ -40,7 +41,7 @@ class BoundLaunch:
         specialization, lowered: what it was made of.
         captured: tensors that the function closes over, inputs of the launch after the arguments.
         guards: values that the function closes over, which must be what they were at the trace.
-        depends_on_arguments_alone: whether there are neither: equal arguments suffice for this launch.
+        depends_on_arguments_alone: whether there are neither, nor autocast: equal arguments suffice for this launch.
     """
 
     __slots__ = (
@@ -55,7 +56,7 @@ class BoundLaunch:
         self.lowered = lowered
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
-        self.depends_on_arguments_alone = not self.captured and not self.guards
+        self.depends_on_arguments_alone = not (self.captured or self.guards or autocast.settings())
         self._expected = [(now, TensorFacts.of(then)) for now, then in zip(self.captured, captured, strict=True)]
         self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
         self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
@@ -167,7 +168,7 @@ class Resolver:
         route: Route,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
-        key = (route, device, tree, trace_key(leaves))
+        key = (route, device, tree, trace_key(leaves), autocast.settings())
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
             captured = [captured.read() for captured in found.traced.captured]

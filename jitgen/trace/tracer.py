@@ -11,6 +11,7 @@ Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace import table
+from jitgen.trace import autocast, table
 from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captures import (
     Captured,
@@ -242,10 +243,11 @@ class Trace:
     def _result(self, row: table.Row, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What the row makes of the arguments, in nodes."""
         try:
+            positional, named, inner = self._autocast(name, positional, named)
             if row.composed:
                 args, keywords = bind(row.function, positional, named)
                 keywords = {key: self._leave(value, None) for key, value in keywords.items()}
-                with _InterceptFunctions(self):
+                with _InterceptFunctions(self), inner:
                     return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
             with torch._C.DisableTorchFunction():
                 args, keywords = bind(row.function, (self, *positional), named)
@@ -257,6 +259,17 @@ class Trace:
         except Exception as error:
             why = refusal(error, positional, named, self.guards.hint)
             raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+
+    def _autocast(self, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """The arguments as ``torch.autocast`` converts them for a function, and a context for what it calls: where
+        autocast has converted them, it is not enabled within."""
+        values = (*positional, *named.values())
+        dtype = autocast.target(name, self.device.type, values)
+        if dtype is None or any(isinstance(value, Node) and is_weight(value) for value in values):
+            return positional, named, nullcontext()
+        converted = autocast.converted((*values,), dtype, self.cast)
+        names = zip(named, converted[len(positional) :], strict=True)
+        return converted[: len(positional)], dict(names), autocast.disabled(self.device.type)
 
     def _no_row(self, name: str) -> JitgenError:
         if name.rpartition(".")[2] in _READS:
