@@ -71,6 +71,11 @@ class Node:
         if self.dtype not in names:
             self.field.refuse(f"{self.op}: its dtype is {self.dtype}, not {' or '.join(names)}")
 
+    def is_computed_as(self, dtype: str) -> None:
+        """Its dtype has the compute dtype of ``dtype``: it may be stored wider than its operands are, or narrower."""
+        if compute_dtype(self.dtype) != compute_dtype(dtype):
+            self.field.refuse(f"{self.op}: its dtype is {self.dtype}, not {dtype} or one that is computed as it is")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -218,7 +223,7 @@ def _reduce(node: Node) -> None:
     node.has_shape([1 if dim in reduced else size for dim, size in enumerate(operand.shape)])
     if kind.value in ("any", "all"):
         node.require(operand.dtype == "bool", f"{kind.value} of {operand.dtype}")
-    node.has_dtype("int64" if kind.value in ("argmax", "argmin") else operand.dtype)
+    node.is_computed_as("int64" if kind.value in ("argmax", "argmin") else operand.dtype)
 
 
 def _scan(node: Node) -> None:
@@ -228,7 +233,7 @@ def _scan(node: Node) -> None:
     dim.integer(0, len(operand.shape))
     node.require(type(reverse.value) is bool, "whether it runs in reverse is true or false")
     node.has_shape(operand.shape)
-    node.has_dtype("int64" if kind.value in PLACES else operand.dtype)
+    node.is_computed_as("int64" if kind.value in PLACES else operand.dtype)
 
 
 def _contract(node: Node) -> None:
@@ -301,9 +306,10 @@ def _pointwise(node: Node) -> None:
     dtypes = [operand.dtype for operand in node.operands]
     if node.op == "where":
         node.require(dtypes.pop(0) == "bool", "its condition is not bool")
-    node.require(len(set(dtypes)) == 1, f"its operands are {', '.join(dtypes)}, not of one dtype")
-    node.require(compute_dtype(dtypes[0]) in op.domain, f"not defined for {dtypes[0]}")
-    node.has_dtype("bool" if op.predicate else dtypes[0])
+    computed = set(map(compute_dtype, dtypes))
+    node.require(len(computed) == 1, f"its operands are {', '.join(dtypes)}, not computed in one dtype")
+    node.require(computed <= set(op.domain), f"not defined for {dtypes[0]}")
+    node.is_computed_as("bool" if op.predicate else dtypes[0])
 
 
 NODES: dict[str, Row] = {

@@ -19,10 +19,12 @@ Node operations:
                formats, zero-points represent; its users are ``contract`` nodes, directly or through views
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
                asks for row-major memory where the value is returned
-a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one dtype among themselves
+a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one compute dtype among themselves
 =============  =====================================================================================================
 
-``dtype`` is the dtype eager torch would give (its name); ``shape`` holds ints and ``Expr``.
+``dtype`` is the name of the dtype in which the value is stored where it goes to memory: for the result of a torch
+function the one that eager torch gives it, for values within one at least float32 (``trace/intermediates.py``). Nodes
+of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds. ``shape`` holds ints and ``Expr``.
 
 A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. For error messages a node
 carries the user's line that it came from; the line is part neither of a graph's serialized form nor of any key.
@@ -160,11 +162,12 @@ def _typed(value: Any) -> Any:
     return type(value), value
 
 
-def topological(roots: Iterable[Node], leaves: str | None = None) -> list[Node]:
+def topological(roots: Iterable[Node], leaves: str | None = None, known: frozenset[int] = frozenset()) -> list[Node]:
     """``roots`` and every node that they depend on, inputs before users, in a deterministic order.
 
     Args:
         leaves: the name of an operation whose inputs are not followed.
+        known: the ids of nodes whose inputs are not followed.
     """
     order: list[Node] = []
     seen: set[int] = set()
@@ -176,7 +179,7 @@ def topological(roots: Iterable[Node], leaves: str | None = None) -> list[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            if node.op != leaves:
+            if node.op != leaves and id(node) not in known:
                 stack.extend((child, False) for child in reversed(node.inputs))
     return order
 

@@ -6,6 +6,7 @@ library, the store holds it, and ``compile/torch_operator.hpp`` documents the op
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -26,7 +27,7 @@ def load(found: bytes | str, operator: str) -> Callable[..., None]:
     if not hasattr(torch.ops.jitgen, operator):
         try:
             with library.file_of(found, operator) as path:
-                torch.ops.load_library(path)
+                ctypes.CDLL(path)  # torch.ops.load_library would resolve the path, which memory files have none of
         except OSError as error:
             raise CacheError(
                 f"cannot load the operator library of jitgen::{operator}: {error}. It needs the torch that it was "

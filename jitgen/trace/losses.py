@@ -306,8 +306,11 @@ def cross_entropy_loss(
         class_weight = _of_class(mask, _per_class(weight, input), dim)
         loss = loss * class_weight
     if label_smoothing:
-        spread = total - shifted if weight is None else (total - shifted) * _per_class(weight, input)
-        loss = loss * (1.0 - label_smoothing) + spread.mean(dim) * label_smoothing
+        if weight is None:  # of the input itself, so that one walk over a row computes everything
+            spread = total.squeeze(dim) + top.squeeze(dim) - input.mean(dim)
+        else:
+            spread = ((total - shifted) * _per_class(weight, input)).mean(dim)
+        loss = loss * (1.0 - label_smoothing) + spread * label_smoothing
     return _averaged(loss, label != ignore_index, label, class_weight, reduction)
 
 

@@ -37,6 +37,7 @@ from jitgen.trace.captures import (
 )
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
+from jitgen.trace.intermediates import with_wide_intermediates
 from jitgen.trace.location import quote, raised_at, user_location
 from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import unwrap, wrap
@@ -229,7 +230,7 @@ class Trace:
                     "  return the value, and give out= to the call of the decorated function"
                 )
             positional, named = tuple(map(self._enter, args)), {k: self._enter(v) for k, v in kwargs.items()}
-            nodes = [value for value in (*positional, *named.values()) if isinstance(value, Node)]
+            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
         result = self._result(row, name, positional, named)
@@ -251,7 +252,8 @@ class Trace:
                     return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
             with torch._C.DisableTorchFunction():
                 args, keywords = bind(row.function, (self, *positional), named)
-                return row.function(*args, **keywords)
+                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+                return self._with_wide_intermediates(row.function(*args, **keywords), nodes)
         except JitgenError as error:
             if row.composed and str(error).startswith(f"{self.name}: "):  # of a function that the composition calls
                 raise type(error)(str(error).replace(": ", f": {name}: ", 1)) from None
@@ -282,6 +284,13 @@ class Trace:
             f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
             "  compute it outside the decorated function, or write it with supported operations"
         )
+
+    def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:
+        """A row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""
+        leaves, tree = pytree.tree_flatten(result)
+        nodes = [leaf for leaf in leaves if isinstance(leaf, Node)]
+        wide = iter(with_wide_intermediates(self.builder, nodes, arguments))
+        return pytree.tree_unflatten([next(wide) if isinstance(leaf, Node) else leaf for leaf in leaves], tree)
 
     def _refused_weight(self, what: str) -> str:
         return (

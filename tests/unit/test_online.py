@@ -37,6 +37,7 @@ FEWER: dict[str, tuple[Callable[..., Any], int]] = {
     "log_softmax": (lambda x: x.log_softmax(-1), 2),
     "logsumexp": (lambda x: x.logsumexp(-1), 1),
     "cross_entropy": (cross_entropy, 1),
+    "label smoothing": (lambda x: F.cross_entropy(x, x[:, 0].long(), reduction="none", label_smoothing=0.1), 1),
     "layer_norm": (lambda x: F.layer_norm(x, x.shape[-1:]), 2),
     "var": (lambda x: x.var(-1), 1),
     "std": (lambda x: x.std(-1, correction=0), 1),
@@ -64,7 +65,6 @@ AS_WRITTEN: dict[str, tuple[Callable[..., Any], int]] = {
     "some deviations": (lambda x: torch.where(x > 0, deviations(x) ** 2, 0).sum(-1), 2),
     "products of deviations": (lambda x: (deviations(x) * deviations(x * x)).sum(-1), 2),
     "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), 2),
-    "label smoothing": (lambda x: F.cross_entropy(x, x[:, 0].long(), reduction="none", label_smoothing=0.1), 2),
 }
 
 
