@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES, dtype_name
+from jitgen.spec import dtype_name
 
 _LOSSES = (
     *("cosine_embedding_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss"),
@@ -68,6 +68,10 @@ REFUSED: Mapping[str, frozenset[str]] = {"cpu": frozenset(), "cuda": frozenset((
 """Functions that raise an error."""
 
 
+CONVERTED = ("float32", "float16", "bfloat16")
+"""The dtypes of tensors that autocast converts; others are left as they are."""
+
+
 def settings() -> tuple[torch.dtype | None, ...] | None:
     """The state of autocast as a part of signatures: its dtype on a CPU and on a GPU; None where it is not enabled."""
     if not torch._C._is_any_autocast_enabled():
@@ -110,8 +114,8 @@ def target(name: str, device: str, arguments: Iterable[Any]) -> str | None:
         return "float32"
     if name in WIDEST[device]:
         widest = dtype_name(lower)
-        for found in (node.dtype for node in _nodes(arguments) if DTYPES[node.dtype].is_floating_point):
-            if found != "float64" and "float32" in (widest, found):
+        for found in (node.dtype for node in _nodes(arguments) if node.dtype in CONVERTED):
+            if "float32" in (widest, found):
                 widest = "float32"
             elif found != widest:
                 raise TypeError(f"autocast to {widest} does not take {found} tensors here, as in torch")
@@ -120,10 +124,10 @@ def target(name: str, device: str, arguments: Iterable[Any]) -> str | None:
 
 
 def converted(value: Any, dtype: str, cast: Callable[[Node, str], Node]) -> Any:
-    """``value`` with every tensor that autocast converts: a floating one that is not float64."""
+    """``value`` with every tensor that autocast converts as ``dtype``."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(converted(item, dtype, cast) for item in value)
-    if isinstance(value, Node) and value.dtype in ("float32", "float16", "bfloat16"):
+    if isinstance(value, Node) and value.dtype in CONVERTED:
         return cast(value, dtype)
     return value
 
