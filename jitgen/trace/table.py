@@ -36,6 +36,7 @@ class Row:
         inplace: whether the first argument is updated with the result.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
         composed: whether it is a composition: a function of tensors, without the trace.
+        python: whether it is the body of one of torch's Python functions, which rounds the result of each call.
     """
 
     function: Callable[..., Any]
@@ -43,6 +44,7 @@ class Row:
     inplace: bool = False
     weights: bool = False
     composed: bool = False
+    python: bool = False
 
 
 ROWS: dict[str, Row] = {}
@@ -150,7 +152,7 @@ def _method(name: str) -> Row | None:
 
 def _body(function: Any) -> Row | None:
     found = body(function)
-    return Row(found, composed=True) if found else None
+    return Row(found, composed=True, python=True) if found else None
 
 
 @cache
@@ -189,6 +191,9 @@ ROW_MODULES: tuple[str, ...] = (
     "normalizations",
 )
 ROW_MODULES += ("pointwise", "reductions", "scans", "selection")
+ROW_MODULES += tuple(
+    f"compositions.{name}" for name in ("elementwise", "matrices", "normalizations", "pooling", "reductions", "shapes")
+)
 """The modules of this package that register rows."""
 
 

@@ -245,14 +245,15 @@ class Trace:
         """What the row makes of the arguments, in nodes."""
         try:
             positional, named, inner = self._autocast(name, positional, named)
+            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if row.composed:
                 args, keywords = bind(row.function, positional, named)
                 keywords = {key: self._leave(value, None) for key, value in keywords.items()}
                 with _InterceptFunctions(self), inner:
-                    return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
+                    result = self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
+                return result if row.python else self._with_wide_intermediates(result, nodes)
             with torch._C.DisableTorchFunction():
                 args, keywords = bind(row.function, (self, *positional), named)
-                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
                 return self._with_wide_intermediates(row.function(*args, **keywords), nodes)
         except JitgenError as error:
             if row.composed and str(error).startswith(f"{self.name}: "):  # of a function that the composition calls
