@@ -110,13 +110,15 @@ def special_rows(length: int) -> torch.Tensor:
 
 
 def same_special(results: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int) -> list[str]:
-    """What is wrong with scans of special values, compared with eager torch, the signs of zeros included."""
+    """What is wrong with scans of special values, compared with eager torch: of sums all but the signs of zeros."""
     names = ("cumsum", "cummax", "cummax places", "cummin", "cummin places", "cumprod", "logcumsumexp")
     want = every_kind(x.double(), dim)
     found = []
     for name, got, value in zip(names, results, want, strict=True):
         zero = (value == 0) & (got == 0)
-        if name != "logcumsumexp" and not torch.equal(got.signbit() & zero, value.signbit() & zero):
+        if name.startswith(("cummax", "cummin", "cumprod")) and not torch.equal(
+            got.signbit() & zero, value.signbit() & zero
+        ):
             found.append(f"{name}: the sign of {int(((got.signbit() != value.signbit()) & zero).sum())} zeros")
         if name == "cumprod" and got.isinf().any():
             continue  # Products of other orders overflow elsewhere.

@@ -14,8 +14,14 @@ def added(a, b):
 
 @triton.jit
 def last_of_row(block, LENGTH: tl.constexpr):
-    place = tl.arange(0, LENGTH)[None, :]
-    return tl.sum(tl.where(place == LENGTH - 1, block, tl.zeros_like(block)), 1, keep_dims=True).to(block.dtype)
+    index = tl.arange(0, LENGTH)[None, :]
+    if block.dtype.is_floating():
+        bits = block.to(tl.int64 if block.dtype.primitive_bitwidth == 64 else tl.int32, bitcast=True)
+        last = tl.sum(tl.where(index == LENGTH - 1, bits, tl.zeros_like(bits)), 1, keep_dims=True)
+        return last.to(bits.dtype).to(block.dtype, bitcast=True)
+    else:
+        last = tl.sum(tl.where(index == LENGTH - 1, block, tl.zeros_like(block)), 1, keep_dims=True)
+        return last.to(block.dtype)
 
 
 @triton.jit

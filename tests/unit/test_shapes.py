@@ -81,7 +81,7 @@ def test_empty() -> None:
     function = jitgen.jit(lambda x: (x + 1, x.sin() * 2, x.t(), torch.cat([x, x], 1)))
     for shape in ((0, 3), (3, 0), (0, 0)):
         check(function, torch.empty(shape))
-    check(lambda x, y: x + y, torch.empty(0, 1), torch.empty(1, 5))
+    check(lambda x, y: x + y, torch.empty(0, 1), torch.ones(1, 5))
     check(lambda x: torch.cat([x, torch.ones(2, 3)]), torch.empty(0, 3))
     check(lambda x: x.add_(1), torch.empty(0))
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import lowering
 from jitgen.deploy import manifest, row_variants
+from jitgen.families.aliasing import read_elsewhere
 from jitgen.families.gemm.schedule import ROW_BUCKETS, GemmSchedule
 from jitgen.families.gemm.schedules import triton as rule
 from jitgen.spec import Target
@@ -113,8 +114,9 @@ def test_sums_into_a_temporary() -> None:
 def test_the_activation_is_free_once_the_product_is_summed() -> None:
     """So a square product may write over it."""
     low, _ = lowered(lambda x, w: F.linear(x, w), spec(5, 64), spec(64, 64))
-    assert 0 not in low.program.read_beside(0)
-    assert 0 in low.partitioned.program.read_beside(0)
+    sizes, whole = {"s0_0": 5, "s0_1": 64, "s1_0": 64, "s1_1": 64}, low.partitioned.program
+    assert 0 not in read_elsewhere(low.program, sizes, low.memories, 0)
+    assert 0 in read_elsewhere(whole, sizes, [*low.memories[: len(whole.inputs)], low.memories[-1]], 0)
 
 
 @pytest.mark.parametrize("columns", [4096, 4099])
