@@ -66,6 +66,8 @@ def diff(
         raise ValueError("diff needs at least one dimension")
     if n < 0:
         raise ValueError("the order of a difference must not be negative")
+    if n == 0:
+        return input.clone()  # torch joins nothing then
     around = [each for each in (prepend, input, append) if each is not None]
     joined = torch.cat(around, dim) if len(around) > 1 else input
     for _ in range(int(n)):
@@ -74,7 +76,7 @@ def diff(
             return joined.narrow(dim, 0, 0)
         later, earlier = joined.narrow(dim, 1, length - 1), joined.narrow(dim, 0, length - 1)
         joined = later ^ earlier if joined.dtype == torch.bool else later - earlier
-    return joined if n else joined.clone()
+    return joined
 
 
 @composition("trapezoid", "trapz")
@@ -130,7 +132,7 @@ def cov(
         else:
             norm = total - correction * (weights * aweights).sum() / total
         result = centred @ (centred * weights.to(rows.dtype)).T / norm.to(rows.dtype).clamp(min=0)
-    return result.reshape(()) if input.dim() < 2 else result
+    return result.squeeze()
 
 
 @composition("corrcoef")

@@ -285,7 +285,6 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
         for number, tensor in enumerate(listed)
     ]
     if exchanged:
-        grids = [grid.transpose(0, 1) for grid in grids]
         grids[:2] = grids[1::-1]
     return tuple(grids)
 
