@@ -181,11 +181,11 @@ def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node
 
 @row("cat", "concat", "concatenate")
 def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
-    nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
-    if not nodes:
+    if not tensors:
         raise ValueError("cat expects at least one tensor")
+    nodes = [node for node in tensors if not _is_legacy_empty(trace, node)] or tensors[:1]
     joined = dimension(nodes[0], dim)
-    dtype = result_dtype(*nodes)
+    dtype = result_dtype(*tensors)
     total: Any = 0
     for node in nodes:
         if len(node.shape) != len(nodes[0].shape) or not node.shape:
@@ -230,21 +230,33 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 
 @row("pad")
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
-    """Constant padding: ``input`` concatenated with constant tensors."""
+    """Constant padding: ``input`` concatenated with constant tensors; a negative amount is cut off."""
     if mode != "constant":
         raise UnsupportedError(f"pad with mode {mode!r} is not supported; 'constant' is")
+    return _padded(trace, input, pad, value)
+
+
+def _padded(trace: Trace, input: Node, pad: Any, value: Any) -> Node:
+    if len(pad) % 2 or len(pad) > 2 * len(input.shape):
+        raise ValueError(f"{len(pad)} amounts of padding for a tensor of {len(input.shape)} dimensions")
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(input.shape) - 1 - number
-        if int(before) < 0 or int(after) < 0:
-            raise UnsupportedError("negative padding is not supported; slice instead")
+        removed = [max(0, -int(amount)) for amount in (before, after)]
+        if any(removed):
+            input = sliced(trace, input, dim, removed[0], symbols.sub(input.shape[dim], removed[1]))
         pieces = [input]
         for amount, is_front in ((int(before), True), (int(after), False)):
-            if amount:
+            if amount > 0:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
                 fill = filled(trace, operand(trace, 0 if value is None else value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input
+
+
+@row("constant_pad_nd")
+def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node:
+    return _padded(trace, input, pad, value)
 
 
 @row("roll")

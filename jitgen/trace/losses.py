@@ -356,3 +356,35 @@ def multi_margin_loss(
     if weight is not None:
         loss = loss * _of_class(mask, weight, dim)
     return reduced(loss, reduction)
+
+
+@composition("torch_nn._linear_cross_entropy_batch_chunked")
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *chunks: Any,
+) -> tuple[Tensor]:
+    """The loss alone of ``F.linear_cross_entropy``; ``chunks`` says how torch divides the rows and what it keeps for
+    gradients."""
+    logits = F.linear(input, linear_weight, linear_bias)
+    return (F.cross_entropy(logits, target, weight, None, ignore_index, None, reduction, label_smoothing),)
+
+
+@composition("torch_nn._linear_cross_entropy_batch_chunked_no_reduction")
+def linear_cross_entropies(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    *chunks: Any,
+) -> Tensor:
+    logits = F.linear(input, linear_weight, linear_bias)
+    return F.cross_entropy(logits, target, weight, None, ignore_index, None, "none")

@@ -81,7 +81,7 @@ def entr(input: Tensor) -> Tensor:
 
 @composition("ndtr")
 def ndtr(input: Tensor) -> Tensor:
-    return 0.5 * torch.erfc(floating(input) * -math.sqrt(0.5))
+    return (1 + torch.erf(floating(input) * math.sqrt(0.5))) * 0.5
 
 
 @composition("__rdiv__")
@@ -104,6 +104,16 @@ def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: b
 @composition("special_softmax")
 def special_softmax(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return input.softmax(dim, dtype=dtype)
+
+
+@composition("sym_int")
+def sym_int(a: Any) -> int:
+    return int(a)
+
+
+@composition("sym_float")
+def sym_float(a: Any) -> float:
+    return a * 1.0
 
 
 # ------------------------------------------------------------------------------------------------ orthogonal polynomials

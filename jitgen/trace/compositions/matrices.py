@@ -23,7 +23,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (left * right).reshape(sizes)
 
 
-@composition("torch.tensordot", "_VF.tensordot")
+@composition("_VF.tensordot")
 def tensordot(a: Tensor, b: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
     require_one_dtype(a, b)
     first, second = ([d % x.dim() for d in dims] for x, dims in ((a, dims_self), (b, dims_other)))
@@ -42,6 +42,15 @@ def tensordot(a: Tensor, b: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
     left = a.permute(*rows, *first).reshape(-1, length) if a.dim() else a.reshape(1, 1)
     right = b.permute(*second, *columns).reshape(length, -1) if b.dim() else b.reshape(1, 1)
     return (left @ right).reshape(*(a.shape[d] for d in rows), *(b.shape[d] for d in columns))
+
+
+@composition("inner")
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    if input.dim() == 0 or other.dim() == 0:
+        return input * other
+    if input.dim() == other.dim() == 1:
+        return torch.dot(input, other)
+    return tensordot(input, other, (-1,), (-1,))
 
 
 @composition("linalg_cross")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_float, require_shape
 from jitgen.trace.table import composition
 
@@ -46,21 +46,73 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """With the statistics of the batch in training. Running statistics are read, and never updated."""
+    """With the statistics of the batch in training, in which the running statistics move toward those."""
+    return native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+@composition("native_batch_norm")
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(result, the mean, the reciprocal of the standard deviation): both of no elements where not in training."""
     _check_channels(input, weight, bias, running_mean, running_var)
     if not training:
         if running_mean is None or running_var is None:
             raise ValueError("batch_norm needs running statistics where it is not in training")
         scale = (running_var + eps).rsqrt()
         normal = (input - _of_channels(running_mean, input)) * _of_channels(scale, input)
-        return _affine(normal, input, weight, bias).to(input.dtype)
-    if running_mean is not None or running_var is not None:
-        raise UnsupportedError(
-            "batch_norm in training updates its running statistics; call .eval(), or pass None for them"
-        )
-    dims = (0, *range(2, input.dim()))
-    variance, mean = torch.var_mean(input, dims, correction=0, keepdim=True)
-    return _affine((input - mean) * (variance + eps).rsqrt(), input, weight, bias).to(input.dtype)
+        unused = torch.zeros(0, dtype=running_mean.dtype)
+        return _affine(normal, input, weight, bias).to(input.dtype), unused, unused.clone()
+    mean, variance = _statistics(input, (0, *range(2, input.dim())))
+    scale = (variance + eps).rsqrt()
+    _update(running_mean, mean.flatten(), momentum)
+    count = input.numel() / input.shape[1]
+    _update(running_var, variance.flatten() * (count / (count - 1)) if count > 1 else variance.flatten(), momentum)
+    result = _affine((input - mean) * scale, input, weight, bias).to(input.dtype)
+    return result, mean.flatten(), scale.flatten()
+
+
+def _statistics(input: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The mean and the variance, in float32 at least."""
+    wide = input.float() if input.dtype.itemsize == 2 else input
+    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    return mean, variance
+
+
+def _update(running: Tensor | None, found: Tensor, momentum: float) -> None:
+    if running is not None:
+        running.copy_(momentum * found + (1 - momentum) * running)
+
+
+@composition("_native_batch_norm_legit")
+def native_batch_norm_legit(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Without running statistics where four arguments fewer follow."""
+    if len(arguments) == 3:
+        arguments = (None, None, *arguments)
+    return native_batch_norm(input, weight, bias, *arguments)
+
+
+@composition("aten._batch_norm_with_update")
+def batch_norm_with_update(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    found = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *found, torch.zeros(0, dtype=torch.uint8)
 
 
 @composition("torch.instance_norm")
@@ -78,10 +130,11 @@ def instance_norm(
     """Each channel of each sample is normalised by itself."""
     if not use_input_stats:
         return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
-    if running_mean is not None or running_var is not None:
-        raise UnsupportedError("instance_norm that updates running statistics is not supported; pass None for them")
-    _check_channels(input, weight, bias)
-    variance, mean = torch.var_mean(input, tuple(range(2, input.dim())), correction=0, keepdim=True)
+    _check_channels(input, weight, bias, running_mean, running_var)
+    mean, variance = _statistics(input, tuple(range(2, input.dim())))
+    count = input.numel() / (input.shape[0] * input.shape[1])
+    _update(running_mean, mean.mean(0).flatten(), momentum)
+    _update(running_var, (variance * (count / (count - 1))).mean(0).flatten() if count > 1 else variance, momentum)
     return _affine((input - mean) * (variance + eps).rsqrt(), input, weight, bias).to(input.dtype)
 
 
@@ -105,14 +158,19 @@ def native_group_norm(
     return normal, mean, (variance + eps).rsqrt()
 
 
-@composition("_softmax_backward_data")
+@composition("aten._softmax_backward_data")
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: Any) -> Tensor:
     product = grad_output * output
     return (product - output * product.sum(dim, keepdim=True)).to(input_dtype)
 
 
-@composition("_safe_softmax")
+@composition("aten._safe_softmax", "_safe_softmax")
 def safe_softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """0 where every element of a row is minus infinity."""
     masked = (input == -float("inf")).all(dim, keepdim=True)
     return torch.where(masked, 0, input.softmax(dim, dtype=dtype))
+
+
+@composition("aten.native_dropout_backward")
+def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return grad_output * mask * scale

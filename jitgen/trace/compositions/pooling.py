@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from jitgen.trace.compositions.shapes import MOST_PIECES
 from jitgen.trace.table import composition
 
 
-def _listed(value: Any, count: int) -> list[int]:
+def listed(value: Any, count: int) -> list[int]:
     values = [int(each) for each in value] if isinstance(value, (tuple, list)) else [int(value)]
     if len(values) not in (1, count):
         raise ValueError(f"expected a number, or {count} of them, got {len(values)}")
@@ -39,9 +39,9 @@ class Windows:
         self, input: Tensor, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
     ):
         require_rank(input, (count + 1, count + 2))
-        self.kernel = _listed(kernel, count)
-        self.stride = self.kernel if stride in (None, [], ()) else _listed(stride, count)
-        self.padding, self.dilation = _listed(padding, count), _listed(dilation, count)
+        self.kernel = listed(kernel, count)
+        self.stride = self.kernel if stride in (None, [], ()) else listed(stride, count)
+        self.padding, self.dilation = listed(padding, count), listed(dilation, count)
         self.sizes = [int(size) for size in input.shape[-count:]]
         if min(*self.kernel, *self.stride, *self.dilation) <= 0:
             raise ValueError("the sizes, strides and dilations of windows must be positive")
@@ -232,9 +232,8 @@ def _max_pools() -> None:
                 result = torch.maximum(result, piece)
             return result
 
-        composition(f"torch.max_pool{count}d", f"_nn.max_pool{count}d", f"F._max_pool{count}d")(largest)
-        composition(f"torch.max_pool{count}d_with_indices", f"_nn.max_pool{count}d_with_indices")(with_indices)
-        composition(f"F.max_pool{count}d_with_indices")(with_indices)
+        composition(f"max_pool{count}d")(largest)
+        composition(f"max_pool{count}d_with_indices")(with_indices)
 
 
 _max_pools()
@@ -243,32 +242,78 @@ _max_pools()
 # -------------------------------------------------------------------------------------------------------------- adaptive
 
 
-def _adaptive_average(input: Tensor, output_size: Any, count: int) -> Tensor:
-    """One dimension at a time. Window i of n covers elements floor(i * size / n) to ceil((i + 1) * size / n)."""
-    require_float(input)
+def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int]]:
+    """(dimension, outputs) of each pooled dimension, the last one first."""
     require_rank(input, (count + 1, count + 2))
     wanted = list(output_size) if isinstance(output_size, (tuple, list)) else [output_size] * count
-    for dim, asked in zip(range(-count, 0), wanted, strict=True):
-        size = int(input.shape[dim])
-        outputs = size if asked is None else int(asked)
-        if outputs > MOST_PIECES:
-            raise UnsupportedError(f"adaptive pooling to {outputs} elements is not supported; {MOST_PIECES} are")
-        if size % outputs == 0 if outputs else False:
-            input = input.unflatten(dim, (outputs, size // outputs)).mean(dim)
-            continue
-        edges = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
-        means = [input.narrow(dim, start, end - start).mean(dim) for start, end in edges]
-        input = torch.stack(means, dim) if means else input.narrow(dim, 0, 0)
-    return input
+    sizes = [
+        int(size) if asked is None else int(asked) for size, asked in zip(input.shape[-count:], wanted, strict=True)
+    ]
+    if min(sizes, default=0) < 0:
+        raise ValueError("the output sizes must not be negative")
+    if max(sizes) > MOST_PIECES:
+        raise UnsupportedError(f"adaptive pooling to {max(sizes)} elements is not supported; {MOST_PIECES} are")
+    return [(input.dim() - 1 - number, size) for number, size in enumerate(reversed(sizes))]
+
+
+def _adapted(
+    input: Tensor, dim: int, outputs: int, reduce: Callable[[list[Tensor], int], Tensor], *more: Tensor
+) -> Any:
+    """``reduce`` of each window along ``dim``. Window i of n covers elements floor(i * size / n) to
+    ceil((i + 1) * size / n)."""
+    size, tensors = int(input.shape[dim]), [input, *more]
+    if not size:
+        raise ValueError("adaptive pooling needs elements")
+    if outputs and size % outputs == 0:
+        return reduce([x.unflatten(dim, (outputs, size // outputs)) for x in tensors], dim + 1)
+    edges = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
+    if not edges:
+        return reduce([x.narrow(dim, 0, 0).unsqueeze(dim + 1) for x in tensors], dim + 1)
+    found = [reduce([x.narrow(dim, start, end - start) for x in tensors], dim) for start, end in edges]
+    return torch.stack(found, dim)
+
+
+def _first_place(values: list[Tensor], dim: int) -> Tensor:
+    """The smallest place in each window at which the largest element is."""
+    window, places = values
+    largest = window.amax(dim, keepdim=True)
+    found = (window == largest) | window.isnan()
+    return torch.where(found, places, torch.iinfo(torch.int64).max).amin(dim)
+
+
+def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tensor, Tensor]:
+    """One dimension at a time: the largest elements, and their places in the flattened dimensions."""
+    sizes = [int(size) for size in input.shape[-count:]]
+    places = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
+    for dim, outputs in _outputs(input, output_size, count):
+        found = _adapted(input, dim, outputs, _first_place, places)
+        input, places = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at)), found
+    return input, places
 
 
 def _adaptive_pools() -> None:
     for count in (1, 2, 3):
 
         def average(input: Tensor, output_size: Any, *, count: int = count) -> Tensor:
-            return _adaptive_average(input, output_size, count)
+            require_float(input)
+            for dim, outputs in _outputs(input, output_size, count):
+                input = _adapted(input, dim, outputs, lambda values, at: values[0].mean(at))
+            return input
+
+        def with_indices(
+            input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count
+        ) -> tuple[Tensor, Tensor]:
+            return _adaptive_maximum(input, output_size, count)
+
+        def largest(input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count) -> Tensor:
+            for dim, outputs in _outputs(input, output_size, count):
+                input = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at))
+            return input
 
         composition(f"torch.adaptive_avg_pool{count}d", f"_nn.adaptive_avg_pool{count}d")(average)
+        composition(f"F.adaptive_max_pool{count}d")(largest)
+        composition(f"torch.adaptive_max_pool{count}d", f"_nn.adaptive_max_pool{count}d")(with_indices)
+        composition(f"F.adaptive_max_pool{count}d_with_indices")(with_indices)
 
 
 _adaptive_pools()

@@ -168,3 +168,15 @@ def matrix_norm(
     sums = A.abs().sum(summed, keepdim=True)
     result = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
     return result if keepdim else result.squeeze((rows, columns))
+
+
+@composition("linalg_norm")
+def linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The norm of a matrix where a kind is asked for and there are two dimensions; else that of all elements."""
+    require_float(A)
+    if ord is not None and dim is None and A.dim() not in (1, 2):
+        raise ValueError("a norm of a kind is of one dimension or of two")
+    of_matrices = A.dim() == 2 if dim is None else isinstance(dim, (tuple, list)) and len(dim) == 2
+    if ord is not None and of_matrices:
+        return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
+    return torch.linalg.vector_norm(A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)

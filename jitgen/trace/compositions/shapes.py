@@ -38,15 +38,15 @@ def _copies() -> None:
 
 
 def _method_copy(name: str) -> Any:
-    def copied(input: Tensor, *sizes: Any) -> Tensor:
-        return getattr(input, name)(*sizes).clone()
+    def copied(input: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        return getattr(input, name)(*arguments, **keywords).clone()
 
     return copied
 
 
 def _method_copies(name: str) -> Any:
-    def copied(input: Tensor, *sizes: Any, dim: int = 0) -> tuple[Tensor, ...]:
-        return tuple(piece.clone() for piece in getattr(input, name)(*sizes, dim=dim))
+    def copied(input: Tensor, *arguments: Any, **keywords: Any) -> tuple[Tensor, ...]:
+        return tuple(piece.clone() for piece in getattr(input, name)(*arguments, **keywords))
 
     return copied
 
@@ -256,7 +256,7 @@ def dstack(tensors: Any) -> Tensor:
     return torch.cat([_deep(x) for x in tensors], 2)
 
 
-@composition("torch.block_diag")
+@composition("_VF.block_diag")
 def block_diag(tensors: Any) -> Tensor:
     blocks = [x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x for x in tensors]
     for block in blocks:
@@ -289,10 +289,10 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     return tuple(grids)
 
 
-@composition("torch.cartesian_prod")
+@composition("_VF.cartesian_prod")
 def cartesian_prod(tensors: Any) -> Tensor:
     for tensor in tensors:
-        require_rank(tensor, (1,))
+        require_rank(tensor, (0, 1))
     if len(tensors) == 1:
         return tensors[0]
     return torch.stack(meshgrid(*tensors), -1).reshape(-1, len(tensors))
@@ -347,16 +347,19 @@ def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------------------- windows
 
-MOST_PIECES = 64
+MOST_PIECES = 128
 """Shifted copies of a tensor that a function is composed of, at most."""
 
 
-@composition("unfold")
+@composition("Tensor.unfold")
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
     size, step = int(size), int(step)
     if input.dim() == 0:
-        input = input.reshape(1)
+        _dimension(input, dimension)
+        if size > 1 or step <= 0:
+            raise ValueError(f"windows of {size} elements, every {step} elements, of 1")
+        return input.reshape(1)[:size]
     dim = _dimension(input, dimension)
     length = int(input.shape[dim])
     if not 0 <= size <= length or step <= 0:
