@@ -344,6 +344,7 @@ def multi_margin_loss(
     require_float(input)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 are supported")
+    input = input.reshape(1) if input.dim() == 0 else input
     if input.dim() > 2:
         raise ValueError("expected (classes,) or (rows, classes)")
     label, dim = _labels(input, target, weight), min(1, input.dim() - 1)

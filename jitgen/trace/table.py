@@ -123,8 +123,8 @@ def _find(target: Any) -> tuple[Row | None, str]:
     if getattr(operator, name.strip("_") + "_", None) is target or getattr(operator, name, None) is target:
         return by_name(f"__{name.strip('_')}__"), f"operator {name}"
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        packet = getattr(target, "overloadpacket", target)
-        name = f"{packet._qualified_op_name.replace('::', '.')}"
+        packet: Any = getattr(target, "overloadpacket", target)
+        name = packet._qualified_op_name.replace("::", ".")
         return ROWS.get(name), f"torch.ops.{name}"
     name = name.removeprefix("special_")  # torch.special.xlogy calls itself special_xlogy
     for space, prefix in _spaces():
@@ -205,7 +205,9 @@ ROW_MODULES += tuple(
     f"compositions.{name}"
     for name in (
         "convolutions",
+        "diagonals",
         "elementwise",
+        "grids",
         "matrices",
         "normalizations",
         "pooling",

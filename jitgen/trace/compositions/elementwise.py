@@ -106,6 +106,19 @@ def special_softmax(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return input.softmax(dim, dtype=dtype)
 
 
+@composition("isreal")
+def isreal(input: Tensor) -> Tensor:
+    return torch.ones_like(input, dtype=torch.bool)
+
+
+@composition("angle")
+def angle(input: Tensor) -> Tensor:
+    """0 or pi, or NaN."""
+    x = input if input.is_floating_point() else input.to(torch.get_default_dtype())
+    result = torch.where(x < 0, math.pi, 0.0).to(x.dtype)
+    return torch.where(x.isnan(), x, result)
+
+
 @composition("sym_int")
 def sym_int(a: Any) -> int:
     return int(a)
@@ -116,7 +129,7 @@ def sym_float(a: Any) -> float:
     return a * 1.0
 
 
-# ------------------------------------------------------------------------------------------------ orthogonal polynomials
+# ----------------------------------------------------------------------------------------------- orthogonal polynomials
 
 
 def _degree(n: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,6 +61,8 @@ def native_batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(result, the mean, the reciprocal of the standard deviation): both of no elements where not in training."""
+    if not input.numel():
+        return input.clone(), torch.zeros(0), torch.zeros(0)
     _check_channels(input, weight, bias, running_mean, running_var)
     if not training:
         if running_mean is None or running_var is None:
@@ -79,7 +80,7 @@ def native_batch_norm(
     return result, mean.flatten(), scale.flatten()
 
 
-def _statistics(input: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _statistics(input: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The mean and the variance, in float32 at least."""
     wide = input.float() if input.dtype.itemsize == 2 else input
     variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)

@@ -74,11 +74,10 @@ class Windows:
 
     def piece(self, padded: Tensor, offset: Sequence[int]) -> Tensor:
         """The elements of all windows at one offset."""
-        key = [
-            slice(at * dilation, at * dilation + (count - 1) * stride + 1, stride)
-            for at, dilation, count, stride in zip(offset, self.dilation, self.counts, self.stride, strict=True)
-        ]
-        return padded[(..., *key)]
+        key: list[Any] = [Ellipsis]
+        for at, dilation, count, stride in zip(offset, self.dilation, self.counts, self.stride, strict=True):
+            key.append(slice(at * dilation, at * dilation + (count - 1) * stride + 1, stride))
+        return padded[tuple(key)]
 
 
 def _average(
@@ -147,7 +146,7 @@ def avg_pool3d(
     return _average(input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
-# ---------------------------------------------------------------------------------------------------------------- maxima
+# --------------------------------------------------------------------------------------------------------------- maxima
 
 
 def _maximum(input: Tensor, count: int, windows: Windows) -> tuple[Tensor, Tensor]:
@@ -239,7 +238,7 @@ def _max_pools() -> None:
 _max_pools()
 
 
-# -------------------------------------------------------------------------------------------------------------- adaptive
+# ------------------------------------------------------------------------------------------------------------- adaptive
 
 
 def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int]]:

@@ -55,7 +55,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> T
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
-# ----------------------------------------------------------------------------------------------- differences and integrals
+# -------------------------------------------------------------------------------------------- differences and integrals
 
 
 @composition("diff")
@@ -101,7 +101,7 @@ def trapezoid(y: Tensor, x: Any = None, *, dx: Any = None, dim: int = -1) -> Ten
     return ((first + last) * apart).sum(dim) / 2.0
 
 
-# ------------------------------------------------------------------------------------------------------------- statistics
+# ----------------------------------------------------------------------------------------------------------- statistics
 
 
 @composition("cov")
@@ -144,7 +144,7 @@ def corrcoef(input: Tensor) -> Tensor:
     return (covariance / deviations.unsqueeze(1) / deviations.unsqueeze(0)).clamp(-1, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------- norms
+# ---------------------------------------------------------------------------------------------------------------- norms
 
 
 @composition("linalg_matrix_norm", "matrix_norm")

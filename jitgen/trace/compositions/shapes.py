@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
-from jitgen.trace.compositions.checks import require_rank, require_shape
+from jitgen.trace.compositions.checks import require_rank, valid_dim
 from jitgen.trace.table import composition
 
 Sizes = Sequence[Any]
 
-# ------------------------------------------------------------------------------------------------------------ as they are
+# ---------------------------------------------------------------------------------------------------------- as they are
 
 
 @composition("conj", "resolve_conj", "resolve_neg", "real", view=True)
@@ -51,113 +51,14 @@ def _method_copies(name: str) -> Any:
     return copied
 
 
-# ------------------------------------------------------------------------------------------------------------- diagonals
+# -------------------------------------------------------------------------------------------------- cutting and joining
 
 
-@composition("diagonal", view=True)
-def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The last two dimensions are merged; then every (columns + 1)-th element is taken."""
-    if _dimension(input, dim1) == _dimension(input, dim2):
-        raise ValueError("the dimensions of a diagonal must differ")
-    matrices = input.movedim((dim1, dim2), (-2, -1))
-    rows, columns = map(int, matrices.shape[-2:])
-    length = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    start = offset if offset >= 0 else -offset * columns
-    flat = matrices.reshape(*matrices.shape[:-2], rows * columns)
-    return flat[..., start : start + (length - 1) * (columns + 1) + 1 : columns + 1] if length else flat[..., :0]
-
-
-@composition("linalg_diagonal", view=True)
-def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    return diagonal(A, offset, dim1, dim2)
-
-
-@composition("trace")
-def trace(input: Tensor) -> Tensor:
-    require_rank(input, (2,))
-    return diagonal(input).sum()
-
-
-@composition("diag_embed")
-def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    rank = input.dim() + 1
-    first, second = dim1 % rank, dim2 % rank
-    if first == second:
-        raise ValueError("the dimensions of a diagonal must differ")
-    length = int(input.shape[-1]) + abs(offset)
-    of_rows = torch.nn.functional.pad(input, (max(0, -offset), max(0, offset)))
-    index = torch.arange(length)
-    matrices = torch.where(index == index[:, None] + offset, of_rows.unsqueeze(-1), 0)
-    return matrices.movedim((-2, -1), (first, second))
-
-
-@composition("diag")
-def diag(input: Tensor, diagonal_: int = 0, *, diagonal: int | None = None) -> Tensor:
-    require_rank(input, (1, 2))
-    offset = diagonal_ if diagonal is None else diagonal
-    return diag_embed(input, offset) if input.dim() == 1 else input.diagonal(offset).clone()
-
-
-@composition("diagflat")
-def diagflat(input: Tensor, offset: int = 0) -> Tensor:
-    return diag_embed(input.reshape(-1), offset)
-
-
-@composition("diagonal_scatter")
-def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    require_shape(src, diagonal(input, offset, dim1, dim2).shape, "the source")
-    matrices = input.movedim((dim1, dim2), (-2, -1))
-    rows, columns = matrices.shape[-2:]
-    on_diagonal = torch.arange(columns) == torch.arange(rows)[:, None] + offset
-    # Row r of the result has element r of the source, counted from the first row that the diagonal is in.
-    first = max(0, -offset)
-    padded = torch.nn.functional.pad(src, (first, int(rows) - first - int(src.shape[-1])))
-    return torch.where(on_diagonal, padded.unsqueeze(-1).to(input.dtype), matrices).movedim((-2, -1), (dim1, dim2))
-
-
-@composition("select_scatter")
-def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    require_shape(src, input.select(dim, index).shape, "the source")
-    size = input.shape[dim]
-    return torch.where(
-        _along(torch.arange(size) == index % size, input, dim), src.unsqueeze(dim).to(input.dtype), input
-    )
-
-
-@composition("slice_scatter")
-def slice_scatter(
-    input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
-    size = int(input.shape[dim])
-    first, last, _ = slice(start, end, step).indices(size)
-    positions = range(first, last, step)
-    expected = [len(positions) if d == dim % input.dim() else n for d, n in enumerate(input.shape)]
-    require_shape(src, expected, "the source")
-    if not positions:
-        return input.clone()
-    spread = src.to(input.dtype).unsqueeze(dim % input.dim() + 1)
-    if step > 1:  # each element of the source is followed by step - 1 elements that the mask leaves out
-        spread = spread.expand(*(step if d == dim % input.dim() + 1 else n for d, n in enumerate(spread.shape)))
-    flat = spread.flatten(dim % input.dim(), dim % input.dim() + 1).narrow(dim, 0, positions[-1] - first + 1)
-    index = torch.arange(size)
-    chosen = (index >= first) & (index <= positions[-1]) & ((index - first) % step == 0)
-    edges = [0, 0] * (input.dim() - 1 - dim % input.dim()) + [first, size - 1 - positions[-1]]
-    return torch.where(_along(chosen, input, dim), torch.nn.functional.pad(flat, edges), input)
-
-
-def _along(vector: Tensor, input: Tensor, dim: int) -> Tensor:
-    """A vector that broadcasts along ``dim`` of ``input``."""
-    return vector.reshape(-1, *[1] * (input.dim() - 1 - dim % input.dim()))
-
-
-def _dimension(input: Tensor, dim: int, extra: int = 0) -> int:
-    rank = max(input.dim() + extra, 1)
-    if not -rank <= dim < rank:
-        raise IndexError(f"dimension {dim} is out of range for a tensor of {input.dim()} dimensions")
-    return dim % rank
-
-
-# ---------------------------------------------------------------------------------------------------- cutting and joining
+@composition("aten.slice", view=True)
+def aten_slice(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    key: list[Any] = [slice(None)] * input.dim()
+    key[valid_dim(input, dim)] = slice(start, end, step)
+    return input[tuple(key)]
 
 
 @composition("unsafe_chunk")
@@ -177,15 +78,15 @@ def tensor_split(
     cuts = next(given for given in (indices_or_sections, sections, indices) if given is not None)
     if isinstance(cuts, Tensor):
         raise UnsupportedError("tensor_split by a tensor has results whose sizes depend on data")
-    size = int(input.shape[_dimension(input, dim)])
+    size = int(input.shape[valid_dim(input, dim)])
     if isinstance(cuts, int):
         if cuts <= 0:
             raise ValueError("the number of sections must be positive")
         longer, each = size % cuts, size // cuts
         cuts = [number * each + min(number, longer) for number in range(1, cuts)]
     bounds = [0, *(int(cut) for cut in cuts), size]
-    starts_and_ends = [(slice(a, b).indices(size)) for a, b in zip(bounds, bounds[1:], strict=False)]
-    return tuple(input.narrow(dim, start, max(0, end - start)) for start, end, _ in starts_and_ends)
+    spans = [slice(start, end).indices(size) for start, end in itertools.pairwise(bounds)]
+    return tuple(input.narrow(dim, start, max(0, end - start)) for start, end, _ in spans)
 
 
 def _split(input: Tensor, cuts: Any, dim: int) -> tuple[Tensor, ...]:
@@ -269,35 +170,6 @@ def block_diag(tensors: Any) -> Tensor:
     return torch.cat(padded, 0)
 
 
-@composition("torch.meshgrid", view=True)
-def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    listed = list(tensors[0] if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else tensors)
-    if indexing not in ("ij", "xy"):
-        raise ValueError(f"indexing must be 'ij' or 'xy', not {indexing!r}")
-    for tensor in listed:
-        require_rank(tensor, (0, 1))
-    exchanged = indexing == "xy" and len(listed) >= 2
-    if exchanged:
-        listed[:2] = listed[1::-1]
-    shape = [tensor.numel() for tensor in listed]
-    grids = [
-        tensor.reshape(*(-1 if number == dim else 1 for dim in range(len(listed)))).expand(shape)
-        for number, tensor in enumerate(listed)
-    ]
-    if exchanged:
-        grids[:2] = grids[1::-1]
-    return tuple(grids)
-
-
-@composition("_VF.cartesian_prod")
-def cartesian_prod(tensors: Any) -> Tensor:
-    for tensor in tensors:
-        require_rank(tensor, (0, 1))
-    if len(tensors) == 1:
-        return tensors[0]
-    return torch.stack(meshgrid(*tensors), -1).reshape(-1, len(tensors))
-
-
 @composition("fliplr")
 def fliplr(input: Tensor) -> Tensor:
     if input.dim() < 2:
@@ -316,7 +188,7 @@ def flipud(input: Tensor) -> Tensor:
 def rot90(input: Tensor, k: int = 1, dims: Sizes = (0, 1)) -> Tensor:
     if len(dims) != 2:
         raise ValueError("a rotation is in a plane of two dimensions")
-    first, second = (_dimension(input, dim) for dim in dims)
+    first, second = (valid_dim(input, dim) for dim in dims)
     if first == second:
         raise ValueError("the dimensions of a rotation must differ")
     turns = int(k) % 4
@@ -345,7 +217,7 @@ def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
     return _shifted(input, dim, forward=False)
 
 
-# --------------------------------------------------------------------------------------------------------------- windows
+# -------------------------------------------------------------------------------------------------------------- windows
 
 MOST_PIECES = 128
 """Shifted copies of a tensor that a function is composed of, at most."""
@@ -356,11 +228,11 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
     size, step = int(size), int(step)
     if input.dim() == 0:
-        _dimension(input, dimension)
+        valid_dim(input, dimension)
         if size > 1 or step <= 0:
             raise ValueError(f"windows of {size} elements, every {step} elements, of 1")
         return input.reshape(1)[:size]
-    dim = _dimension(input, dimension)
+    dim = valid_dim(input, dimension)
     length = int(input.shape[dim])
     if not 0 <= size <= length or step <= 0:
         raise ValueError(f"windows of {size} elements, every {step} elements, of {length}")
@@ -413,46 +285,6 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     return input.reshape(rows, groups, channels // groups, *spatial).transpose(1, 2).reshape(input.shape)
 
 
-# --------------------------------------------------------------------------------------------------------------- indices
-
-
-@composition("eye")
-def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None) -> Tensor:
-    columns = n if m is None else m
-    same = torch.arange(columns) == torch.arange(n)[:, None]
-    return same.to(torch.get_default_dtype() if dtype is None else dtype)
-
-
-@composition("linspace")
-def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Both ends are exact: the second half is computed from the end backwards."""
-    dtype, steps = torch.get_default_dtype() if dtype is None else dtype, int(steps)
-    if not dtype.is_floating_point:
-        raise UnsupportedError("linspace of integers is not supported; torch.arange is")
-    for bound in (start, end):
-        if isinstance(bound, Tensor):
-            require_rank(bound, (0,))
-    if steps < 0:
-        raise ValueError("the number of steps must not be negative")
-    index = torch.arange(steps)
-    start, end = (bound.to(dtype) if isinstance(bound, Tensor) else float(bound) for bound in (start, end))
-    if steps <= 1:
-        return torch.zeros(steps, dtype=dtype) + start
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    step = (end - start) / (steps - 1)
-    low, high = start + step * index.to(wide), end - step * (steps - 1 - index).to(wide)
-    return torch.where(index < steps // 2, low, high).to(dtype)
-
-
-@composition("logspace")
-def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not dtype.is_floating_point:
-        raise UnsupportedError("logspace of integers is not supported")
-    exponents = linspace(start, end, steps, dtype=torch.float64)
-    return torch.pow(base, exponents).to(dtype)
-
-
 @composition("sum_to_size")
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     sizes = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
@@ -464,19 +296,6 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
         return input
     result = input.sum((*range(lead), *summed), keepdim=True) if lead or summed else input
     return result.reshape(sizes)
-
-
-@composition("isreal")
-def isreal(input: Tensor) -> Tensor:
-    return torch.ones_like(input, dtype=torch.bool)
-
-
-@composition("angle")
-def angle(input: Tensor) -> Tensor:
-    """0 or pi, or NaN."""
-    x = input if input.is_floating_point() else input.to(torch.get_default_dtype())
-    result = torch.where(x < 0, math.pi, 0.0).to(x.dtype)
-    return torch.where(x.isnan(), x, result)
 
 
 _copies()
