@@ -105,20 +105,17 @@ class _Parameters:
     Attributes:
         names: those that may be named.
         sizes: whether it takes sizes as any number of arguments, after its other positional parameters.
-        any: whether it passes other keyword arguments on.
     """
 
     names: frozenset[str]
     sizes: bool
-    any: bool
 
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
     found = inspect.signature(function).parameters.values()
     named = frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    kinds = {p.kind for p in found}
-    return _Parameters(named, inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds)
+    return _Parameters(named, any(p.kind is p.VAR_POSITIONAL for p in found))
 
 
 def bind(
@@ -136,8 +133,8 @@ def bind(
     sizes: tuple[Any, ...] = ()
     for name, value in kwargs.items():
         known = name if name in parameters.names else _canonical(name, parameters.names)
-        if known is not None or parameters.any:
-            named[known or name] = value
+        if known is not None:
+            named[known] = value
         elif parameters.sizes and name in SIZES:
             sizes = (value,)
         elif not _is_neutral(name, value):

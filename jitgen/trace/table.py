@@ -180,6 +180,9 @@ def by_name(name: str) -> Row | None:
             found = by_name(f"__{bare[1:]}__")
             return Row(_swapped(found.function)) if found else None
         return ROWS.get(_OPERATORS.get(bare, bare))
+    if name.endswith("_copy"):  # what the function of that name views, in memory of its own
+        found = by_name(name.removesuffix("_copy"))
+        return replace(found, is_view=False) if found and found.is_view and not found.composed else None
     if name.endswith("_") and not name.rpartition(".")[2].startswith("_"):
         found = by_name(name[:-1])
         return replace(found, is_view=False, inplace=True) if found and not found.is_view else None

@@ -22,6 +22,11 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
     return flat[..., start : start + (length - 1) * (columns + 1) + 1 : columns + 1] if length else flat[..., :0]
 
 
+@composition("diagonal_copy")
+def diagonal_copy(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    return diagonal(input, offset, dim1, dim2).clone()
+
+
 @composition("linalg_diagonal", view=True)
 def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     return diagonal(A, offset, dim1, dim2)

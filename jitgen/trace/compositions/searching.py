@@ -66,19 +66,18 @@ def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right:
 @composition("searchsorted")
 def searchsorted(
     sorted_sequence: Tensor,
-    values: Any = None,
+    input: Any,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
     sorter: Tensor | None = None,
-    **named: Any,
 ) -> Tensor:
     if sorter is not None:
         raise UnsupportedError("searchsorted with a sorter is not supported; give it a sorted sequence")
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(f"side={side!r} and right={right} contradict each other")
-    after, given = right or side == "right", named.get("input", named.get("self", values))
+    after, given = right or side == "right", input
     if not isinstance(given, Tensor):
         require_rank(sorted_sequence, (1,))
         given = torch.scalar_tensor(given, dtype=sorted_sequence.dtype)

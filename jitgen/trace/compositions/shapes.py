@@ -24,31 +24,14 @@ def same(input: Tensor) -> Tensor:
     return input
 
 
-@composition("conj_physical", "alias_copy")
+@composition("conj_physical")
 def conj_physical(input: Tensor) -> Tensor:
     return input.clone()
 
 
-def _copies() -> None:
-    """``view_copy`` and the like: what the function of that name views, in memory of its own."""
-    for name in ("expand", "permute", "t", "transpose", "view", "squeeze", "unsqueeze", "narrow", "diagonal", "unfold"):
-        composition(f"{name}_copy")(_method_copy(name))
-    for name in ("unbind", "split_with_sizes"):
-        composition(f"{name}_copy")(_method_copies(name))
-
-
-def _method_copy(name: str) -> Any:
-    def copied(input: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-        return getattr(input, name)(*arguments, **keywords).clone()
-
-    return copied
-
-
-def _method_copies(name: str) -> Any:
-    def copied(input: Tensor, *arguments: Any, **keywords: Any) -> tuple[Tensor, ...]:
-        return tuple(piece.clone() for piece in getattr(input, name)(*arguments, **keywords))
-
-    return copied
+@composition("unfold_copy")
+def unfold_copy(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    return unfold(input, dimension, size, step).clone()
 
 
 # -------------------------------------------------------------------------------------------------- cutting and joining
@@ -296,6 +279,3 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
         return input
     result = input.sum((*range(lead), *summed), keepdim=True) if lead or summed else input
     return result.reshape(sizes)
-
-
-_copies()
