@@ -22,7 +22,18 @@ from torch.utils import _pytree as pytree
 
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Builder, Graph, InputSpec, Node, Shape, input_shape, is_weight, topological
+from jitgen.ir.graph import (
+    CHANNELS_LAST,
+    CONTIGUOUS,
+    Builder,
+    Graph,
+    InputSpec,
+    Node,
+    Shape,
+    input_shape,
+    is_weight,
+    topological,
+)
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import autocast, table
@@ -459,7 +470,7 @@ def _by_node(proxies: Sequence[TensorProxy]) -> dict[int, TensorProxy]:
 
 def _memory(node: Node) -> Node:
     """The node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
-    while node.op == "view" or node.attrs == CONTIGUOUS:
+    while node.op == "view" or node.attrs in (CONTIGUOUS, CHANNELS_LAST):
         node = node.inputs[0]
     return node
 
