@@ -126,6 +126,8 @@ def polygamma(n: Any, input: Any) -> Tensor:
         cotangent = [a + b for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
     reflected = (-1) ** order * value - math.pi ** (order + 1) * _polynomial(cosine / sine, cotangent)
     value = torch.where(x < 0.5, reflected, value)
+    if order > 1:  # torch's sum has no limit there
+        value = torch.where(x == math.inf, math.nan, value)
     return torch.where(_is_pole(x), (-1) ** (order + 1) * math.inf, value)
 
 
