@@ -96,6 +96,12 @@ def running(x: torch.Tensor) -> tuple[Any, ...]:
     return x.cumsum(0), torch.cummax(x, -1), x.logcumsumexp(1)
 
 
+def looked_up(ids: torch.Tensor, table: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    changed = table.index_copy(0, ids, new)
+    changed[1:, ids[:1]] = 0
+    return F.embedding(ids, table), table[ids, None, -1], changed
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "gate": lambda: (gate, (torch.randn(6, 20), torch.randn(20))),
     "gate of one row": lambda: (gate, (torch.randn(1, 20), torch.randn(20))),
@@ -107,6 +113,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "column_sums": lambda: (column_sums, (torch.randn(30, 12),)),
     "largest": lambda: (largest, (torch.randn(3, 4, 10),)),
     "running": lambda: (running, (torch.randn(5, 12),)),
+    "looked_up": lambda: (looked_up, (torch.tensor([3, 1]), torch.randn(6, 9), torch.randn(2, 9))),
     "norm": lambda: (norm, (torch.randn(2, 3, 24),)),
     "loss": lambda: (loss, (torch.randn(5, 11), torch.tensor([1, 2, 0, -100, 10]))),
     "dense": lambda: (dense, (torch.randn(5, 32), torch.randn(16, 32), torch.randn(16))),

@@ -206,12 +206,15 @@ class Specialization:
         from jitgen.runtime import cpu
 
         arguments, work, entry = lowered.arguments(number), lowered.work(number), built.artifact.meta["entry"]
-        function = self._function(built, None, lambda: cpu.load_packed(built.artifact.content, entry))
+        checked = built.kernel.checked
+        function = self._function(
+            built, None, lambda: cpu.load_packed(built.artifact.content, entry, checked=bool(checked))
+        )
         streaming = int(work.moved > cpu.last_level_cache())
         tail = cpu.packer("q" * len(arguments.integers) + "i")(*arguments.integers, streaming)
         pack = cpu.packer("P" * len(arguments.pointers) + formats + "i")
         threaded = cpu.worth_threads(work.moved, work.flops)
-        return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded)
+        return Step("cpu", function, arguments.pointers, scalars, pack, tail, threaded, checked=checked)
 
     def _cuda_step(
         self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any

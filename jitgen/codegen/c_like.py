@@ -106,5 +106,9 @@ def round_to(expression: str, storage: str) -> str:
     return f"jitgen::load(jitgen::store<{STORAGE_TYPES[storage]}>({expression}))"
 
 
+def gather(pointer: str, offset: str, storage: str, mask: str) -> str:
+    return f"jitgen::load({pointer}[{offset}])"
+
+
 def assign(type_name: str, name: str, expression: str) -> str:
     return f"const {type_name} {name} = {expression};"

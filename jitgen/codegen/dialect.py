@@ -6,7 +6,7 @@ A dialect prints each instruction of a body (``ir/body.py``) as one line. It con
   strings by compute dtype, or by the classes ``float`` and ``int`` (the most specific wins);
 * ``coarse``: rows that replace float32 rows where every result is a float of 16 bits or fewer;
 * ``types`` and ``storage_types``: dtype -> type name;
-* four functions for what tables cannot express: ``constant``, ``cast``, ``round`` and ``assign``.
+* five functions for what tables cannot express: ``constant``, ``cast``, ``round``, ``assign`` and ``gather``.
 
 A test fails where a dialect lacks a row for an operation of ``ir/ops.py``. tinygrad's renderers are built this way.
 """
@@ -45,6 +45,9 @@ class Dialect:
         cast: (expression, from, to) -> expression converted from one compute dtype to another.
         round: (expression, storage dtype) -> expression rounded to the storage dtype, in its compute dtype.
         assign: (type name, value name, expression) -> the line that defines the value.
+        gather: (pointer, offset, storage dtype, mask) -> the element there, in its compute dtype; only Triton
+            has masks.
+        within: format string over an index and a size: the index, or 0 where it is out of range.
         suffix: the suffix of template files, such as ``".cu"``.
         headers: include names of the static headers that every source of the dialect includes.
     """
@@ -57,6 +60,8 @@ class Dialect:
     cast: Callable[[str, str, str], str]
     round: Callable[[str, str], str]
     assign: Callable[[str, str, str], str]
+    gather: Callable[[str, str, str, str], str]
+    within: str
     suffix: str
     headers: tuple[str, ...] = ()
     coarse: Mapping[str, str] = field(default_factory=dict)

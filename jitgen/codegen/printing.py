@@ -7,7 +7,7 @@ after them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,25 @@ _NAMES = {"scalar": "a", "contract": "acc"}
 """Values that are there before the lines: numeric arguments, and accumulators of products."""
 _FOUND = ("load", "iota", "reduce", "scan", "state", *_NAMES)
 """Operations that no line computes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a family has for the printing of a gather.
+
+    Attributes:
+        pointer: the expression of the memory's address.
+        at: the expression of the element's offset from there by the coordinates alone, in elements.
+        terms: (size, stride) of each gathered dimension, as expressions.
+        dtype: in memory.
+        mask: in Triton, the elements that are in range by their coordinates.
+    """
+
+    pointer: str
+    at: str
+    terms: tuple[tuple[str, str], ...]
+    dtype: str
+    mask: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class Printed:
     Attributes:
         lines: the lines, by the positions of their instructions, in order.
         names: the name of every value, by position.
-        values: for each operand that is loaded or stored, by its index, the name of the value.
+        values: for each operand that is loaded, gathered or stored, by its index, the name of the value.
         scalars: the numeric arguments that are used: name to type name.
     """
 
@@ -64,19 +83,27 @@ class Printed:
     scalars: dict[str, str]
 
 
-def printed(instructions: Sequence[Instruction], dialect: Dialect, prefix: str = "v", coarse: bool = False) -> Printed:
+def printed(
+    instructions: Sequence[Instruction],
+    dialect: Dialect,
+    prefix: str = "v",
+    coarse: bool = False,
+    sources: Mapping[int, Source] | None = None,
+) -> Printed:
     """``instructions`` in ``dialect``.
 
     Args:
         prefix: what the names of values begin with.
         coarse: whether every result is a float of 16 bits or fewer; see ``Dialect.coarse``.
+        sources: of the operands that are gathered, by their numbers.
     """
     found = Printed({}, {}, {}, {})
     dtypes = {position: instruction.dtype for position, instruction in enumerate(instructions)}
     for position, instruction in enumerate(instructions):
         op, type_name = instruction.op, dialect.types[instruction.dtype]
-        if op == "store":
-            found.values[instruction.attr] = found.names[instruction.args[0]]
+        if op in ("store", "scatter"):
+            operand = instruction.attr if op == "store" else instruction.attr[0]
+            found.values[operand] = found.names[instruction.args[0]]
             continue
         name = f"{_NAMES[op]}{instruction.attr}" if op in _NAMES else f"{prefix}{position}"
         found.names[position] = name
@@ -84,11 +111,26 @@ def printed(instructions: Sequence[Instruction], dialect: Dialect, prefix: str =
             found.values[instruction.attr] = name
         elif op == "scalar":
             found.scalars[name] = type_name
+        elif op == "gather":
+            found.values[instruction.attr] = name
         if op not in _FOUND:
-            expression = dialect.expression(instruction, found.names, dtypes, coarse)
+            if op == "gather":
+                indices = [found.names[argument] for argument in instruction.args]
+                expression = _gathered((sources or {})[instruction.attr], indices, dialect)
+            else:
+                expression = dialect.expression(instruction, found.names, dtypes, coarse)
             text, mark = dialect.assign(type_name, name, expression), user_mark(instruction.location)
             found.lines[position] = Line(text, mark, name, type_name, instruction.dtype, expression, position)
     return found
+
+
+def _gathered(source: Source, indices: Sequence[str], dialect: Dialect) -> str:
+    """The expression of the element of ``source`` that ``indices`` choose."""
+    offset = [source.at] if source.at != "0" else []
+    for index, (size, stride) in zip(indices, source.terms, strict=True):
+        within = dialect.within.format(index, size)
+        offset.append(within if stride == "1" else f"{within} * {stride}")
+    return dialect.gather(source.pointer, " + ".join(offset), source.dtype, source.mask)
 
 
 def fields(value: Any) -> dict[str, Any]:

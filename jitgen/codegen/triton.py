@@ -230,6 +230,10 @@ def _atom(expression: str) -> str:
     return expression if expression.isidentifier() else f"({expression})"
 
 
+def gather(pointer: str, offset: str, storage: str, mask: str) -> str:
+    return load_cast(f"tl.load({pointer} + {offset}{f', mask={mask}' if mask else ''})", storage)
+
+
 def assign(type_name: str, name: str, expression: str) -> str:
     """The line that defines a value; Triton infers its type."""
     return f"{name} = {expression}"
@@ -244,6 +248,8 @@ TRITON = Dialect(
     cast=cast,
     round=round_to,
     assign=assign,
+    gather=gather,
+    within="within({0}, {1})",
     suffix=".py",
     coarse={"exp": "tl.exp({0})", "sigmoid": "(1.0 / (1.0 + tl.exp({0} * -1.0)))"},
 )

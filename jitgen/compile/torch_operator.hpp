@@ -150,11 +150,16 @@ struct Call {
     arguments.finish();
     entry(values...);
   }
+  // A kernel that checks indices.
+  Call(int32_t (*entry)(Parameters...), Arguments& arguments, Parameters... values) {
+    arguments.finish();
+    if (entry(values...) != 0) throw std::out_of_range("jitgen: an index is out of range");
+  }
 #endif
 };
 
-template <class... Parameters>
-void call(void (*entry)(Parameters...), StableIValue* stack) {
+template <class Result, class... Parameters>
+void call(Result (*entry)(Parameters...), StableIValue* stack) {
   Arguments arguments(stack);
   Call<Parameters...>{entry, arguments, Take<Parameters>::from(arguments)...};
 }

@@ -7,7 +7,7 @@ sizes of the recorded call. A new node operation is a row here; pointwise operat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.deploy import expression_schema as expressions
@@ -18,6 +18,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.ops import INTS, OPS
 from jitgen.ir.scans import PLACES, SCANS
+from jitgen.ir.scatters import KINDS
 from jitgen.quant import weights
 from jitgen.quant.formats import FORMATS, check_group_size
 from jitgen.spec import DTYPES, dtype_name
@@ -226,6 +227,53 @@ def _reduce(node: Node) -> None:
     node.is_computed_as("int64" if kind.value in ("argmax", "argmin") else operand.dtype)
 
 
+def _gather(node: Node) -> None:
+    source, *indices = node.operands
+    places = [place.integer(-len(indices), len(node.shape)) for place in node.attributes(len(source.shape))]
+    chosen = sorted(place for place in places if place < 0)
+    node.require(chosen == list(range(-len(indices), 0)), "each of its indices is the place of one dimension")
+    node.require(len(set(places)) == len(places), "a coordinate is the place of two dimensions")
+    node.has_dtype(source.dtype)
+    for place, size in zip(places, source.shape, strict=True):
+        elements = place >= 0 or size > 0 or 0 in node.shape
+        node.require(elements, "a dimension without elements is indexed")
+        node.require(place < 0 or node.shape[place] == size, f"coordinate {place} goes along {size} elements")
+    for index in indices:
+        node.require(index.dtype == "int64", f"an index is {index.dtype}")
+        immediate = index.op in ("const", "scalar")
+        node.require(immediate or index.shape == node.shape, f"an index is {list(index.shape)}")
+
+
+def _scatter(node: Node) -> None:
+    base, value, *indices = node.operands
+    kind, places, movements = node.attributes(3)
+    kind.one_of(KINDS)
+    node.has_shape(base.shape)
+    node.has_dtype(base.dtype)
+    node.require(value.dtype == base.dtype, f"its value is {value.dtype}")
+    sizes = base.shape
+    for movement in movements.items(OPERAND_LIMIT):
+        attrs, shape = movement.items(2, 2)
+        name = attrs.items(4, 1)[0].one_of(VIEWS)
+        count, check = VIEWS[name]
+        node.require(name not in ("expand", "reshape"), f"it changes a view by {name}")
+        found = expressions.shape(shape, node.environment)
+        check(replace(node, shape=found), attrs.items(1 + count, 1 + count)[1:], sizes)
+        sizes = found
+    immediate = value.op in ("const", "scalar")
+    node.require(not immediate, "its value is a number")
+    chosen = [place.integer(-len(indices), len(value.shape)) for place in places.items(len(sizes), len(sizes))]
+    negative = sorted(place for place in chosen if place < 0)
+    node.require(negative == list(range(-len(indices), 0)), "each of its indices is the place of one dimension")
+    node.require(len(set(chosen)) == len(chosen), "a coordinate is the place of two dimensions")
+    for place, size in zip(chosen, sizes, strict=True):
+        node.require(place < 0 or value.shape[place] <= size, f"coordinate {place} goes along {size} elements")
+    for index in indices:
+        node.require(index.dtype == "int64", f"an index is {index.dtype}")
+        immediate = index.op in ("const", "scalar")
+        node.require(immediate or index.shape == value.shape, f"an index is {list(index.shape)}")
+
+
 def _scan(node: Node) -> None:
     kind, dim, reverse = node.attributes(3)
     kind.one_of(SCANS)
@@ -320,6 +368,8 @@ NODES: dict[str, Row] = {
     "view": Row(1, 1, _view, weights=True),
     "cat": Row(2, OPERAND_LIMIT, _cat),
     "reduce": Row(1, 1, _reduce),
+    "gather": Row(2, 1 + expressions.RANK_LIMIT, _gather),
+    "scatter": Row(2, 2 + expressions.RANK_LIMIT, _scatter),
     "scan": Row(1, 1, _scan),
     "contract": Row(2, 2, _contract, weights=True),
     "dequantize": Row(2, 3, _dequantize),

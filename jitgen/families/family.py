@@ -76,6 +76,9 @@ class Partition(Protocol):
     def written(self, store: Store, memory: Strided) -> Strided | None:
         """``memory``, that of the result, in the iteration space of ``store``; None where no strides describe it."""
 
+    def is_updated(self, node: Node) -> bool:
+        """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
+
     def depends_on_strides(self) -> None:
         """Say that this partition serves calls with these strides alone."""
 

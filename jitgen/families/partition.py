@@ -87,6 +87,7 @@ class Partitioner:
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}
+        self.updated: Node | None = None
         self.independent_of_strides = True
 
     def program(self) -> Program:
@@ -105,6 +106,7 @@ class Partitioner:
         # An update is computed into its argument directly where it is the only result and reads the argument only at
         # the elements it writes. Otherwise it is computed into a temporary, and copied to the argument at the end.
         in_place = len(updates) == 1 and not results and self._reads_in_place(*updates[0])
+        self.updated = updates[0][1] if in_place and updates[0][1].op == "scatter" else None
         direct = len(results) + in_place
         mutated: list[tuple[int, int]] = []
         for index, node in updates:
@@ -154,7 +156,9 @@ class Partitioner:
 
     def _stored_in_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
         """Results that would be copies of a temporary or of a view of one, with the alias to return in their place."""
+        changed = {store.result for region in regions if region.is_update for store in region.stores}
         stores = [store for region in regions for store in region.stores if not store.movements]
+        stores = [store for store in stores if store.result not in changed]
         found: dict[int, Alias] = {}
         for store in stores:
             alias = _alias(store.value, [])
@@ -171,6 +175,9 @@ class Partitioner:
         """Whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node`` can be
         computed into that input."""
         order = topological([node])
+        if node.op == "scatter":
+            others = topological(node.inputs[1:])
+            return _is_input(node.inputs[0], index) and not any(_is_input(other, index) for other in others)
         if any(other.op in READS_ELSEWHERE for other in order) or node.shape != self.graph.inputs[index].shape:
             return False
         return not any(other.op == "view" and (alias := _alias(other, [])) and alias.input == index for other in order)
@@ -186,6 +193,11 @@ class Partitioner:
             elif node.op == "view":
                 attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)
                 memo[id(node)] = self.mover.move(children[0], attrs, shape)
+            elif node.op == "gather":
+                source, *indices = children
+                if under_views(source).op != "input":
+                    source = self.materialize(source)
+                memo[id(node)] = self.builder.like(node, (source, *indices), shape)
             else:
                 memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
         return [memo[id(root)] for root in roots]
@@ -250,6 +262,10 @@ class Partitioner:
         like = ordered_like(sizes, node.attrs == CONTIGUOUS, node.attrs == CHANNELS_LAST, self.memory)
         return Strided(sizes, output_strides(sizes, like))
 
+    def is_updated(self, node: Node) -> bool:
+        """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
+        return node is self.updated
+
     def _regions(self, results: Sequence[Node], memories: Sequence[Strided]) -> list[Region]:
         """The regions that compute ``results`` into ``memories``. Each family claims some of those results that the
         families before it left. A result that its region cannot write in place is copied from a temporary."""
@@ -270,7 +286,7 @@ class Partitioner:
             self.depends_on_strides()
             copies = self._regions([self.materialize(results[p]) for p in left], [memories[p] for p in left])
             legal = _without(legal, left) + _renumbered(copies, left)
-        return legal
+        return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
 
     def _stages(self) -> list[tuple[list[int], list[Region]]]:
         """(positions, regions) of the temporaries in an order in which each comes after those it reads. Temporaries
@@ -391,6 +407,10 @@ def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Reg
     if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
         return None
     return registry.named(left[0].family).merge(left[0], right[0], result)
+
+
+def _is_input(node: Node, index: int) -> bool:
+    return node.op == "input" and node.attrs[0] == index
 
 
 def _stored(regions: Iterable[Region]) -> Counter[int]:

@@ -7,9 +7,10 @@ from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
 from jitgen.families.reduction import FAMILY as REDUCTION
 from jitgen.families.scan import FAMILY as SCAN
+from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [GEMM, SCAN, REDUCTION, ELEMENTWISE]
+FAMILIES: list[Family] = [GEMM, SCAN, REDUCTION, SCATTER, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 

@@ -56,6 +56,9 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
             dims = [dim for dim, source in sources if source is not None and source in varied]
         elif node.op == "iota":
             dims = (node.attrs[0],)
+        elif node.op == "gather":
+            dims = frozenset(place for place in node.attrs if place >= 0)
+            dims = dims.union(*(found[id(index)] for index in node.inputs[1:]))
         elif node.op == "reduce":
             dims = [dim for dim in dims if dim not in node.attrs[1]]
         elif node.op not in BARRIERS:

@@ -18,9 +18,10 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
+from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
-from jitgen.ir.regions import Axis, Movement, Region, Stage, row_rank_of, shape_of
+from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, row_rank_of, shape_of
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
 
@@ -45,7 +46,8 @@ class Instruction:
     Attributes:
         op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
             (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round_to`` (the storage
-            dtype in ``attr`` and back), ``store`` (operand index in ``attr``).
+            dtype in ``attr`` and back), ``store`` (operand index in ``attr``), ``gather`` (likewise; its arguments are
+            the indices), ``scatter`` ((operand index, kind) in ``attr``; its arguments are the value and the indices).
         args: positions of earlier instructions.
         dtype: the result's compute dtype; for a store, that of the value stored.
         location: the user's line, for error messages only.
@@ -66,8 +68,9 @@ class Instruction:
     stage: int = 0
 
 
-WHOLE = ("x", "weight", "codes", "scales", "zeros")
-"""Kinds of operand of a contraction: it reads many of their elements for each element of its result."""
+WHOLE = ("x", "weight", "codes", "scales", "zeros", "gather")
+"""Kinds of operand that are read at other elements than the one computed: those of a contraction, which reads many for
+each element of its result, and gathered ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Operand:
     """A tensor a body reads or writes, element by element.
 
     Attributes:
-        kind: ``"load"``, ``"store"`` or ``"iota"`` (an index, which is in no memory). A contraction's are ``"x"`` (the
+        kind: ``"load"``, ``"store"``, ``"iota"`` (an index, which is in no memory) or ``"gather"``, whose dimensions
+            are the region's, followed by those that computed indices choose along. A contraction's are ``"x"`` (the
             activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), and ``"codes"``,
             ``"scales"`` and ``"zeros"`` (the tensors of a quantised weight).
         buffer: index of the program's buffer; None for an iota.
@@ -84,6 +88,7 @@ class Operand:
         movements: from the whole buffer to the region's iteration space, outermost first.
         dim: the dimension an iota counts along.
         row: in a body with rows: one element for a row.
+        gathered: of a gather, the number of its last dimensions, along which indices choose.
     """
 
     kind: str
@@ -93,6 +98,7 @@ class Operand:
     movements: tuple[Movement, ...] = ()
     dim: int | None = None
     row: bool = False
+    gathered: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,8 +187,8 @@ class BodyBuilder:
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
         self._row_dims = tuple(range(rank - region.row_rank, rank))
-        values = [self._value(store.value) for store in region.stores]
-        for store, value in zip(region.stores, values, strict=True):
+        values = [self._value(store.value) for store in region.stores if store.value.op != "scatter"]
+        for store, value in zip(region.stores, values, strict=not region.is_update):
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
             row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
@@ -190,6 +196,8 @@ class BodyBuilder:
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)
             self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
+        for store in region.stores if region.is_update else ():
+            self._scatter(store, result_buffer[store.result])
         return Body(
             region.axes, region.stages, tuple(self.operands), tuple(self.instructions), tuple(self._contractions)
         )
@@ -217,7 +225,7 @@ class BodyBuilder:
             waiting = (
                 []
                 if _is_leaf(top) and not _is_row_value(top)
-                else [n for n in top.inputs if id(n) not in self._positions]
+                else [n for n in top.inputs[top.op == "gather" :] if id(n) not in self._positions]
             )
             if waiting:
                 stack.extend(reversed(waiting))
@@ -240,6 +248,8 @@ class BodyBuilder:
             return self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
         if _is_leaf(node):
             return self._leaf(node, dtype)
+        if node.op == "gather":
+            return self._gather(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
         if node.op in ("reduce", "scan"):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
@@ -277,6 +287,27 @@ class BodyBuilder:
         if operand not in self.operands:
             self.operands.append(operand)
         return self.operands.index(operand)
+
+    def _scatter(self, store: Store, buffer: int) -> None:
+        """An update of ``buffer``, the only store of its region."""
+        node = store.value
+        _, value, *indices = node.inputs
+        arguments = tuple(self._value(source) for source in (value, *indices))
+        shape = self.buffers[buffer]
+        self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(indices)))
+        attr = (len(self.operands) - 1, node.attrs[0])
+        self._emit(Instruction("scatter", arguments, compute_dtype(node.dtype), attr, node.location))
+
+    def _gather(self, node: Node, dtype: str) -> int:
+        source, *indices = node.inputs
+        base, movements = _seen_through_views(source)
+        movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
+        row = bool(self._row_dims) and not varies(node, self._row_dims)
+        operand = Operand("gather", base.attrs[0], node.dtype, base.shape, movements, None, row, len(indices))
+        if operand not in self.operands:
+            self.operands.append(operand)
+        arguments = tuple(self._positions[id(index)] for index in indices)
+        return self._emit(Instruction("gather", arguments, dtype, self.operands.index(operand), node.location))
 
     def _leaf(self, node: Node, dtype: str) -> int:
         base, movements = _seen_through_views(node)

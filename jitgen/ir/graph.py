@@ -13,6 +13,10 @@ Node operations:
 ``contract``   attrs ``(equation, accumulator, precision)``: the product of an activation and a weight, whose axes the
                equation names (``ir/equations.py``); summed in the dtype ``accumulator``; precision of float32 operands
                is ``"ieee"`` or ``"tf32"``
+``gather``     attrs ``places``: the elements of the first input that integers, the further inputs, choose
+               (``ir/gathers.py``)
+``scatter``    attrs ``(kind, places, movements)``: the first input, with elements that integers, the inputs from the
+               third on, choose replaced by the second one's or combined with them (``ir/scatters.py``)
 ``scan``       attrs ``(kind, dim, reverse)``: at every element, those up to it along ``dim`` combined; kinds in
                ``ir/scans.py``
 ``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
@@ -51,7 +55,7 @@ CHANNELS_LAST = ("channels_last",)
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
 
-READS_ELSEWHERE = frozenset({"cat", "contract"})
+READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter"})
 """Operations whose result at an element needs inputs at others, and not only rows (or beginnings of rows) of them."""
 
 

@@ -56,6 +56,14 @@ class Kernel:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
+    def checked(self) -> tuple[tuple[str, ...], ...]:
+        """For each region, the user's lines whose indices it checks; empty where no region has indices to check."""
+        found = [
+            {i.location or "": None for i in body.instructions if i.op in ("gather", "scatter")} for body in self.bodies
+        ]
+        return tuple(map(tuple, found)) if any(found) else ()
+
+    @property
     def described_stages(self) -> list[str]:
         """The stages of each region in words; on one line where all regions have the same."""
         found = ["; ".join(map(str, body.stages)) for body in self.bodies]

@@ -9,6 +9,8 @@ The *stages* follow from the stored expressions, in the order in which a kernel 
 ``contract``  a product summed over the contracted axes
 ``reduce``    the elements along the sequential axes combined to one value
 ``scan``      at every element, the combination of the elements up to it
+``scatter``   values combined with elements of the result, which is read and written in place; by the region's order
+              along the sequential axes
 ============  ==========================================================================================
 
 RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. A family claims regions
@@ -33,7 +35,7 @@ MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those
 that read most tensors first."""
 
-STAGES = ("map", "contract", "reduce", "scan")
+STAGES = ("map", "contract", "reduce", "scan", "scatter")
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ class Region:
         """How many of the axes that index results are sequential: the last ones."""
         return row_rank_of(self.axes)
 
+    @property
+    def is_update(self) -> bool:
+        """Whether it changes results that must have been written before."""
+        return any(store.value.op == "scatter" for store in self.stores)
+
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         return stages_of([store.value for store in self.stores], self.axes)
@@ -136,7 +143,7 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
         "contract": tuple(axis.name for axis in axes if axis.walk == "contracted"),
         "reduce": tuple(axis.name for axis in axes if axis.walk == "sequential"),
     }
-    names["scan"] = names["reduce"]
+    names["scan"] = names["scatter"] = names["reduce"]
     level: dict[int, int] = {}
     found: dict[tuple[int, int], Stage] = {}
     for node in topological(values):

@@ -24,6 +24,7 @@ from typing import Any
 
 from jitgen.ir import symbols
 from jitgen.ir.equations import axes, equation
+from jitgen.ir.gathers import moved_gather
 from jitgen.ir.graph import Builder, Node, Shape, is_weight, topological, under_views
 from jitgen.ir.scans import PLACES
 from jitgen.ir.symbols import Scalar, Size
@@ -62,6 +63,7 @@ class Mover:
         self._rules: dict[str, Callable[[Node, tuple[Any, ...], Shape], Node | None]] = {
             "cat": self._move_cat,
             "contract": self._move_contract,
+            "gather": lambda *of: moved_gather(self, *of),
             "reduce": self._move_reduce,
             "scan": self._move_scan,
         }
@@ -303,7 +305,7 @@ class Mover:
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
 
 
-BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "contract", "dequantize"})
+BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "gather", "scatter", "contract", "dequantize"})
 """Operations that are not pointwise: a movement of the result is not always the same movement of the operands."""
 
 

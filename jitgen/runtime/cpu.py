@@ -31,11 +31,12 @@ def packer(parameters: str) -> Callable[..., bytes]:
     return struct.Struct("@" + "".join(SLOTS[letter] for letter in parameters)).pack
 
 
-def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], None] | None:
+def load_packed(found: str | bytes, entry: str, checked: bool = False) -> Callable[[bytes], int | None] | None:
     """``<entry>_packed`` of a shared object, a function of one packed buffer; None if it has none.
 
     Args:
         found: the bytes of the shared object, or the path of one.
+        checked: whether the function returns a status, 0 where all indices were in range.
 
     This is the cheapest call; a launcher packs pointers, sizes and scalars itself.
     """
@@ -44,7 +45,7 @@ def load_packed(found: str | bytes, entry: str) -> Callable[[bytes], None] | Non
     function = getattr(_open(found, entry), f"{entry}_packed", None)
     if function is not None:
         function.argtypes = (ctypes.c_char_p,)
-        function.restype = None
+        function.restype = ctypes.c_int32 if checked else None
     return function
 
 
@@ -65,7 +66,7 @@ def load(path: str, entry: str, parameters: str) -> Callable[..., None]:
     return _unpacked_call(path, entry, parameters) if packed is None else _packed_call(packed, packer(parameters))
 
 
-def _packed_call(packed: Callable[[bytes], None], pack: Callable[..., bytes]) -> Callable[..., None]:
+def _packed_call(packed: Callable[[bytes], int | None], pack: Callable[..., bytes]) -> Callable[..., None]:
     def call(*arguments: Any) -> None:
         packed(pack(*arguments))
 

@@ -55,6 +55,8 @@ class Step:
         leading, trailing: operator: text of the integer scalars, before and after ``constants``.
         grid: operator: its launch.
         maps: cuda: the tensor maps that are the kernel's first parameters, in order.
+        checked: cpu: for each region the user's lines whose indices it checks; empty where the kernel checks none. It
+            returns the number of a region, from 1, that met an index out of range, else 0.
     """
 
     kind: str
@@ -70,6 +72,7 @@ class Step:
     trailing: tuple[str, ...] = ()
     grid: tuple[int, ...] = ()
     maps: tuple[TensorMap, ...] = ()
+    checked: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,13 @@ class _Writer:
             self.names["threads"] = torch.get_num_threads
             threads = "threads()"
         self.names |= {f"pack{index}": step.pack, f"tail{index}": step.tail}
-        self.lines.append(f"kernel{index}(pack{index}({', '.join([*pointers, *scalars, threads])}) + tail{index})")
+        call = f"kernel{index}(pack{index}({', '.join([*pointers, *scalars, threads])}) + tail{index})"
+        if step.checked:
+            self.names |= {f"checked{index}": step.checked, "refuse_index": _refuse_index}
+            call = f"status = {call}"
+        self.lines.append(call)
+        if step.checked:
+            self.lines.append(f"if status: refuse_index({self.spec.name!r}, checked{index}[status - 1])")
 
     def _maps(self, index: int, step: Step) -> list[str]:
         """Text of each of the step's encoded tensor maps."""
@@ -282,6 +291,12 @@ def _refuse_numbers(name: str, error: Exception, *numbers: Any) -> NoReturn:
     raise UnsupportedError(
         f"{name}: kernels take integers within int64, and this call with {values} needs one beyond it; make it a float"
     ) from error
+
+
+def _refuse_index(name: str, lines: Sequence[str]) -> NoReturn:
+    """The error of a launch that met an index out of range; torch raises it too."""
+    where = "; ".join(line for line in lines if line)
+    raise IndexError(f"{name}: an index is out of range{f' at {where}' if where else ''}")
 
 
 def _flat(tensor: torch.Tensor, offset: int) -> torch.Tensor:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
+from jitgen.trace.gathers import MASKED, indexed, require_index
 from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
 from jitgen.trace.numbers import unwrap
+from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
 from jitgen.trace.typing import expand, filled, operand, result_dtype
 
@@ -69,20 +71,35 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
 
 @row("getitem", "__getitem__", view=True)
 def getitem(trace: Trace, input: Node, key: Any) -> Node:
+    viewed, by_dim = viewed_by(trace, input, key)
+    return indexed(trace, viewed, by_dim) if by_dim else viewed
+
+
+def viewed_by(trace: Trace, input: Node, key: Any) -> tuple[Node, dict[int, Node]]:
+    """``input`` under the slices, ints and None of ``key``, and the integer tensors of it by the dimensions of that."""
     keys = list(key) if isinstance(key, tuple) else [key]
     for item in keys:
-        if isinstance(item, (Node, list, bool)):
-            kind = "a tensor" if isinstance(item, Node) else type(item).__name__
-            raise UnsupportedError(f"indexing by {kind} is not supported; slices, ints, None and ... are")
+        if isinstance(item, (list, bool)):
+            raise UnsupportedError(
+                f"indexing by {type(item).__name__} is not supported; integer tensors, slices, ints, None and ... are"
+            )
+        if isinstance(item, Node) and item.dtype in ("bool", "uint8"):
+            raise UnsupportedError(MASKED)
+        if isinstance(item, Node):
+            require_index(item)
     consumed = sum(item is not None and item is not Ellipsis for item in keys)
     if consumed > len(input.shape):
         raise IndexError(f"too many indices for a tensor of {len(input.shape)} dimensions")
     if Ellipsis not in [item for item in keys if item is None or item is Ellipsis]:
         keys.append(Ellipsis)
     dim = 0
-    for item in keys:
+    by_dim: dict[int, Node] = {}
+    for number, item in enumerate(keys):
         if item is Ellipsis:
-            dim += len(input.shape) - dim - sum(later is not None for later in keys[keys.index(Ellipsis) + 1 :])
+            dim += len(input.shape) - dim - sum(later is not None for later in keys[number + 1 :])
+        elif isinstance(item, Node):
+            by_dim[dim] = item
+            dim += 1
         elif item is None:
             input = unsqueeze(trace, input, dim)
             dim += 1
@@ -96,7 +113,7 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
             dim += 1
         else:
             input = selected(trace, input, dim, item)
-    return input
+    return input, by_dim
 
 
 @row("narrow", view=True)
@@ -231,12 +248,15 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 @row("pad")
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
     """Constant padding: ``input`` concatenated with constant tensors; a negative amount is cut off."""
+    if mode in MODES:
+        return padded(trace, input, pad, mode)
     if mode != "constant":
-        raise UnsupportedError(f"pad with mode {mode!r} is not supported; 'constant' is")
-    return _padded(trace, input, pad, value)
+        raise ValueError(f"pad has no mode {mode!r}")
+    return constant_pad_nd(trace, input, pad, 0 if value is None else value)
 
 
-def _padded(trace: Trace, input: Node, pad: Any, value: Any) -> Node:
+@row("constant_pad_nd")
+def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node:
     if len(pad) % 2 or len(pad) > 2 * len(input.shape):
         raise ValueError(f"{len(pad)} amounts of padding for a tensor of {len(input.shape)} dimensions")
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
@@ -248,15 +268,10 @@ def _padded(trace: Trace, input: Node, pad: Any, value: Any) -> Node:
         for amount, is_front in ((int(before), True), (int(after), False)):
             if amount > 0:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
-                fill = filled(trace, operand(trace, 0 if value is None else value, input.dtype), shape)
+                fill = filled(trace, operand(trace, value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input
-
-
-@row("constant_pad_nd")
-def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node:
-    return _padded(trace, input, pad, value)
 
 
 @row("roll")

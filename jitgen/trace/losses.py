@@ -260,17 +260,18 @@ def nll_loss(
     reduction: int = MEAN,
     ignore_index: int = -100,
 ) -> Tensor:
-    """NaN where a class is out of range."""
+    """Of a class out of range, IndexError from a kernel on a CPU, and NaN from one on a GPU."""
     require_float(input)
     label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
-    mask = _mask(input, label)
-    known = (label >= 0) & (label < input.shape[dim])
-    loss = torch.where(known, -_of_class(mask, input, dim), math.nan)
+    counted = label != ignore_index
+    chosen = torch.where(counted, label, 0)
+    known = (chosen >= 0) & (chosen < input.shape[dim])
+    loss = torch.where(known, -input.gather(dim, chosen.unsqueeze(dim)).squeeze(dim), math.nan)
     class_weight = None
     if weight is not None:
-        class_weight = _of_class(mask, _per_class(weight, input), dim)
+        class_weight = weight[chosen]
         loss = loss * class_weight
-    return _averaged(loss, label != ignore_index, label, class_weight, reduction)
+    return _averaged(loss, counted, label, class_weight, reduction)
 
 
 def _per_class(weight: Tensor, input: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from jitgen.errors import TraceError, UnsupportedError
+from jitgen.errors import TraceError
 from jitgen.ir.graph import Node
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import wrap
@@ -76,10 +76,7 @@ class TensorProxy(fx.Proxy):
         return self._leave("searched", "compare with == and keep the result a tensor")
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise UnsupportedError(
-            f"{self.owner.name}: assignment to a part of a tensor is not supported{quote(user_location())}\n"
-            "  build the result with torch.where or torch.cat instead"
-        )
+        self.owner.call("__setitem__", (self, key, value), {})
 
     def __copy__(self) -> Any:
         return self.owner.call("detach", (self,), {})

@@ -58,12 +58,14 @@ _OPERATORS |= {"matmul": "matmul", "invert": "bitwise_not", "not": "logical_not"
 _REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 
 
-def row(*names: str, view: bool = False, weights: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def row(
+    *names: str, view: bool = False, weights: bool = False, inplace: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the row of torch's ``names``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view, False, weights)
+            ROWS[name] = Row(function, view, inplace, weights)
         return function
 
     return register
@@ -198,12 +200,13 @@ ROW_MODULES: tuple[str, ...] = (
     "casts",
     "contractions",
     "factories",
+    "gathers",
     "indexing",
     "losses",
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "reductions", "scans", "selection")
+ROW_MODULES += ("pointwise", "reductions", "scans", "scatters", "selection")
 ROW_MODULES += tuple(
     f"compositions.{name}"
     for name in (
@@ -211,6 +214,7 @@ ROW_MODULES += tuple(
         "diagonals",
         "elementwise",
         "grids",
+        "interpolation",
         "matrices",
         "normalizations",
         "pooling",

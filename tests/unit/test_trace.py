@@ -512,7 +512,7 @@ ERRORS: dict[str, tuple[Callable[..., Any], type[JitgenError], str, str]] = {
     "a list as an index": (lambda x: x[[0, 1]], UnsupportedError, "indexing by list", "slices"),
     "nonzero": (lambda x: x.nonzero(), UnsupportedError, "nonzero", "outside"),
     "where of one argument": (lambda x: torch.where(x > 0), UnsupportedError, "where", "depends on data"),
-    "assignment": (lambda x: x.__setitem__(0, 1), UnsupportedError, "assignment", "torch.where"),
+    "assignment": (lambda x: x.__setitem__(x > 0, x[0]), UnsupportedError, "assignment", "torch.where"),
     "a random number": (lambda x: x + torch.rand(3), UnsupportedError, "rand", "outside"),
     "a table of numbers": (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), UnsupportedError, "tensor", "outside"),
     "out=": (lambda x: torch.add(x, x, out=x), UnsupportedError, "out=", "return the value"),

@@ -5,8 +5,8 @@ at the boundaries of the concatenated tensors: one region computes the elements 
 that come from ``b``, and both run in one kernel. In a rotary embedding, ``x * cos + cat([-x2, x1]) * sin`` becomes two
 regions with plain strided loads.
 
-The expressions of a region hold no ``cat``: only pointwise nodes over ``const``, ``scalar``, and chains of views over
-``input`` and ``iota``. Each value is stored through a chain of views of a result.
+The expressions of a region hold no ``cat``: only pointwise nodes and gathers over ``const``, ``scalar``, and chains of
+views over ``input`` and ``iota``. Each value is stored through a chain of views of a result.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def _without_one_concatenation(
         if node.op == "cat" and id(node) in inside:
             return _divided_at(region, node, mover)
     for node in nodes:
-        if node.op == "view" and id(node) in inside and under_views(node).op == "cat":
+        if node.op == "view" and id(node) in inside and under_views(node).op in ("cat", "gather"):
             source = node.inputs[0]
-            if node.attrs[0] == "reshape" and source.op == "cat":
+            if node.attrs[0] == "reshape" and source.op != "view":
                 return [_reshaped(region, source.shape, mover)]
             temporary = materialize(under_views(node))
             return [_substitute(region, under_views(node), temporary, mover)]

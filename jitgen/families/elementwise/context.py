@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Line, printed
+from jitgen.codegen.printing import Line, Source, printed
 from jitgen.families.elementwise.launch import integer_names
 from jitgen.families.elementwise.layout import Layout
 from jitgen.families.elementwise.schedule import Schedule
@@ -21,7 +21,7 @@ class OperandContext:
 
     Attributes:
         index: in the region.
-        role: load, iota or store.
+        role: load, gather, iota or store.
         kind: of its strides, from the layout.
         dtype: in memory.
         storage: the dialect's type of an element in memory.
@@ -32,6 +32,7 @@ class OperandContext:
         local: the variable with the address at which a thread reads or writes, or with what it has loaded from there.
         offset: the parameter with an iota's first value; empty for others.
         alignment: what the address is a multiple of, in bytes.
+        gathered: (size, stride) of each dimension that an index chooses along, as parameters.
     """
 
     index: int
@@ -46,6 +47,7 @@ class OperandContext:
     local: str
     offset: str = ""
     alignment: int = 1
+    gathered: tuple[tuple[str, str], ...] = ()
 
     @property
     def memory(self) -> bool:
@@ -81,7 +83,7 @@ class RegionContext:
         title: its description, for a comment.
         rank: collapsed dimensions.
         sizes: the parameters with their sizes.
-        operands: loads and iotas before stores.
+        operands: loads, iotas and gathers before stores.
         lines: the statements that compute the results.
         scalars: (name, type) of run-time scalars that the region reads.
         vector, unroll: elements of an access, and accesses of a thread (see ``Schedule``).
@@ -112,7 +114,13 @@ class RegionContext:
 
     @property
     def loads(self) -> tuple[OperandContext, ...]:
-        return tuple(operand for operand in self.operands if operand.role != "store")
+        """What is there before the first line."""
+        return tuple(operand for operand in self.operands if operand.role in ("load", "iota"))
+
+    @property
+    def gathers(self) -> tuple[OperandContext, ...]:
+        """What lines read: at ``at`` and the number of the operand, a variable, and computed indices from there."""
+        return tuple(operand for operand in self.operands if operand.role == "gather")
 
     @property
     def stores(self) -> tuple[OperandContext, ...]:
@@ -125,6 +133,8 @@ def integer_name(region: int, what: str, operand: int, dim: int) -> str:
         "size": f"n{region}_{dim}",
         "stride": f"s{region}_{operand}_{dim}",
         "offset": f"o{region}_{operand}",
+        "gathered size": f"b{region}_{operand}_{dim}",
+        "gathered stride": f"g{region}_{operand}_{dim}",
         "end": f"end{region}",
     }[what]
 
@@ -147,7 +157,12 @@ def regions(
 def _region(
     number: int, body: Body, layout: Layout, kernel: Kernel, schedule: Schedule, dialect: Dialect
 ) -> RegionContext:
-    found = printed(body.instructions, dialect, coarse=body.coarse)
+    sources = {
+        index: Source(f"x{index}", f"at{index}", _gathered(number, index, operand), operand.dtype, "live")
+        for index, operand in enumerate(body.operands)
+        if operand.kind == "gather"
+    }
+    found = printed(body.instructions, dialect, coarse=body.coarse, sources=sources)
     operands = tuple(
         _operand(number, index, operand, layout, found.values[index], dialect)
         for index, operand in enumerate(body.operands)
@@ -167,6 +182,15 @@ def _region(
         end=integer_name(number, "end", -1, -1),
         first=integer_name(number - 1, "end", -1, -1) if number else "0",
         unit=layout.unit,
+    )
+
+
+def _gathered(region: int, index: int, operand: Operand) -> tuple[tuple[str, str], ...]:
+    """The parameters with the size and the stride of each dimension that an index chooses along."""
+    names = ("gathered size", "gathered stride")
+    return tuple(
+        (integer_name(region, names[0], index, dim), integer_name(region, names[1], index, dim))
+        for dim in range(operand.gathered)
     )
 
 
@@ -190,6 +214,7 @@ def _operand(region: int, index: int, operand: Operand, layout: Layout, value: s
         local=f"x{index}",
         offset=integer_name(region, "offset", index, -1) if operand.kind == "iota" else "",
         alignment=min((layout.unit if kind == "contiguous" else 1) * item_size(operand.dtype), ACCESS_BYTES),
+        gathered=_gathered(region, index, operand),
     )
 
 
@@ -212,8 +237,9 @@ def region_parameters(region: RegionContext, index: str) -> list[tuple[str, str]
     """(type, name) of the kernel's parameters that a region uses; integers have the type ``index``."""
     strides = [stride for operand in region.operands for stride in operand.strides if not stride.isdigit()]
     offsets = [operand.offset for operand in region.operands if operand.offset]
+    gathered = [name for operand in region.operands for pair in operand.gathered for name in pair]
     pointers = [(f"{const_prefix(o)}{o.storage}*", o.pointer) for o in region.operands if o.pointer]
-    integers = [(index, name) for name in (*region.sizes, *offsets, *strides)]
+    integers = [(index, name) for name in (*region.sizes, *offsets, *strides, *gathered)]
     return [*pointers, *integers, *((kind, name) for name, kind in region.scalars)]
 
 

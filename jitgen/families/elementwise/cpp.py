@@ -33,6 +33,7 @@ def build(
         # Regions that differ only in their parameters, as those of a concatenation do, are calls of one function.
         region["function"] = alike.setdefault(_anonymous(region), region["index"])
     context = {"block": schedule.vectors[0], "lanes": min(schedule.unrolls), "parameters": parameters}
+    context["checked"] = bool(kernel.checked)
     return {**context, "regions": contexts}, {"interleaved": True}
 
 
@@ -60,6 +61,7 @@ def _region(region: RegionContext) -> dict[str, Any]:
         "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
         "fetched": [_fetched(o, region.rank) for o in region.loads if o.memory and o.kind == "contiguous"],
         "loads": [_load(operand, halved) for operand in region.loads if not _is_constant(operand)],
+        "gathers": [{"index": operand.index, "offset": _offset(operand)} for operand in region.gathers],
         "lines": region.lines,
         "scratch_stores": [],
         "reductions": [],
@@ -75,6 +77,8 @@ def _is_constant(operand: OperandContext) -> bool:
 
 def _is_halved(region: RegionContext) -> bool:
     """Whether a group's elements may be computed in another order than that in memory (``Halves`` in group.hpp)."""
+    if region.gathers:
+        return False
     moving = [operand for operand in region.operands if not operand.constant_in_row]
     return all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving)
 

@@ -29,6 +29,7 @@ def build(
         "parameters": parameters,
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
+        "checked": bool(kernel.checked),
         "regions": [_region(region, len(regions), schedule) for region in regions],
     }, {}
 
@@ -58,8 +59,9 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         "tile": schedule.tile(region.index),
         "parameters": [f"{kind} {name}" for kind, name in region_parameters(region, "Index")],
         "arguments": [name for _, name in region_parameters(region, "Index")],
-        "loads": [operand for operand in operands if operand["role"] != "store"],
+        "loads": [operand for operand in operands if operand["role"] in ("load", "iota")],
         "stores": [operand for operand in operands if operand["role"] == "store"],
+        "gathers": [operand for operand in operands if operand["role"] == "gather"],
     }
 
 

@@ -24,6 +24,7 @@ def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Ite
     * ``size``: of dimension ``dim``.
     * ``stride``: of the operand along ``dim``, where the operand's kind does not fix it to 0 or 1.
     * ``offset``: the first value of an iota.
+    * ``gathered size``, ``gathered stride``: of dimension ``dim`` of those that an index chooses along.
     * ``end``: the number of the block after the region's last one, where regions share a grid (``tiled``).
     """
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
@@ -36,6 +37,9 @@ def integer_names(kernel: Kernel, layouts: Sequence[Layout], tiled: bool) -> Ite
                 continue
             for dim in range(layout.rank - (kind != "strided")):
                 yield region, "stride", index, dim
+            for dim in range(operand.gathered):
+                yield region, "gathered size", index, dim
+                yield region, "gathered stride", index, dim
         if tiled and region + 1 < len(layouts):
             yield region, "end", -1, -1
 
@@ -53,6 +57,8 @@ def arguments(
     ends = list(itertools.accumulate(_blocks(geometries, schedule)))
     values = {"size": lambda r, o, d: geometries[r].sizes[d], "end": lambda r, o, d: ends[r]}
     values["stride"] = lambda r, o, d: geometries[r].strides[o][d]
+    values["gathered size"] = lambda r, o, d: geometries[r].gathered[o][d][0]
+    values["gathered stride"] = lambda r, o, d: geometries[r].gathered[o][d][1]
     values["offset"] = lambda r, o, d: geometries[r].offsets[o]
     integers = tuple(values[what](r, o, d) for r, what, o, d in integer_names(kernel, layouts, device.is_gpu))
     return Arguments(pointers, integers, schedule.wide)
@@ -74,7 +80,7 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> 
             if operand.buffer is not None:
                 touched = item_size(operand.dtype)
                 for extent, stride in zip(geometry.sizes, strides, strict=True):
-                    touched *= extent if stride else 1
+                    touched *= extent if stride or operand.gathered else 1
                 moved += touched
                 written += touched if operand.kind == "store" else 0
         elements += geometry.elements

@@ -49,11 +49,13 @@ class Geometry:
         sizes: collapsed, outermost first.
         strides: per operand, in elements, one per collapsed dimension.
         offsets: per operand, in elements from the buffer's pointer.
+        gathered: per operand, (size, stride) of each dimension that an index chooses along.
     """
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
+    gathered: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def elements(self) -> int:
@@ -79,10 +81,15 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
     views = [
         locate(operand.movements, base_of(operand, environment, call.buffers), environment) for operand in body.operands
     ]
-    collapsed, strides = collapse(sizes, [view.strides for view in views], body.stores[0])
-    geometry = Geometry(collapsed, strides, tuple(view.offset for view in views))
+    rank = len(sizes)
+    collapsed, strides = collapse(sizes, [view.strides[:rank] for view in views], body.stores[0])
+    gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
+    geometry = Geometry(collapsed, strides, tuple(view.offset for view in views), gathered)
     kinds = tuple(_kind(operand, stride) for operand, stride in zip(body.operands, strides, strict=True))
-    reach = [sum((size - 1) * abs(step) for size, step in zip(collapsed, stride, strict=True)) for stride in strides]
+    reach = [
+        sum((size - 1) * abs(step) for size, step in (*zip(collapsed, stride, strict=True), *chosen))
+        for stride, chosen in zip(strides, gathered, strict=True)
+    ]
     wide = geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach)
     unit = _unit(body, geometry, kinds, call.buffers) if call.is_gpu else 1
     return Layout(len(collapsed), kinds, unit, wide), geometry
@@ -103,7 +110,7 @@ def _unit(body: Body, geometry: Geometry, kinds: tuple[str, ...], buffers: Seque
         while inner % unit:
             unit //= 2
     for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
-        if kind != "contiguous" or operand.buffer is None:
+        if kind != "contiguous" or operand.buffer is None or operand.gathered:
             continue
         size = item_size(operand.dtype)
         steps = [offset * size, *(stride * size for stride in strides[:-1]), buffers[operand.buffer].alignment]

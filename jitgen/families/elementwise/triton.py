@@ -92,6 +92,9 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         fields(operand) | {"at": operand.position(outer, column), "expression": _load(operand, outer, column)}
         for operand in region.operands
     ]
+    for gather in operands:
+        if gather["role"] == "gather" and gather["at"] == "0":  # a block, as the mask is
+            gather["at"] = "step * 0"
     stores = [operand for operand in operands if operand["role"] == "store"]
     for store in stores:
         store["stored"] = triton.store_cast(store["value"], store["dtype"])
@@ -102,7 +105,8 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         "width": width,
         "steps": schedule.tile(region.index) // width,
         "index_lines": lines,
-        "loads": [operand for operand in operands if operand["role"] != "store"],
+        "loads": [operand for operand in operands if operand["role"] in ("load", "iota")],
+        "gathers": [operand for operand in operands if operand["role"] == "gather"],
         "stores": stores,
     }
 

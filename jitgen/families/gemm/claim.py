@@ -167,7 +167,7 @@ def _with_operands_in_memory(
     do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
     for node in topological((store.value for store in region.stores), leaves="contract"):
-        if node.op in ("reduce", "cat", "scan"):
+        if node.op in ("reduce", "cat", "scan", "gather", "scatter"):
             memo[id(node)] = materialize(node)
         elif node.op == "contract":
             x, weight = node.inputs
@@ -188,7 +188,9 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
     """The question for the activation of ``product``; None where it is a tensor, or not computed pointwise."""
     x, (*_, rows, columns) = product.inputs[0], product.shape
     nodes = topological([x])
-    if under_views(x).op == "input" or any(node.op in ("reduce", "cat", "scan", "contract") for node in nodes):
+    if under_views(x).op == "input" or any(
+        node.op in ("reduce", "cat", "scan", "gather", "scatter", "contract") for node in nodes
+    ):
         return None
     weight = under_views(product.inputs[1])
     format = weight.attrs[0] if weight.op == "dequantize" else None

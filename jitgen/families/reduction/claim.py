@@ -22,6 +22,8 @@ from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.views import BARRIERS, Mover
 
 Materialize = Callable[[Node], Node]
+_IN_MEMORY = ("cat", "gather", "scatter")
+"""What a row region reads from memory only."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             gathered.setdefault(rows, []).append(store)
             rest[position] = None
     for position, node in enumerate(results):
-        if rest[position] is not None and not has_reduce(node) and node.op != "cat":
+        if rest[position] is not None and not has_reduce(node) and node.op not in _IN_MEMORY:
             rows = _rows_read_with(node, gathered)
             if rows is not None:
                 gathered[rows].append(Store(position, node))
@@ -82,7 +84,9 @@ def _elements_read(region: Region) -> set[int]:
 
 def _as_rows(position: int, node: Node, mover: Mover, materialize: Materialize) -> tuple[_Rows | None, Store | None]:
     """The rows over which ``node`` can be computed, and its store in their iteration space."""
-    outermost = next(_outermost(node))
+    outermost = next(_outermost(node), None)
+    if outermost is None:
+        return None, None
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs[1])
     store = Store(position, node)
     reduced = rows.reduced_shape
@@ -115,7 +119,7 @@ def _outermost(node: Node) -> Iterator[Node]:
         seen.add(id(each))
         if each.op == "reduce":
             yield each
-        else:
+        elif each.op not in _IN_MEMORY:
             stack.extend(reversed(each.inputs))
 
 
@@ -130,7 +134,7 @@ def _fit(root: Node, rows: _Rows, mover: Mover, materialize: Materialize) -> Nod
         return rebuilt
 
     def materialize_foreign(node: Node, rebuilt: Node) -> Node:
-        if node.op == "cat" or _is_foreign(node, rows):
+        if node.op in _IN_MEMORY or _is_foreign(node, rows):
             return materialize(rebuilt)
         if node.op == "view" and has_reduce(rebuilt):
             source = rebuilt.inputs[0]
@@ -237,7 +241,7 @@ def _rows_read_with(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | N
     """The rows whose region can compute the pointwise result ``node`` at no extra read: the shape is the same, and a
     tensor is read by both."""
     leaves = {id(each) for each in topological([node]) if each.op in ("input", "view")}
-    if any(each.op == "cat" for each in topological([node])):
+    if any(each.op in _IN_MEMORY for each in topological([node])):
         return None
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)

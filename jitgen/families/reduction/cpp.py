@@ -196,6 +196,7 @@ class _Builder:
             "before": self.of_rows.block(p.before),
             "inputs": self.of_rows.read(used, values),
             "loads": [self._load(operand, operand.value in again) for operand in loads],
+            "gathers": [],
             "lines": [self._line(line, line.value in again) for line in lines],
             "scratch_stores": [
                 {"value": name, "scratch": _scratch(name), "index": self.scratch_index}

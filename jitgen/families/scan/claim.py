@@ -26,7 +26,7 @@ NAME = "scan"
 MAX_STORES, MAX_STATES = 16, 5
 """Results of one region, and states that are carried along its rows, at most; more become further regions, which read
 the row again. Where rows lie side by side a CUDA block has up to 8 KiB of shared memory for each state, of 48."""
-_NOT_POINTWISE = ("scan", "reduce", "cat", "contract")
+_NOT_POINTWISE = ("scan", "reduce", "cat", "gather", "scatter", "contract")
 
 
 @dataclass(frozen=True)

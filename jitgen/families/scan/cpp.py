@@ -101,6 +101,7 @@ def _group(loads: Sequence[Operand], lines: Sequence[Line], columns: bool) -> di
     return {
         "loads": [_load(operand, columns) for operand in loads],
         "lines": lines,
+        "gathers": [],
         "scratch_stores": [],
         "reductions": [],
         "stores": [],

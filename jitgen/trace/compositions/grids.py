@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
-from jitgen.trace.compositions.checks import require_rank
+from jitgen.trace.compositions.checks import require_float, require_rank
 from jitgen.trace.table import composition
 
 
@@ -76,3 +76,38 @@ def cartesian_prod(tensors: Any) -> Tensor:
     if len(tensors) == 1:
         return tensors[0]
     return torch.stack(meshgrid(*tensors), -1).reshape(-1, len(tensors))
+
+
+def _triangle(lengths: Tensor, first: Tensor, total: int, dtype: torch.dtype) -> Tensor:
+    """(2, total): the row and the column of each element; row r has ``lengths[r]`` of them from ``first[r]`` on."""
+    ends = lengths.cumsum(0)
+    index = torch.arange(total)
+    row = torch.searchsorted(ends, index, right=True)
+    return torch.stack([row, index - (ends - lengths - first)[row]]).to(dtype)
+
+
+@composition("tril_indices")
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = torch.int64, device: Any = None) -> Tensor:
+    rows, columns, offset = int(row), int(col), int(offset)
+    total = sum(min(max(r + 1 + offset, 0), columns) for r in range(rows))
+    lengths = (torch.arange(rows) + (1 + offset)).clamp(0, columns)
+    return _triangle(lengths, torch.zeros_like(lengths), total, dtype or torch.int64)
+
+
+@composition("triu_indices")
+def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = torch.int64, device: Any = None) -> Tensor:
+    rows, columns, offset = int(row), int(col), int(offset)
+    total = sum(columns - min(max(r + offset, 0), columns) for r in range(rows))
+    first = (torch.arange(rows) + offset).clamp(0, columns)
+    return _triangle(columns - first, first, total, dtype or torch.int64)
+
+
+@composition("pdist")
+def pdist(input: Tensor, p: float = 2) -> Tensor:
+    """The distances of all pairs of rows."""
+    require_float(input)
+    require_rank(input, (2,))
+    if p < 0:
+        raise ValueError("pdist only supports non-negative p values")
+    first, second = triu_indices(int(input.shape[0]), int(input.shape[0]), 1)
+    return torch.linalg.vector_norm(input[first] - input[second], p, -1)

@@ -394,3 +394,9 @@ def int8_values_packed(words, DTYPE: tl.constexpr):
             pack=1,
         )
         return in_order(halves(tl.join(even, odd), DTYPE), words, 4)
+
+
+@triton.jit
+def within(index, size):
+    """``index`` where it is in [0, size), else 0: no access leaves the tensor."""
+    return tl.where((index >= 0) & (index < size), index, 0)

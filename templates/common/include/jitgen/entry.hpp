@@ -2,7 +2,8 @@
 //
 // ctypes converts and checks every argument of a call, about 90 ns each; packing them with struct.pack and passing the
 // one pointer costs a third of that in all. JITGEN_PACKED_ENTRY(kernel) defines `kernel_packed` next to
-// `extern "C" void kernel(...)`. The buffer holds the arguments in order, each in a slot of eight bytes (a float or
+// `extern "C" void kernel(...)`. It returns what the kernel does: nothing, or the status of one
+// that checks indices. The buffer holds the arguments in order, each in a slot of eight bytes (a float or
 // an int32_t in the slot's first four); jitgen/runtime/cpu.py writes it.
 #pragma once
 
@@ -29,6 +30,19 @@ struct Call {
   __attribute__((always_inline)) Call(void (*entry)(Parameters...), Parameters... arguments) { entry(arguments...); }
 };
 
+// Of a kernel that returns a status.
+template <class... Parameters>
+struct CheckedCall {
+  int32_t status;
+  __attribute__((always_inline)) CheckedCall(int32_t (*entry)(Parameters...), Parameters... arguments)
+      : status(entry(arguments...)) {}
+};
+
+template <class... Parameters>
+JITGEN_INLINE int32_t call_packed(int32_t (*entry)(Parameters...), const unsigned char* slot) {
+  return CheckedCall<Parameters...>{entry, take<Parameters>(slot)...}.status;
+}
+
 template <class... Parameters>
 JITGEN_INLINE void call_packed(void (*entry)(Parameters...), const unsigned char* slots) {
   Call<Parameters...>::unpack(entry, slots);
@@ -38,4 +52,4 @@ JITGEN_INLINE void call_packed(void (*entry)(Parameters...), const unsigned char
 }  // namespace jitgen
 
 #define JITGEN_PACKED_ENTRY(kernel) \
-  extern "C" void kernel##_packed(const unsigned char* slots) { jitgen::detail::call_packed(kernel, slots); }
+  extern "C" auto kernel##_packed(const unsigned char* slots) { return jitgen::detail::call_packed(kernel, slots); }

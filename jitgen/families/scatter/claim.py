@@ -1,0 +1,75 @@
+"""What scatter kernels claim: every ``scatter`` node that is a result.
+
+Its base is left to do, into the same memory, unless the result is an argument that is updated and the base is that
+argument; a region that updates memory runs after all that write it (``families/partition.py``). What the values and the
+indices need beside pointwise operations is materialized, and so is a scatter that is no result itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgen.families.family import Claim, Partition
+from jitgen.ir.analysis import rewritten
+from jitgen.ir.gathers import to_iteration_space
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.views import BARRIERS
+
+NAME = "scatter"
+_LEAVES = ("input", "view", "iota")
+"""Barriers that a kernel reads as they are: what is under a view is in memory, or is materialized below it."""
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """A region for each scatter among ``values``; from the others, scatters are taken out."""
+    regions: list[Region] = []
+    rest: list[Node | None] = []
+    for position, node in enumerate(values):
+        if node.op == "scatter":
+            regions.append(_region(position, node, partition))
+            rest.append(None if partition.is_updated(node) else without_scatters(node.inputs[0], partition))
+        else:
+            rest.append(without_scatters(node, partition))
+    return Claim(regions, rest)
+
+
+def without_scatters(root: Node, partition: Partition) -> Node:
+    """``root`` with every scatter read from a temporary."""
+    memo: dict[int, Node] = {}
+    for node in topological([root]):
+        if node.op == "scatter" and id(node) not in memo:
+            memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
+    return partition.mover.substituted(root, memo) if memo else root
+
+
+def _region(position: int, node: Node, partition: Partition) -> Region:
+    base, *sources = node.inputs
+    kind, places, movements = node.attrs
+    sources = [_pointwise(source, partition) for source in sources]
+    shape = sources[0].shape
+    rank = len(shape)
+    walked = [dim for dim in range(rank) if dim not in places]
+    order = (*(dim for dim in range(rank) if dim in places), *walked)
+    if order != tuple(range(rank)):
+        shape = tuple(shape[dim] for dim in order)
+        moved = partition.mover.move
+        sources = [s if s.op in ("const", "scalar") else moved(s, ("permute", order), shape) for s in sources]
+        places = tuple(order.index(place) if place >= 0 else place for place in places)
+    target = movements[-1][1] if movements else base.shape
+    movements = (*movements, *to_iteration_space(target, shape, places))
+    # The region reads its result and not the base, for which a number stands.
+    nothing = partition.mover.builder.const(0, "int64")
+    value = partition.mover.builder.make(
+        "scatter", (nothing, *sources), node.dtype, shape, (kind, places, ()), node.location
+    )
+    return Region(NAME, row_axes(shape, len(walked)), (Store(position, value, movements),))
+
+
+def _pointwise(root: Node, partition: Partition) -> Node:
+    """``root`` with all that is no pointwise operation materialized."""
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        return partition.materialize(rebuilt) if node.op in BARRIERS and node.op not in _LEAVES else rebuilt
+
+    return rewritten(root, partition.mover, change)

@@ -1,0 +1,222 @@
+"""Rows of the functions that read a tensor at computed indices: ``embedding``, ``gather``, ``index_select``, ``take``,
+and indexing by tensors, which ``trace/indexing.py`` hands on to ``indexed`` here.
+
+Each becomes one ``gather`` node (``ir/gathers.py``). Where torch counts a negative index from the end, the size is
+added to it before. What has a shape that depends on data (indexing by a mask) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, Shape
+from jitgen.trace.movement import dimension, flatten, unsqueeze, view
+from jitgen.trace.numbers import unwrap
+from jitgen.trace.table import row
+from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+INDEX_DTYPES = ("int32", "int64")
+MASKED = (
+    "indexing by a mask has a result whose size depends on data; keep the shape with torch.where(mask, a, 0), assign "
+    "with a[mask] = number, or index outside the decorated function"
+)
+
+
+def gathered(trace: Trace, source: Node, indices: Sequence[Node], places: Sequence[int], shape: Shape) -> Node:
+    """The elements of ``source`` at ``places`` (``ir/gathers.py``); the integer ``indices`` are broadcast to ``shape``.
+
+    Raises:
+        IndexError: a gathered dimension has no elements, and the result has.
+    """
+    for dim, place in enumerate(places):
+        if place < 0 and not trace.guards.decide(symbols.compare("ge", source.shape[dim], 1)):
+            if trace.guards.decide(symbols.compare("eq", symbols.product(shape), 0)):
+                return filled(trace, operand(trace, 0, source.dtype), tuple(shape))
+            raise IndexError(f"dimension {dim} has no elements to index")
+    operands = [expand(trace, trace.cast(index, "int64"), shape) for index in indices]
+    return trace.make("gather", (source, *operands), source.dtype, shape, tuple(places))
+
+
+def from_end(trace: Trace, index: Node, size: Any) -> Node:
+    """``index`` as int64, with ``size`` added where it is negative."""
+    number = trace.cast(index, "int64")
+    wrapped = pointwise(trace, "add", number, trace.builder.scalar(size, "int64"))
+    negative = pointwise(trace, "lt", number, 0, result="bool")
+    return trace.make("where", (negative, wrapped, number), "int64", number.shape)
+
+
+def along(trace: Trace, index: Node, dim: int, rank: int) -> Node:
+    """A vector as a tensor of ``rank`` dimensions, with its elements along ``dim``."""
+    for _ in range(dim):
+        index = unsqueeze(trace, index, 0)
+    while len(index.shape) < rank:
+        index = unsqueeze(trace, index, len(index.shape))
+    return index
+
+
+def require_index(index: Node, *dtypes: str) -> None:
+    """Refuse an index of another dtype, as torch does."""
+    if index.dtype not in (dtypes or INDEX_DTYPES):
+        raise TypeError(f"an index is {' or '.join(dtypes or INDEX_DTYPES)}, not {index.dtype}")
+
+
+def at_least_1d(trace: Trace, node: Node) -> Node:
+    return node if node.shape else unsqueeze(trace, node, 0)
+
+
+@row("torch.embedding")
+def embedding(
+    trace: Trace,
+    weight: Node,
+    indices: Node,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Node:
+    """Of what the further arguments say, nothing concerns the forward computation."""
+    require_index(indices)
+    if len(weight.shape) != 2:
+        raise ValueError("'weight' must be 2-D")
+    rank = len(indices.shape)
+    shape = (*indices.shape, weight.shape[1])
+    return gathered(trace, weight, [unsqueeze(trace, indices, rank)], (-1, rank), shape)
+
+
+@row("gather")
+def gather(trace: Trace, input: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    require_index(index)
+    return _gather(trace, input, dimension(input, dim), index)
+
+
+def _gather(trace: Trace, input: Node, dim: int, index: Node) -> Node:
+    shape = index.shape
+    source, index = at_least_1d(trace, input), at_least_1d(trace, index)
+    source = first_elements(trace, source, index.shape, dim, "input")
+    places = [-1 if other == dim else other for other in range(len(source.shape))]
+    result = gathered(trace, source, [index], places, index.shape)
+    return result if shape else view(trace, result, ("squeeze", 0), ())
+
+
+def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) -> Node:
+    """``node`` cut to the first elements of ``shape`` along all dimensions but ``dim``.
+
+    Raises:
+        ValueError: it has other dimensions, or fewer elements.
+    """
+    if len(node.shape) != len(shape):
+        raise ValueError(f"the index has {len(shape)} dimensions, {what} has {len(node.shape)}")
+    for other, (size, wanted) in enumerate(zip(node.shape, shape, strict=True)):
+        if other == dim or trace.guards.decide(symbols.compare("eq", size, wanted)):
+            continue
+        if not trace.guards.decide(symbols.compare("ge", size, wanted)):
+            raise ValueError(f"the index has more elements than {what} along dimension {other}")
+        sizes = (*node.shape[:other], wanted, *node.shape[other + 1 :])
+        node = view(trace, node, ("slice", other, 0, 1), sizes)
+    return node
+
+
+@row("index_select")
+def index_select(trace: Trace, input: Node, dim: int, index: Node) -> Node:
+    require_index(index)
+    if len(index.shape) > 1:
+        raise IndexError("the index of index_select must have at most one dimension")
+    dim, index = dimension(input, dim), at_least_1d(trace, index)
+    if not input.shape:
+        if not trace.guards.decide(symbols.compare("eq", index.shape[0], 1)):
+            raise IndexError("the index of index_select of a 0-d tensor must have one element")
+        return view(trace, gathered(trace, unsqueeze(trace, input, 0), [index], (-1,), (1,)), ("squeeze", 0), ())
+    rank = len(input.shape)
+    shape = (*input.shape[:dim], index.shape[0], *input.shape[dim + 1 :])
+    places = [-1 if other == dim else other for other in range(rank)]
+    return gathered(trace, input, [along(trace, index, dim, rank)], places, shape)
+
+
+@row("take")
+def take(trace: Trace, input: Node, index: Node) -> Node:
+    require_index(index, "int64")
+    flat = flatten(trace, input)
+    return gathered(trace, flat, [from_end(trace, index, flat.shape[0])], (-1,), index.shape)
+
+
+@row("take_along_dim")
+def take_along_dim(trace: Trace, input: Node, indices: Node, dim: Any = None) -> Node:
+    require_index(indices, "int64")
+    if dim is None:
+        return take(trace, input, flatten(trace, indices))
+    if len(input.shape) != len(indices.shape):
+        raise ValueError(f"input has {len(input.shape)} dimensions, indices have {len(indices.shape)}")
+    at = dimension(input, dim)
+    common = broadcast_shapes(trace, *((*node.shape[:at], 1, *node.shape[at + 1 :]) for node in (input, indices)))
+    source = expand(trace, input, (*common[:at], input.shape[at], *common[at + 1 :]))
+    index = expand(trace, indices, (*common[:at], indices.shape[at], *common[at + 1 :]))
+    return _gather(trace, source, at, from_end(trace, index, input.shape[at]))
+
+
+@row("one_hot")
+def one_hot(trace: Trace, tensor: Node, num_classes: Any = -1) -> Node:
+    require_index(tensor, "int64")
+    count = unwrap(num_classes)
+    if not trace.guards.decide(symbols.compare("ge", count, 1)):
+        raise UnsupportedError("one_hot without num_classes has a result whose size depends on data; give num_classes")
+    classes = trace.make("iota", (), "int64", (count,), (0,))
+    shape = (*tensor.shape, count)
+    # The class itself, read from the table of classes, so that one out of range is reported as any index is.
+    chosen = gathered(trace, classes, [tensor], (-1,), tensor.shape)
+    equal = pointwise(
+        trace, "eq", expand(trace, classes, shape), unsqueeze(trace, chosen, len(tensor.shape)), result="bool"
+    )
+    return trace.cast(equal, "int64")
+
+
+# ------------------------------------------------------------------------------------------------ indexing by tensors
+
+
+class Chosen:
+    """Where the elements that tensors choose are: of a tensor with dimensions of its own and indexed ones.
+
+    Attributes:
+        shape: of the result.
+        places: the place of every dimension of the tensor (``ir/gathers.py``).
+        indices: int64, of ``shape``.
+    """
+
+    def __init__(self, trace: Trace, sizes: Shape, by_dim: Mapping[int, Node]):
+        """
+        Args:
+            sizes: of the tensor.
+            by_dim: the indices, by dimension; those of 0 dimensions remove it, as a number does.
+        """
+        vectors = [dim for dim, index in by_dim.items() if index.shape]
+        common = broadcast_shapes(trace, *(index.shape for index in by_dim.values()))
+        kept = [dim for dim in range(len(sizes)) if dim not in by_dim]
+        # What numbers select is gone before torch asks whether the indices are neighbours.
+        left = [dim for dim in range(len(sizes)) if dim in vectors or dim in kept]
+        places_of_vectors = [left.index(dim) for dim in sorted(vectors)]
+        together = (
+            places_of_vectors == list(range(places_of_vectors[0], places_of_vectors[0] + len(vectors)))
+            if vectors
+            else True
+        )
+        first = sum(dim < min(vectors) for dim in kept) if vectors and together else 0
+        self.shape: Shape = (*(sizes[d] for d in kept[:first]), *common, *(sizes[d] for d in kept[first:]))
+        at = {dim: n if n < first else n + len(common) for n, dim in enumerate(kept)}
+        numbers = {dim: -1 - n for n, dim in enumerate(by_dim)}
+        self.places = tuple(at.get(dim, numbers.get(dim, 0)) for dim in range(len(sizes)))
+        self.indices = []
+        for dim, index in by_dim.items():
+            node = from_end(trace, index, sizes[dim])
+            for _ in range(len(kept) - first if node.shape else 0):
+                node = unsqueeze(trace, node, len(node.shape))
+            self.indices.append(expand(trace, node, self.shape))
+
+
+def indexed(trace: Trace, input: Node, by_dim: Mapping[int, Node]) -> Node:
+    """``input`` indexed by integer tensors, by dimension."""
+    chosen = Chosen(trace, input.shape, by_dim)
+    return gathered(trace, input, chosen.indices, chosen.places, chosen.shape)

@@ -1,0 +1,314 @@
+"""Rows of the functions that write a tensor at computed indices: ``scatter``, ``index_add``, ``index_put``,
+assignment to a part of a tensor, and their likes.
+
+Each becomes one ``scatter`` node (``ir/scatters.py``), or several where torch's function is composed of them; values
+are combined in float32 at least. Assignment through a mask is a ``where``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.graph import Node, Shape
+from jitgen.spec import DTYPES
+from jitgen.trace.gathers import (
+    Chosen,
+    along,
+    at_least_1d,
+    first_elements,
+    from_end,
+    require_index,
+)
+from jitgen.trace.indexing import viewed_by
+from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
+from jitgen.trace.selection import expand_constant, where
+from jitgen.trace.table import row
+from jitgen.trace.typing import broadcast_shapes, expand, filled, is_float, one_dtype, operand, pointwise
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+Movements = tuple[Any, ...]
+_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "sum", "prod": "prod", "multiply": "prod", "amax": "max"}
+_REDUCTIONS |= {"amin": "min"}
+"""torch's names of reductions, and the kind of scatter that each takes."""
+
+
+def scattered(
+    trace: Trace,
+    base: Node,
+    value: Node,
+    indices: Sequence[Node],
+    places: Sequence[int],
+    kind: str = "set",
+    movements: Movements = (),
+) -> Node:
+    """``base`` with the elements at ``places`` replaced by ``value`` or combined with it; see ``ir/scatters.py``.
+
+    Args:
+        value: of the base's dtype; the indices are broadcast to its shape.
+    """
+    dtype = base.dtype if kind == "set" else compute_dtype(base.dtype)
+    value = filled(trace, value, value.shape) if value.op in ("const", "scalar") else value
+    operands = [trace.cast(base, dtype), trace.cast(value, dtype)]
+    operands += [expand(trace, trace.cast(index, "int64"), value.shape) for index in indices]
+    attrs = (kind, tuple(places), movements)
+    return trace.cast(trace.make("scatter", operands, dtype, base.shape, attrs), base.dtype)
+
+
+def _places(rank: int, dim: int) -> list[int]:
+    return [-1 if other == dim else other for other in range(rank)]
+
+
+def _shaped_as(trace: Trace, input: Node, result: Node) -> Node:
+    """``result``, of one dimension where ``input`` has none."""
+    return result if input.shape else view(trace, result, ("squeeze", 0), ())
+
+
+# ----------------------------------------------------------------------------------------------- along one dimension
+
+
+@row("scatter")
+def scatter(
+    trace: Trace, input: Node, dim: int, index: Node, src: Any = None, *, value: Any = None, reduce: Any = None
+) -> Node:
+    source = value if src is None else src
+    if reduce not in (None, "add", "multiply"):
+        raise ValueError("reduce argument must be either add or multiply")
+    return _scatter(trace, input, dim, index, source, _REDUCTIONS[reduce] if reduce else "set")
+
+
+@row("scatter_add")
+def scatter_add(trace: Trace, input: Node, dim: int, index: Node, src: Node) -> Node:
+    return _scatter(trace, input, dim, index, src, "sum")
+
+
+def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
+    require_index(index)
+    at, base, index = dimension(input, dim), at_least_1d(trace, input), at_least_1d(trace, index)
+    if isinstance(source, Node) and not (source.op in ("const", "scalar") and index.shape):
+        one_dtype(input, source)
+        source = first_elements(trace, at_least_1d(trace, source), index.shape, -1, "src")
+    else:
+        source = filled(trace, operand(trace, source, input.dtype), index.shape)
+    first_elements(trace, base, index.shape, at, "input")
+    return _shaped_as(trace, input, scattered(trace, base, source, [index], _places(len(base.shape), at), kind))
+
+
+@row("scatter_reduce")
+def scatter_reduce(
+    trace: Trace, input: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Node:
+    if reduce not in ("sum", "prod", "mean", "amax", "amin"):
+        raise ValueError(f"reduce argument must be sum, prod, mean, amax or amin, not {reduce}")
+
+    def combine(base: Node, source: Any, kind: str) -> Node:
+        return _scatter(trace, base, dim, index, source, kind)
+
+    return _reduced(trace, input, src, reduce, include_self, combine)
+
+
+@row("index_reduce")
+def index_reduce(
+    trace: Trace, input: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
+) -> Node:
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise ValueError(f"reduce argument must be prod, mean, amax or amin, not {reduce}")
+
+    def combine(base: Node, value: Any, kind: str) -> Node:
+        return _along(trace, base, dim, index, value, kind)
+
+    return _reduced(trace, input, source, reduce, include_self, combine)
+
+
+def _reduced(trace: Trace, input: Node, source: Node, reduce: str, include_self: bool, combine: Any) -> Node:
+    """``input`` reduced with ``source``; ``combine(base, source, kind)`` is the scatter."""
+    kind, base = _REDUCTIONS[reduce], input
+    if not include_self:
+        base = combine(input, _identity(reduce, input.dtype), "set")
+    wide = compute_dtype(input.dtype)
+    result = combine(trace.cast(base, wide), trace.cast(source, wide), kind)
+    if reduce == "mean":
+        count = combine(expand_constant(trace, int(include_self), "int64", input), 1, "sum")
+        count = pointwise(trace, "maximum", count, 1)
+        if is_float(input):
+            result = pointwise(trace, "div", result, trace.cast(count, wide))
+        else:
+            result = pointwise(trace, "floor_divide", result, trace.cast(count, wide))
+    return trace.cast(result, input.dtype)
+
+
+def _identity(reduce: str, dtype: str) -> Any:
+    """The number that a reduction of other numbers does not change by."""
+    if reduce in ("sum", "mean", "prod"):
+        return 1 if reduce == "prod" else 0
+    if dtype == "bool":
+        return reduce == "amin"
+    if DTYPES[dtype].is_floating_point:
+        return float("-inf") if reduce == "amax" else float("inf")
+    limits = torch.iinfo(DTYPES[dtype])
+    return limits.min if reduce == "amax" else limits.max
+
+
+@row("index_add")
+def index_add(trace: Trace, input: Node, dim: int, index: Node, source: Node, *, alpha: Any = 1) -> Node:
+    if alpha != 1:
+        wide = compute_dtype(source.dtype)
+        source = pointwise(trace, "mul", trace.cast(source, wide), operand(trace, alpha, wide))
+        return trace.cast(_along(trace, trace.cast(input, wide), dim, index, source, "sum"), input.dtype)
+    return _along(trace, input, dim, index, source, "sum")
+
+
+@row("index_copy")
+def index_copy(trace: Trace, input: Node, dim: int, index: Node, source: Node) -> Node:
+    require_index(index, "int64")
+    return _along(trace, input, dim, index, source, "set")
+
+
+@row("index_fill")
+def index_fill(trace: Trace, input: Node, dim: int, index: Node, value: Any) -> Node:
+    require_index(index, "int64")
+    if isinstance(value, Node) and value.shape:
+        raise ValueError("index_fill takes a number or a 0-d tensor as its value")
+    base = at_least_1d(trace, input)
+    from_behind = from_end(trace, at_least_1d(trace, index), base.shape[dimension(input, dim)])
+    return _along(trace, input, dim, from_behind, operand(trace, value, input.dtype), "set")
+
+
+def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
+    """``input`` with slices along ``dim`` replaced by those of ``source``, or by a number, or combined with them."""
+    require_index(index)
+    if len(index.shape) > 1:
+        raise IndexError("the index must have at most one dimension")
+    at, base, index = dimension(input, dim), at_least_1d(trace, input), at_least_1d(trace, index)
+    shape = (*base.shape[:at], index.shape[0], *base.shape[at + 1 :])
+    if isinstance(source, Node) and (source.shape or not input.shape):
+        one_dtype(input, source)
+        source = at_least_1d(trace, source)
+        here, wanted = (tuple(map(trace.guards.hint, sizes)) for sizes in (source.shape, shape))
+        if here != wanted:
+            raise ValueError(f"the source has shape {here}, expected {wanted}")
+        for size, other in zip(source.shape, shape, strict=True):
+            trace.guards.decide(symbols.compare("eq", size, other))
+        source = expand(trace, source, shape)
+    else:
+        source = filled(trace, operand(trace, source, input.dtype), shape)
+    rank = len(base.shape)
+    result = scattered(trace, base, source, [along(trace, index, at, rank)], _places(rank, at), kind)
+    return _shaped_as(trace, input, result)
+
+
+@row("put")
+def put(trace: Trace, input: Node, index: Node, source: Node, accumulate: bool = False) -> Node:
+    require_index(index, "int64")
+    one_dtype(input, source)
+    flat = flatten(trace, input)
+    number = from_end(trace, flatten(trace, index), flat.shape[0])
+    value = to_shape(trace, source, number.shape)
+    result = scattered(trace, flat, value, [number], (-1,), "sum" if accumulate else "set")
+    return to_shape(trace, result, input.shape)
+
+
+# --------------------------------------------------------------------------------------------------------- assignment
+
+
+@row("index_put", "_unsafe_index_put")
+def index_put(trace: Trace, input: Node, indices: Any, values: Any, accumulate: bool = False) -> Node:
+    one_dtype(input, values)
+    key = tuple(slice(None) if index is None else index for index in indices)
+    return _assigned(trace, input, key, values, "sum" if accumulate else "set")
+
+
+@row("setitem", "__setitem__", inplace=True)
+def setitem(trace: Trace, input: Node, key: Any, value: Any) -> Node:
+    """The new value of ``input`` after ``input[key] = value``."""
+    return _assigned(trace, input, key if isinstance(key, tuple) else (key,), value, "set")
+
+
+def _assigned(trace: Trace, input: Node, key: tuple[Any, ...], value: Any, kind: str) -> Node:
+    value = operand(trace, value, input.dtype)
+    masks = [item for item in key if isinstance(item, Node) and item.dtype in ("bool", "uint8")]
+    if masks:
+        return _masked(trace, input, key, masks[0], value, kind)
+    viewed, by_dim = viewed_by(trace, input, key)
+    movements = _movements(input, viewed)
+    if by_dim:
+        chosen = Chosen(trace, viewed.shape, by_dim)
+        shape, places, indices = chosen.shape, chosen.places, chosen.indices
+    else:
+        shape, places, indices = viewed.shape, tuple(range(len(viewed.shape))), []
+    return scattered(trace, input, _fitted(trace, value, shape), indices, places, kind, movements)
+
+
+def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
+    """``value`` broadcast to ``shape``, without leading dimensions of size 1 that ``shape`` lacks."""
+    if value.op in ("const", "scalar"):
+        return filled(trace, value, shape)
+    while len(value.shape) > len(shape) and value.shape[0] == 1:
+        value = view(trace, value, ("squeeze", 0), value.shape[1:])
+    if broadcast_shapes(trace, value.shape, shape) != shape and len(value.shape) > len(shape):
+        raise ValueError("the value has more dimensions than the part that it is assigned to")
+    for size, wanted in zip(reversed(value.shape), reversed(shape), strict=False):
+        if size != 1 and trace.guards.hint(size) != trace.guards.hint(wanted):
+            raise ValueError(
+                f"a value of {trace.guards.hint(size)} elements is assigned to {trace.guards.hint(wanted)}"
+            )
+    return expand(trace, value, shape)
+
+
+def _movements(source: Node, viewed: Node) -> Movements:
+    """The movements that lead from ``source`` to a view of it."""
+    found: list[tuple[Any, ...]] = []
+    while viewed is not source:
+        found.append((viewed.attrs, viewed.shape))
+        viewed = viewed.inputs[0]
+    return tuple(reversed(found))
+
+
+def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: Node, kind: str) -> Node:
+    """Assignment through a mask, the only index of the key; beside it are slices of everything."""
+    if not mask.shape or any(item is not mask and item is not Ellipsis and not _is_everything(item) for item in key):
+        raise UnsupportedError("assignment through a mask beside other indices is not supported; use torch.where")
+    first = next(number for number, item in enumerate(key) if item is mask)
+    rest = len(key) - 1 - first if Ellipsis in key[:first] else len(input.shape) - first - len(mask.shape)
+    at = len(input.shape) - rest - len(mask.shape)
+    if rest < 0 or at < 0:
+        raise IndexError("too many indices for the tensor")
+    for size, other in zip(mask.shape, input.shape[at:], strict=False):
+        if not trace.guards.decide(symbols.compare("eq", size, other)):
+            raise IndexError("the mask has another shape than the dimensions that it indexes")
+    while len(value.shape) > rest and value.shape[0] == 1:
+        value = view(trace, value, ("squeeze", 0), value.shape[1:])
+    if len(value.shape) > rest or (at and value.shape):
+        raise UnsupportedError(
+            "assignment through a mask takes as many rows of the value as the mask has true elements, which depends on "
+            "data; assign a number, or use torch.where with a value of the tensor's shape"
+        )
+    chosen = pointwise(trace, "ne", mask, 0, result="bool") if mask.dtype == "uint8" else mask
+    for _ in range(rest):
+        chosen = unsqueeze(trace, chosen, len(chosen.shape))
+    new = pointwise(trace, "add", input, value) if kind == "sum" else value
+    return where(trace, chosen, new, input)
+
+
+def _is_everything(item: Any) -> bool:
+    return isinstance(item, slice) and item == slice(None)
+
+
+@row("slice_scatter")
+def slice_scatter(
+    trace: Trace, input: Node, src: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Node:
+    key = (slice(None),) * dimension(input, dim) + (slice(start, end, step),)
+    return _assigned(trace, input, key, src, "set")
+
+
+@row("select_scatter")
+def select_scatter(trace: Trace, input: Node, src: Node, dim: int, index: Any) -> Node:
+    return _assigned(trace, input, (slice(None),) * dimension(input, dim) + (index,), src, "set")

@@ -1,0 +1,19 @@
+// Indices of gathers.
+#pragma once
+
+#include "jitgen/base.hpp"
+
+namespace jitgen {
+
+JITGEN_INLINE bool is_within(int64_t index, int64_t size) {
+  return static_cast<uint64_t>(index) < static_cast<uint64_t>(size);
+}
+
+// `index` where it is in [0, size), else 0, and `outside` becomes 1.
+JITGEN_INLINE int64_t within(int64_t index, int64_t size, int64_t& outside) {
+  const bool inside = is_within(index, size);
+  outside |= !inside;
+  return inside ? index : 0;
+}
+
+}  // namespace jitgen

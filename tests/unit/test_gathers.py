@@ -1,0 +1,154 @@
+"""Reading and writing at computed indices: on the CPU, in Triton's interpreter, in range and out of it, prewarmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.errors import TraceError, UnsupportedError
+from tests import gathers, triton_gathers
+from tests.interpreter import Interpreter
+
+
+def lookup(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return F.embedding(ids, table) * 2
+
+
+def accumulated(x: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return x.index_add(0, at, values)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    with Interpreter("tests.triton_gathers") as process:
+        yield process
+
+
+CHECKS = {
+    **{size: lambda size=size: gathers.read_failures("cpp", size) for size in gathers.READ_SIZES},
+    "nothing": lambda: gathers.empty_failures("cpp"),
+    "writes": lambda: gathers.write_failures("cpp"),
+    "integers": lambda: gathers.integer_failures("cpp"),
+    "assignments": lambda: gathers.assignment_failures("cpp"),
+    "updates": lambda: gathers.update_failures("cpp"),
+}
+QUICK = ("ragged", "writes", "assignments")
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.quick(where=lambda check: check in QUICK)
+def test_results(check: str) -> None:
+    assert [failure for failure in CHECKS[check]() if failure] == []
+
+
+@pytest.mark.parametrize("check", triton_gathers.CHECKS)
+@pytest.mark.quick(where=lambda check: check == "reads of nothing")
+def test_triton(check: str, interpreter: Interpreter) -> None:
+    assert interpreter[check] == []
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_call_gives_the_same_bits_whatever_threads_do(threads: int) -> None:
+    x, at, values = torch.randn(5, 3000), torch.randint(0, 5, (400,)), torch.randn(400, 3000)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = jitgen.jit(accumulated)(x, at, values)
+        torch.set_num_threads(threads)
+        assert all(torch.equal(jitgen.jit(accumulated)(x, at, values), want) for _ in range(3))
+    finally:
+        torch.set_num_threads(before)
+
+
+OUTSIDE: dict[str, tuple[Any, ...]] = {
+    "embedding": (lambda i, x: F.embedding(i, x), 0, -1),
+    "index_select": (lambda i, x: x.index_select(1, i), 1, -1),
+    "gather": (lambda i, x: x.gather(1, i[:, None].expand(-1, 2)), 1, -1),
+    "take": (lambda i, x: x.take(i), None, None),
+    "a vector": (lambda i, x: x[i] + 1, 0, None),
+    "index_add": (lambda i, x: x.index_add(0, i, x[: i.shape[0]]), 0, -1),
+    "scatter": (lambda i, x: x.scatter(1, i[:, None].expand(-1, 2), 1.0), 1, -1),
+    "index_put": (lambda i, x: x.index_put((i,), x[: i.shape[0]]), 0, None),
+    "one_hot": (lambda i, x: F.one_hot(i, 6), None, -1),
+    "nll_loss": (lambda i, x: F.nll_loss(x[: i.shape[0]], i), 1, -1),
+}
+"""A function of indices and a tensor (6, 6), and what is out of range at the end and, if anything, before zero."""
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_out_of_range_is_an_error(name: str) -> None:
+    function, _, negative = OUTSIDE[name]
+    x, jitted = torch.randn(6, 6), jitgen.jit(function)
+    jitted(torch.tensor([0, 5]), x)
+    for wrong in (36, 2**40, -37, *([] if negative is None else [negative])):
+        with pytest.raises(IndexError, match=r"out of range at .*test_gathers\.py"):
+            jitted(torch.tensor([0, wrong]), x)
+    with pytest.raises((IndexError, RuntimeError)):
+        function(torch.tensor([0, 36]), x)
+
+
+def test_nothing_is_written_out_of_bounds() -> None:
+    memory = torch.zeros(40)
+    inside = memory[10:30].view(4, 5)
+    with pytest.raises(IndexError):
+        jitgen.jit(lambda x, i: x.index_fill_(0, i, 1.0))(inside, torch.tensor([1, 4, 9, -5]))
+    assert memory.nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
+
+
+def test_an_empty_dimension_is_indexed_only_by_nothing() -> None:
+    jitted = jitgen.jit(lambda x, i: x[i])
+    nothing = torch.randn(0, 3)
+    assert jitted(nothing, torch.zeros(0, dtype=torch.int64)).shape == (0, 3)
+    with pytest.raises(TraceError, match="no elements"):
+        jitted(nothing, torch.zeros(2, dtype=torch.int64))
+
+
+def test_only_what_is_assigned_is_written_where_the_argument_is_updated() -> None:
+    cache, at, new = torch.randn(2, 9, 4), torch.tensor([3, 4]), torch.randn(2, 2, 4)
+    (kernel,) = jitgen.jit(_update).lower(cache, at, new).kernels
+    assert "scatter" in kernel.template
+
+
+def _update(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> None:
+    cache.index_copy_(1, at, new)
+
+
+REFUSED = {
+    "a mask that is read": (lambda x, m: x[m > 0], "depends on data"),
+    "a vector through a mask": (lambda x, m: x.__setitem__(m > 0, m.flatten()), "depends on"),
+    "one_hot of all there are": (lambda x, m: F.one_hot(m.long()), "num_classes"),
+    "a list": (lambda x, m: x[[0, 1]], "integer tensors"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_depends_on_data_is_refused(name: str) -> None:
+    function, words = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=words):
+        jitgen.jit(function)(torch.randn(4, 5), torch.ones(4, 5))
+
+
+def test_prewarmed_calls_run_in_strict_mode(tmp_path: Path) -> None:
+    ids, table = torch.randint(0, 9, (3, 4)), torch.randn(9, 5)
+    at, values = torch.tensor([8, 0, 8]), torch.randn(3, 5)
+    with jitgen.record(tmp_path / "specs.json"):
+        want = jitgen.jit(lookup)(ids, table), jitgen.jit(accumulated)(table, at, values)
+    jitgen.prewarm(tmp_path / "specs.json", targets=["cpu"])
+    with jitgen.strict():
+        again = jitgen.jit(lookup)(ids, table), jitgen.jit(accumulated)(table, at, values)
+    assert all(map(torch.equal, again, want))
+
+
+def test_results_may_be_given_and_may_be_arguments() -> None:
+    """With ``out=`` the memory of an input, which a gather reads elsewhere and a scatter keeps."""
+    x, order = torch.randn(7, 3), torch.tensor([6, 5, 4, 3, 2, 1, 0])
+    for function in (lambda x, i: x[i], lambda x, i: x.index_add(0, i, x)):
+        got, want = x.clone(), function(x, order)
+        jitgen.jit(function)(got, order, out=got)
+        assert torch.equal(got, want)
