@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen import quant
 from jitgen._version import __version__
-from jitgen.api import JitFunction, jit
+from jitgen.api import JitFunction, jit, quantized_linear
 from jitgen.deploy.prewarm import PrewarmReport, prewarm
 from jitgen.deploy.record import record
 from jitgen.errors import (
     CacheError,
     CacheMissError,
     CompileError,
+    FallbackWarning,
     FormatError,
     JitgenError,
+    SettingError,
     TraceError,
     UnsupportedError,
 )
@@ -37,11 +39,13 @@ __all__ = [
     "CacheMissError",
     "CompileError",
     "CompileEvent",
+    "FallbackWarning",
     "FormatError",
     "JitFunction",
     "JitgenError",
     "PrewarmReport",
     "QTensor",
+    "SettingError",
     "Target",
     "TensorSpec",
     "TraceError",
@@ -52,6 +56,7 @@ __all__ = [
     "prewarm",
     "quantize",
     "quantize_",
+    "quantized_linear",
     "record",
     "strict",
 ]

@@ -12,11 +12,12 @@ import torch
 
 from jitgen import settings
 from jitgen.call import eager_linear
+from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 
-__all__ = ["JitFunction", "jit"]
+__all__ = ["JitFunction", "jit", "quantized_linear"]
 
 eager_linear.register()
 

@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, the one warning, and nothing else.
+"""The exceptions jitgen raises, two warnings, and nothing else.
 
 ::
 
@@ -9,9 +9,11 @@
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
     ├── CacheMissError      strict mode forbids compiling, and the store lacks the kernel
     ├── CacheError          the store itself is unusable, or a manifest is
+    ├── SettingError        an environment variable that does not parse; a ValueError too
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
-A ``CacheWarning`` is a UserWarning: the store could not do what it is for, and the call goes on without it.
+Two warnings are UserWarnings, after which the call goes on: ``CacheWarning`` (the store could not do what it is for)
+and ``FallbackWarning`` (a quantised layer runs in torch instead of a kernel).
 
 Every message says what was wrong, where, and what to do.
 """
@@ -94,5 +96,13 @@ class CacheError(JitgenError):
     """The store cannot be read or written, or a manifest is not what ``jitgen.record`` writes."""
 
 
+class SettingError(JitgenError, ValueError):
+    """A ``JITGEN_*`` environment variable has a value that it cannot have."""
+
+
 class CacheWarning(UserWarning):
     """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""
+
+
+class FallbackWarning(UserWarning):
+    """A product with a quantised weight runs in torch, on the dequantised weight: slower than the dense layer was."""

@@ -1,7 +1,7 @@
 """Every ``JITGEN_*`` environment variable, in one table.
 
 No other module reads the environment. A variable is read each time ``get`` is called, so that a test or a program can
-set it after ``import jitgen``. A value that does not parse raises a ``ValueError`` that lists the valid ones.
+set it after ``import jitgen``. A value that does not parse raises a ``SettingError`` that says which would.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+from jitgen.errors import SettingError
 
 BACKENDS = ("auto", "triton", "cuda", "cpp")
 
@@ -35,10 +37,9 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 
 def _level(text: str) -> int:
-    level = int(text)
-    if not 0 <= level <= 4:
+    if text.strip() not in ("0", "1", "2", "3", "4"):
         raise ValueError("expected a level from 0 to 4")
-    return level
+    return int(text)
 
 
 def _paths(text: str) -> tuple[str, ...]:
@@ -50,9 +51,12 @@ def _bytes(text: str) -> int:
     body = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = body[-1:] if body[-1:] in units and body[-1:] else ""
     try:
-        return int(float(body.removesuffix(unit)) * units[unit])
-    except ValueError:
-        raise ValueError("expected a size such as 500M, 20G or 1073741824") from None
+        number = int(float(body.removesuffix(unit)) * units[unit])
+    except (ValueError, OverflowError):
+        number = -1
+    if number < 0:
+        raise ValueError("expected a size such as 500M, 20G or 1073741824")
+    return number
 
 
 def _seconds(text: str) -> float:
@@ -87,7 +91,9 @@ SETTINGS = {
         ),
         Setting("JITGEN_SIGNING_KEY", str, None, "file of the ed25519 private key that signs what is written"),
         Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
-        Setting("JITGEN_STRICT", _boolean, False, "1: never compile; a miss raises CacheMissError"),
+        Setting(
+            "JITGEN_STRICT", _boolean, False, "1: never compile (CacheMissError), nor run a quantised layer in torch"
+        ),
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),
         Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: and plans, 3: and sources, 4: and graphs, on stderr"),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
@@ -106,7 +112,7 @@ def get(name: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as error:
-        raise ValueError(f"{name}={text!r}: {error}. It is: {setting.doc}") from None
+        raise SettingError(f"{name}={text!r}: {error}. It is: {setting.doc}") from None
 
 
 def host_compiler_name() -> str | None:
@@ -124,7 +130,8 @@ _strict: ContextVar[bool] = ContextVar("jitgen_strict", default=False)
 
 @contextmanager
 def strict():
-    """Within this context nothing is compiled: a kernel that is not in the store raises ``CacheMissError``."""
+    """Within this context nothing is compiled: a kernel that is not in the store raises ``CacheMissError``. Nor does a
+    quantised layer run in torch where no kernel takes its operands: ``UnsupportedError``."""
     token = _strict.set(True)
     try:
         yield

@@ -94,14 +94,16 @@ class Target:
         """``"sm_90a"``, ``"gfx942"``, ``"x86-64-v3"``; ``"cpu"`` is this host's level."""
         if isinstance(text, Target):
             return text
-        if match := re.fullmatch(r"sm_(\d{2,3})[af]?", text):
-            if int(match.group(1)) < OLDEST_CAPABILITY:
+        if match := re.fullmatch(r"sm_(\d{2,3})([af]?)", text):
+            capability, features = int(match.group(1)), match.group(2)
+            if capability < OLDEST_CAPABILITY:
                 raise UnsupportedError(
                     f"{text} is older than sm_{OLDEST_CAPABILITY} (Ampere), the first architecture that has the "
                     "bfloat16 and asynchronous copies that generated kernels use"
                 )
-            return Target("cuda", text)
-        if re.fullmatch(r"gfx[0-9a-f]{3,4}", text):
+            if capability in _CAPABILITIES and capability >= _FEATURES_FROM[features]:
+                return Target("cuda", text)
+        if text in _AMD:
             return Target("hip", text)
         if text == "cpu":
             return host_target()
@@ -110,8 +112,10 @@ class Target:
         if text == "interpreter":
             return Target("interpreter", text)
         raise UnsupportedError(
-            f"unknown target {text!r}; expected an NVIDIA architecture such as sm_80, sm_90a or sm_100a, "
-            f"an AMD one such as gfx942, 'cpu' for this host, or a CPU level: {', '.join(CPU_LEVELS)}"
+            f"unknown target {text!r}; expected an NVIDIA architecture "
+            f"({', '.join(f'sm_{known}' for known in _CAPABILITIES)}, with an 'a' or 'f' behind it where it has such "
+            f"features: sm_90a), an AMD one ({', '.join(_AMD)}), 'cpu' for this host, or a CPU level: "
+            f"{', '.join(CPU_LEVELS)}"
         )
 
     @property
@@ -147,6 +151,23 @@ class Target:
 
 OLDEST_CAPABILITY = 80
 """Compute capability of the oldest NVIDIA architecture that kernels are made for."""
+_CAPABILITIES = (80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
+"""Compute capabilities there are: those of NVRTC 13 (``nvrtcGetSupportedArchs``), and 101, NVRTC 12's name for 110."""
+_FEATURES_FROM = {"": 0, "a": 90, "f": 100}
+"""The first capability that has features of its own architecture (``sm_90a``) or family (``sm_100f``)."""
+_AMD: tuple[str, ...] = (
+    "gfx908",
+    "gfx90a",
+    "gfx942",
+    "gfx950",
+    "gfx1030",
+    "gfx1031",
+    "gfx1032",
+    "gfx1100",
+    "gfx1101",
+    "gfx1102",
+)
+_AMD += ("gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200", "gfx1201", "gfx1250")
 _SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 """Shared memory of one block in KiB, by the lowest compute capability that has it (CUDA C++ Programming Guide,
 "Technical Specifications per Compute Capability")."""

@@ -67,13 +67,13 @@ def each_form(function: Callable[[str, GemmSchedule], Iterator[str | None]]) -> 
 @contextmanager
 def tiled(tile: GemmSchedule | None) -> Iterator[None]:
     """Within this context every product is computed so; None leaves it to the rule."""
-    before = rule.choose
+    before = rule.candidates
     if tile is not None:
-        rule.choose = lambda problem: tile
+        rule.candidates = lambda problem: [tile]
     try:
         yield
     finally:
-        rule.choose = before
+        rule.candidates = before
 
 
 def values(weight: Any) -> torch.Tensor:

@@ -3,6 +3,7 @@
 Imports point downwards::
 
     function         JitFunction: a call's path on one screen, methods, ``lower`` and the rest of the public face
+    keywords         calls with keywords and ``out=``: arguments in order
     lower            the same for specs and for targets that are not here
     dispatch, plan   "same as the last call? launch"; outputs: which ``out=`` a plan accepts
     resolver         a call that is new: trace, lower, fetch, bind; recording: what it writes into manifests
@@ -11,7 +12,7 @@ Imports point downwards::
     routing          backend, compiler and target
     opaque           what torch.compile leaves alone
     methods          what is remembered of each instance of a decorated method
-    warm             the text of generated functions
+    warm, plan_text  the text of generated functions
 
 ``eager_linear`` uses ``function`` for products with quantised weights outside ``jitgen.jit``.
 """

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from jitgen.call.signature import NUMBERS, STATIC
 from jitgen.quant import weights
+from jitgen.trace.readable import TENSORS
 
 Arguments = tuple[tuple[Any, ...], pytree.TreeSpec | None, Any]
-"""(leaves, structure or None for plain positional arguments, caller-owned outputs or None).
+"""(leaves, structure or None for plain positional arguments, caller-owned outputs or None)."""
 
-A plain tuple: calls with ``out=`` make one each time.
-"""
+_LEAF_KINDS = frozenset((*TENSORS, *NUMBERS, *STATIC))
 
 
 class Parameters:
@@ -26,6 +27,17 @@ class Parameters:
         except (TypeError, ValueError):  # some functions written in C have none
             self._signature = None
         self.names = frozenset(self._signature.parameters) if self._signature else frozenset()
+
+    def arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in the order of the parameters: all that can be positional are; ``out=`` is not among them.
+
+        Raises:
+            TypeError: no such call is possible.
+        """
+        if not kwargs or self._signature is None or not self.names.issuperset(kwargs):
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        return bound.args, bound.kwargs
 
     def flatten(
         self,
@@ -45,20 +57,50 @@ class Parameters:
         out = None
         if "out" in kwargs and "out" not in self.names:
             out = kwargs.pop("out")
-        if kwargs and self._signature is not None and self.names.issuperset(kwargs):
-            bound = self._signature.bind(*args, **kwargs)
-            args, kwargs = bound.args, bound.kwargs
+        args, kwargs = self.arranged(args, kwargs)
         if (weights.exist() or not in_place) and weights.among((args, kwargs)):
             args, kwargs = weights.unpack((args, kwargs), layout_of, in_place)
-        elif not kwargs and not _has_nested(args):
+        elif not kwargs and not any(isinstance(arg, (list, tuple, dict)) for arg in args):
             return args, None, out
         leaves, tree = pytree.tree_flatten((args, kwargs))
         return tuple(leaves), tree, out
 
 
-def _has_nested(args: tuple[Any, ...]) -> bool:
-    # A generator takes twice as long, and every call with ``out=`` comes here.
-    for arg in args:  # noqa: SIM110
-        if isinstance(arg, (list, tuple, dict)):
-            return True
-    return False
+def leaf_kinds(kinds: Iterable[type]) -> bool:
+    """Whether values of these types are leaves."""
+    return _LEAF_KINDS.issuperset(kinds)
+
+
+def walk(
+    args: tuple[Any, ...], kwargs: dict[str, Any], layout_of: Callable[[Any], str]
+) -> tuple[Any, list[Any]] | None:
+    """A key of the structure of the arguments and of the types of their leaves, and the leaves, in the order in which
+    ``Parameters.flatten`` has them, in a fraction of its time.
+
+    None where there is something else than leaves, lists, tuples, dicts and weights that have the layout they need.
+    """
+    key: list[Any] = [tuple(kwargs)]
+    leaves: list[Any] = []
+
+    def enter(values: Iterable[Any]) -> bool:
+        for value in values:
+            kind = type(value)
+            if kind in _LEAF_KINDS:
+                key.append(kind)
+                leaves.append(value)
+            elif kind is list or kind is tuple:
+                key.append((kind, len(value)))
+                if not enter(value):
+                    return False
+            elif kind is dict:
+                key.append((kind, *value))
+                if not enter(value.values()):
+                    return False
+            elif weights.is_quantized(value) and value.token.layout == layout_of(value):
+                key.append(value.token)
+                leaves.extend(value.parts)
+            else:
+                return False
+        return True
+
+    return (tuple(key), leaves) if enter(args) and enter(kwargs.values()) else None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from jitgen.call import warm
-from jitgen.call.arguments import Parameters
+from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import NUMBERS, check
 from jitgen.errors import UnsupportedError
@@ -54,11 +54,32 @@ class Dispatchers:
             dispatcher = self.table[key] = self._make(kinds, tree)
         return dispatcher
 
-    def add_quantized(self, args: Sequence[Any]) -> None:
-        """Enter a dispatcher for positional arguments of these types, quantised weights among them."""
-        kinds = tuple(map(type, args))
-        if kinds not in self.table:
-            self.table[kinds] = self._make_quantized(args)
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call without ``out=``, of arguments whose types alone do not tell the dispatcher, or not yet."""
+        if tracing.get() is not None:  # a function being traced calls this one: it is part of that kernel
+            return self._resolver.function(*args, **kwargs)
+        args, kwargs = self._parameters.arranged(args, kwargs)
+        walked = walk(args, kwargs, self._resolver.layout_of)
+        if walked is not None and (known := self.table.get(walked[0])) is not None:
+            return known(*walked[1])
+        leaves, tree, _ = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
+        dispatcher = self.find(leaves, tree)
+        if walked is not None:
+            self.table[walked[0]] = dispatcher
+        self._add_unnested(args, kwargs, dispatcher)
+        return dispatcher(*leaves)
+
+    def _add_unnested(self, args: tuple[Any, ...], kwargs: dict[str, Any], dispatcher: Dispatcher) -> None:
+        """Enter the dispatcher of these arguments by their types, where none is a container."""
+        values = (*args, *kwargs.values())
+        quantized = list(map(weights.is_quantized, values))
+        kinds = tuple(map(type, values))
+        if leaf_kinds(kind for kind, is_weight in zip(kinds, quantized, strict=True) if not is_weight):
+            key = (tuple(kwargs), *kinds) if kwargs else kinds
+            if key not in self.table:
+                self.table[key] = (
+                    self._make_quantized(len(args), tuple(kwargs), quantized) if any(quantized) else dispatcher
+                )
 
     def _make(self, kinds: tuple[type, ...], tree: Any) -> Dispatcher:
         """A function of leaves of exactly these types."""
@@ -66,8 +87,6 @@ class Dispatchers:
         numbers = [index for index, kind in enumerate(kinds) if kind in NUMBERS]
         static = [index for index, kind in enumerate(kinds) if kind not in TENSORS and kind not in NUMBERS]
         static += [index for number, index in enumerate(numbers) if number in self._resolver.static_numbers]
-        if not tensors or any(kind in (list, tuple, dict) for kind in kinds):
-            return self._make_resolving(tree)
         arguments = warm.Arguments(len(kinds), tensors, numbers)
         values = [f"exact(arg{index})" if kinds[index] is float else f"arg{index}" for index in static]
         # A GPU's 16-byte accesses depend on the address; the CPU's do not.
@@ -79,67 +98,60 @@ class Dispatchers:
         facts = ("shape", "stride()", "dtype", "device", "requires_grad", "is_neg()")
         layout = warm.tuple_text([f"{name}.{fact}" for name in compared for fact in facts])
         leaves, launched = warm.tuple_text(arguments.all), warm.tuple_text(arguments.launched)
+        inline = f"state.inline({', '.join(arguments.all)})"
         text = warm.function_text(
-            [f"def dispatch({', '.join(arguments.all)}):"],
+            [
+                f"def dispatch({', '.join(arguments.all)}):",
+                *([] if tensors else [f"    if tracing.get() is not None: return {inline}"]),
+            ],
             arguments,
             # A trace in progress refuses to read an address: then this call is part of its kernel. Tensors without
             # memory refuse too.
             unreadable="(UnsupportedError, RuntimeError)",
-            inline=f"state.inline({', '.join(arguments.all)})",
-            attempts=warm.launch_if_same("state.last", known, compared, conditions, arguments.launched),
+            inline=inline,
+            attempts=warm.launch_if_same("state.last", known, compared, conditions, arguments),
             otherwise=f"state.cold({layout}, {warm.tuple_text(values)}, {leaves}, {launched})",
         )
         state = DispatchState(self, self._resolver, tree, tensors, len(values))
         names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
+        names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing}
         return define("dispatch", f"dispatch of {self._resolver.name}", text, names)
 
-    def _make_resolving(self, tree: Any) -> Dispatcher:
-        """A function that resolves every call, for functions without tensor arguments."""
-        resolver = self._resolver
-
-        def dispatch(*leaves: Any) -> Any:
-            if tracing.get() is not None:
-                return resolver.inline(leaves, tree)
-            found, captured = resolver.resolve(leaves, tree)
-            tensors = [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *captured]
-            numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
-            return found.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
-
-        return dispatch
-
-    def _make_quantized(self, args: Sequence[Any]) -> Dispatcher:
-        """A function of arguments of which some are quantised weights.
+    def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
+        """A function of ``count`` positional arguments and then keywords, of which some are quantised weights.
 
         It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
         """
-        names = [f"arg{index}" for index in range(len(args))]
-        quantized = [index for index, arg in enumerate(args) if weights.is_quantized(arg)]
-        unpacked = ", ".join(f"*{name}.parts" if index in quantized else name for index, name in enumerate(names))
-        arguments = ", ".join(names)
+        values = [f"arg{index}" for index in range(len(quantized))]
+        unpacked = [f"*{value}.parts" if packed else value for value, packed in zip(values, quantized, strict=True)]
+        tokens = [f"{value}.token" for value, packed in zip(values, quantized, strict=True) if packed]
+        keywords = [f"{name!r}: {value}" for name, value in zip(names, values[count:], strict=True)]
+        arguments = f"{warm.tuple_text(values[:count])}, {{{', '.join(keywords)}}}"
         text = "\n".join(
             [
-                f"def dispatch({arguments}):",
-                "    if tracing.get() is not None:",
-                f"        return resolver.function({arguments})",
-                f"    dispatcher = table.get({warm.tuple_text([f'arg{index}.token' for index in quantized])})",
-                "    if dispatcher is None:",
+                f"def dispatch({', '.join(values)}):",
+                f"    dispatcher = table.get({warm.tuple_text(tokens)})",
+                "    if dispatcher is None or tracing.get() is not None:",
                 f"        return learn({arguments})",
-                f"    return dispatcher({unpacked})",
+                f"    return dispatcher({', '.join(unpacked)})",
                 "",
             ]
         )
         table: dict[Any, Dispatcher] = {}
         resolver, parameters = self._resolver, self._parameters
 
-        def learn(*args: Any) -> Any:
-            leaves, tree, _ = parameters.flatten(args, {}, resolver.layout_of)
+        def learn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if tracing.get() is not None:
+                return resolver.function(*args, **kwargs)
+            leaves, tree, _ = parameters.flatten(args, kwargs, resolver.layout_of)
             dispatcher = self.find(leaves, tree)
             # Only now have weights of the portable layout the layout, and so the token, that later calls have.
-            if all(args[index].token.layout == resolver.layout_of(args[index]) for index in quantized):
-                table[tuple(args[index].token for index in quantized)] = dispatcher
+            packed = [value for value in (*args, *kwargs.values()) if weights.is_quantized(value)]
+            if all(weight.token.layout == resolver.layout_of(weight) for weight in packed):
+                table[tuple(weight.token for weight in packed)] = dispatcher
             return dispatcher(*leaves)
 
-        used = {"tracing": tracing, "resolver": resolver, "table": table, "learn": learn}
+        used = {"tracing": tracing, "table": table, "learn": learn}
         return define("dispatch", f"dispatch of {resolver.name}", text, used)
 
 
@@ -147,8 +159,8 @@ class DispatchState:
     """What one dispatcher knows of its calls.
 
     Attributes:
-        last: (layout check, launcher, static values and address remainders) of the last call for which equal arguments
-            suffice: no captured tensors, no guarded values, no argument that requires grad.
+        last: (layout check, launcher, what must be asked at each call, static values and address remainders) of the
+            last call.
         table: the launches of all calls, by layouts and values.
     """
 
@@ -159,7 +171,7 @@ class DispatchState:
         self.resolver = resolver
         self.tree = tree
         self.tensors = tensors
-        self.last: tuple[Any, ...] = (_never, None, *(None,) * values)
+        self.last: tuple[Any, ...] = (_never, None, None, *(None,) * values)
         self.table: dict[Any, BoundLaunch] = {}
 
     def inline(self, *leaves: Any) -> Any:
@@ -195,8 +207,7 @@ class DispatchState:
             if len(self.table) >= MAX_LAUNCHES:
                 self.table.clear()
             self.table[key] = found
-        if found.depends_on_arguments_alone and not needs_grad:
-            self.last = (layout_check(tensors), found.launch, *values)
+        self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 
 

@@ -1,11 +1,20 @@
-"""``F.linear`` with a quantised weight in eager torch, as a generated kernel (``quant/eager.py`` says where)."""
+"""``F.linear`` with a quantised weight in eager torch, as a generated kernel (``quant/eager.py`` says where).
+
+Elsewhere it runs in torch, on the dequantised weight, which is counted, told once, and an error in strict mode.
+"""
 
 from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from jitgen import settings
 from jitgen.call.function import JitFunction
+from jitgen.call.specialization import Specialization
+from jitgen.errors import FallbackWarning, UnsupportedError
 from jitgen.quant import eager
 
 
@@ -17,12 +26,69 @@ def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
     return F.linear(x, weight, bias)
 
 
+@dataclass
+class Fallback:
+    """A cause for which products with quantised weights ran in torch, on the dequantised weight.
+
+    Attributes:
+        reason: what kept jitgen from running a kernel.
+        remedy: what to do about it.
+        calls: how often; under torch.compile, how often the call was compiled.
+        kernels: none.
+    """
+
+    reason: str
+    remedy: str
+    calls: int = 0
+    kernels: tuple[()] = ()
+
+
+class QuantizedLinear:
+    """``(x, weight, bias=None) -> y``: what ``F.linear`` with a quantised weight runs outside of ``jitgen.jit``."""
+
+    def __init__(self) -> None:
+        self._plain, self._biased = JitFunction(_linear), JitFunction(_linear_with_bias)
+        self._fallbacks: dict[str, Fallback] = {}
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    def __repr__(self) -> str:
+        return "<jitgen.quantized_linear>"
+
+    @property
+    def specializations(self) -> tuple[Specialization | Fallback, ...]:
+        """What this process has resolved, and then the causes for which calls ran in torch, with their number."""
+        return (*self._plain.specializations, *self._biased.specializations, *self._fallbacks.values())
+
+    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product, by a generated kernel."""
+        with torch.no_grad():
+            return self._plain(x, weight) if bias is None else self._biased(x, weight, bias)
+
+    def note_fallback(self, reason: str, remedy: str) -> None:
+        """Count a product that runs in torch.
+
+        Raises:
+            UnsupportedError: in strict mode, which is for processes that must run generated kernels alone.
+        """
+        text = f"a product with a quantised weight runs in torch, on the dequantised weight: {reason}; {remedy}"
+        if settings.is_strict():
+            raise UnsupportedError(f"{text} (strict mode allows no product without a generated kernel)")
+        fallback = self._fallbacks.setdefault(reason, Fallback(reason, remedy))
+        fallback.calls += 1
+        if fallback.calls == 1:
+            warnings.warn(
+                f"{text}. This is said once; jitgen.quantized_linear.specializations counts the calls",
+                FallbackWarning,
+                stacklevel=2,
+            )
+
+
+quantized_linear = QuantizedLinear()
+
+
 def register() -> None:
     """Make ``F.linear`` of a model after ``quantize_`` run generated kernels."""
-    plain, biased = JitFunction(_linear), JitFunction(_linear_with_bias)
-
-    def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        with torch.no_grad():
-            return plain(x, weight) if bias is None else biased(x, weight, bias)
-
-    eager.kernel = kernel
+    eager.kernel = quantized_linear.launch
+    eager.fallbacks = quantized_linear.note_fallback

@@ -2,11 +2,11 @@
 
 ::
 
-    __call__   types of the arguments -> dispatcher        dispatch.py   same as the last call? launch
-                    | unknown types
-    _call      Parameters.flatten -> leaves, structure     arguments.py
+    __call__   names of keywords -> arguments in order     keywords.py
                     | with out=: LaunchPlan                plan.py       same as the last call? launch
-               Dispatchers.find -> dispatcher              dispatch.py
+               types of the arguments -> dispatcher        dispatch.py   same as the last call? launch
+                    | unknown types, or nested arguments
+               Dispatchers.call -> leaves, structure       arguments.py
                     | unknown sizes, strides, values
                Resolver.resolve -> BoundLaunch             resolver.py   trace, lower, fetch, bind
 
@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -24,20 +24,19 @@ import torch
 
 from jitgen.call import methods
 from jitgen.call.arguments import Parameters
-from jitgen.call.dispatch import MAX_LAUNCHES, Dispatchers
+from jitgen.call.dispatch import Dispatchers
+from jitgen.call.keywords import Keywords
 from jitgen.call.lower import lower
 from jitgen.call.opaque import opaque
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
-from jitgen.call.signature import plan_key
 from jitgen.call.specialization import Specialization
 from jitgen.codegen.text import function_name
 from jitgen.inspect import Lowered
 from jitgen.lowering import Route
 from jitgen.quant import eager, weights
 from jitgen.spec import Target
-from jitgen.trace.guards import tracing
 from jitgen.trace.weak_method import WeakMethod
 
 _new = object.__new__
@@ -76,17 +75,17 @@ class JitFunction:
         self._dispatchers = Dispatchers(self._resolver, self._parameters)
         self._by_types = self._dispatchers.table
         """The same dict: a warm call has no time for another attribute."""
-        self._plans: dict[Any, LaunchPlan] = {}
-        """Of calls with ``out=``."""
+        self._keywords = Keywords(self._resolver, self._parameters, self._dispatchers)
+        self._by_form = self._keywords.table
         self._methods: methods.Rows = {}
 
     @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
-            dispatcher = self._by_types.get(tuple(map(type, args)))
-            if dispatcher is not None:
-                return dispatcher(*args)
-        return self._call(args, kwargs)
+        if kwargs:
+            call = self._by_form.get((len(args), *kwargs))
+            return call(*args, **kwargs) if call is not None else self._keywords.call(args, kwargs)
+        dispatcher = self._by_types.get(tuple(map(type, args)))
+        return dispatcher(*args) if dispatcher is not None else self._dispatchers.call(args, kwargs)
 
     def __repr__(self) -> str:
         return f"<jitgen.jit {self.name}>"
@@ -133,8 +132,10 @@ class JitFunction:
         method = MethodType(self.__wrapped__, instance)
         try:
             weak_method = WeakMethod(self.__wrapped__, instance)
-        except TypeError:  # the instance has no weak references: each look-up of the method has its own traces
-            return JitFunction(method, self.backend, self.compiler)
+        except TypeError:  # the instance has no weak references
+            made = JitFunction(method, self.backend, self.compiler)
+            methods.keep(self._methods, instance, vars(made))
+            return made
         made = JitFunction(weak_method, self.backend, self.compiler)
         methods.add(self._methods, instance, vars(made), made._forget)
         return self.__get__(instance)
@@ -143,7 +144,7 @@ class JitFunction:
         """Release everything resolved, captured tensors among it."""
         self._resolver.forget()
         self._by_types.clear()
-        self._plans.clear()
+        self._keywords.forget()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JitFunction) and other._resolver is self._resolver
@@ -203,31 +204,6 @@ class JitFunction:
         tokens = [arg.token if weights.is_quantized(arg) else None for arg in args] if tree is not None else []
         plan = LaunchPlan(self._resolver, leaves, tree, tokens if any(tokens) and not kwargs else ())
         plan.function = self
-        return plan
-
-    # ---------------------------------------------------------------------------------------------------- cold calls
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose types no dispatcher has, or that has keywords."""
-        if tracing.get() is not None:  # a function being traced calls this one: it is part of that kernel
-            return self.function(*args, **kwargs)
-        leaves, tree, out = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
-        if out is not None:
-            return self._plan(leaves, tree)(*leaves, out=out)
-        dispatcher = self._dispatchers.find(leaves, tree)
-        if not kwargs and any(map(weights.is_quantized, args)):
-            self._dispatchers.add_quantized(args)
-        return dispatcher(*leaves)
-
-    def _plan(self, leaves: Sequence[Any], tree: Any) -> LaunchPlan:
-        """The plan of a call with ``out=``, made where such arguments have none yet."""
-        plan = self._plans.get(plan_key(leaves, tree, self._resolver.static_numbers))
-        if plan is None:
-            plan = LaunchPlan(self._resolver, leaves, tree)
-            if len(self._plans) >= MAX_LAUNCHES:
-                self._plans.clear()
-            # The key again: the trace may have found that it depends on a number.
-            self._plans[plan_key(leaves, tree, self._resolver.static_numbers)] = plan
         return plan
 
 

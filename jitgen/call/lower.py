@@ -29,7 +29,8 @@ def lower(
     target: str | Target | None,
     backend: str | None,
 ) -> lowering.Lowered:
-    """What a call with these arguments would run. Nothing is compiled, and quantised weights keep their layout.
+    """What a call with these arguments would run. Nothing is compiled, and quantised weights keep their layout. With a
+    ``target``, tensors that the function closes over may be on any device: like specs, they stand for tensors there.
 
     Raises:
         TraceError, UnsupportedError: as a call would.
@@ -47,7 +48,7 @@ def lower(
             check(resolver.name, [spec])
     numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS]
     device = torch.device("cuda:0" if route.target.kind in ("cuda", "hip") else "cpu")
-    found, captured, environment = resolver.specialize(concrete, tree, tensors, numbers, device, route)
+    found, captured, environment = resolver.specialize(concrete, tree, tensors, numbers, device, route, target is None)
     memory = [
         _memory(tensor, spec, route) for tensor, spec in zip([*tensors, *captured], [*specs, *captured], strict=True)
     ]

@@ -2,7 +2,7 @@
 
 A method has traces and launches of its own for each instance, because they depend on what the instance refers to. They
 are found by the identity of the instance: two equal instances may differ in attributes that their ``__eq__`` ignores.
-And they do not keep the instance alive (``trace/weak_method.py``).
+And they do not keep the instance alive (``trace/weak_method.py``), unless it has no weak references.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-Rows = dict[int, tuple[weakref.ref[Any], dict[str, Any]]]
+MAX_KEPT = 64
+"""Of the instances that take no weak references, such as those with ``__slots__``, so many of each method, the last
+ones that were new, stay alive with what is remembered of them."""
+
+Rows = dict[int, tuple[Callable[[], Any], dict[str, Any]]]
 """By the id of the instance: a reference to it, and what the ``JitFunction``s of the method share.
 
 A later object may have the same id, so a look-up compares the instance. These are plain tuples, because every call of a
@@ -29,3 +33,12 @@ def add(rows: Rows, instance: Any, attributes: dict[str, Any], when_dead: Callab
         when_dead()
 
     rows[key] = weakref.ref(instance, died), attributes
+
+
+def keep(rows: Rows, instance: Any, attributes: dict[str, Any]) -> None:
+    """Remember ``attributes`` of an instance that takes no weak references, which stays alive until ``MAX_KEPT`` others
+    are kept."""
+    kept = [key for key, (reference, _) in rows.items() if type(reference) is not weakref.ref]
+    for key in kept[: len(kept) + 1 - MAX_KEPT]:
+        del rows[key]
+    rows[id(instance)] = (lambda: instance), attributes

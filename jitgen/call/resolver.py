@@ -56,10 +56,27 @@ class BoundLaunch:
         self.lowered = lowered
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
-        self.depends_on_arguments_alone = not (self.captured or self.guards or autocast.settings())
+        within = autocast.settings()
+        self.depends_on_arguments_alone = not (self.captured or self.guards or within)
         self._expected = [(now, TensorFacts.of(then)) for now, then in zip(self.captured, captured, strict=True)]
         self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
+        self._values += [(autocast.settings, within)] if within else []  # else the check of the arguments suffices
         self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
+
+    def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
+        """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
+        is not for it. None where there is nothing to ask.
+
+        ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
+        """
+        if needs_grad:
+            return lambda: None if torch.is_grad_enabled() else self.captured_tensors()
+        return None if self.depends_on_arguments_alone else self.captured_tensors
+
+    @property
+    def captured_extents(self) -> list[int]:
+        """Bytes that each captured tensor spans."""
+        return [facts.extent for _, facts in self._expected]
 
     def captured_tensors(self) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
@@ -166,9 +183,13 @@ class Resolver:
         numbers: Sequence[Any],
         device: torch.device,
         route: Route,
+        runs: bool = True,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol."""
-        key = (route, device, tree, trace_key(leaves), autocast.settings())
+        """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol.
+
+        ``runs``: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
+        """
+        key = (route, device, runs, tree, trace_key(leaves), autocast.settings())
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
             captured = [captured.read() for captured in found.traced.captured]
@@ -179,21 +200,21 @@ class Resolver:
                 full = environment | size_symbols([*tensors, *captured])
                 if found.fits(full):
                     return found, captured, full
-        traced = self._trace(leaves, tree, device, route)
+        traced = self._trace(leaves, tree, device, route, runs)
         specialization = Specialization(self.name, traced, route)
         self._specializations.setdefault(key, []).append(specialization)
         self._note_static_numbers(specialization)
         captured = [found.value for found in traced.captured]
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
-    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route) -> Traced:
+    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route, runs: bool = True) -> Traced:
         numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
         guards = Guards(number_symbols(numbers))
         count = iter(range(len(numbers)))
         symbolic = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
         layout = weights.LAYOUTS[route.backend]
-        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout)
+        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, runs)
         if isinstance(self.function, WeakMethod):
             return dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return traced

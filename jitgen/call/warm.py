@@ -11,9 +11,14 @@ are other ones. For two tensors on a GPU and a number, the dispatcher reads::
             address1 = arg1.data_ptr()
         except (UnsupportedError, RuntimeError):
             return state.inline(arg0, arg1, arg2)
-        same_layout, launch, known0, known1 = state.last
+        same_layout, launch, current, known0, known1 = state.last
         if same_layout(arg0, arg1) and address0 and address1 and address0 & 15 == known0 and address1 & 15 == known1:
-            return launch(arg0, arg1, address0, address1, arg2)
+            if current is None:
+                return launch(arg0, arg1, address0, address1, arg2)
+            captured = current()
+            if captured is not None:
+                captured_addresses = [*map(data_ptr, captured)]
+                return launch(arg0, arg1, *captured, address0, address1, *captured_addresses, arg2)
         return state.cold(...)
 
 and the plan::
@@ -22,17 +27,17 @@ and the plan::
         try:
             address0 = arg0.data_ptr()
             address1 = arg1.data_ptr()
-        except (AttributeError, RuntimeError):
-            return self._launch((arg0, arg1, arg2, *more,), out)
+        except (AttributeError, RuntimeError, UnsupportedError):
+            return self._elsewhere((arg0, arg1, arg2, *more,), out)
         if out is None:
             last = self._last
             if last is not None and not more and type(arg2) is kind2:
-                same_layout, launch, remainder0, remainder1 = last
+                same_layout, launch, current, remainder0, remainder1 = last
                 if same_layout(arg0, arg1) and address0 and address1 and not (address0 | address1) & 15:
-                    return launch(arg0, arg1, address0, address1, arg2)
+                    ...launch as above
         else:
             ...the same with ``self._last_out``, ``out`` and its address
-        return self._launch((arg0, arg1, arg2, *more,), out)
+        return self._elsewhere((arg0, arg1, arg2, *more,), out)
 
 An address is 0 where a tensor is empty, or has lost its memory, which its layout does not tell.
 """
@@ -73,7 +78,15 @@ class Arguments:
     @property
     def launched(self) -> list[str]:
         """What a launcher takes (``runtime/launcher.py``): tensors, their addresses, numbers."""
-        return [*self.tensor_names, *self.addresses, *(f"arg{index}" for index in self.numbers)]
+        return self._launched([], [])
+
+    @property
+    def launched_with_captured(self) -> list[str]:
+        """The same of a launch that takes ``captured``, a list of tensors, and ``captured_addresses``."""
+        return self._launched(["*captured"], ["*captured_addresses"])
+
+    def _launched(self, captured: list[str], addresses: list[str]) -> list[str]:
+        return [*self.tensor_names, *captured, *self.addresses, *addresses, *(f"arg{index}" for index in self.numbers)]
 
 
 def launch_if_same(
@@ -81,24 +94,42 @@ def launch_if_same(
     names: Iterable[str],
     compared: Sequence[str],
     conditions: Iterable[str],
-    launched: Iterable[str],
-    result: str | None = None,
+    arguments: Arguments,
+    out: Sequence[str] = (),
+    captured_condition: str = "",
 ) -> list[str]:
     """The lines "are the arguments those of the last call? then launch".
 
     Args:
-        remembered: the expression of what the last call left: a tuple of its layout check, its launcher and values.
-        names: the names of these values, for ``conditions``.
+        remembered: the expression of what the last call left: a tuple of its layout check, its launcher, what must be
+            asked at each call (``BoundLaunch.current``; None for nothing) and values.
+        names: the names of these values, for the conditions.
         compared: the tensors whose layouts the check takes.
         conditions: what else must hold.
-        launched: the launcher's arguments.
-        result: what the function returns after the launch; by default what the launch returns.
+        arguments: of the function.
+        out: what the launcher takes after them: the output and its address. The function returns the first of these;
+            where there are none, what the launch returns.
+        captured_condition: what must hold of ``captured`` and ``captured_addresses``.
     """
-    launch = f"launch({', '.join(launched)})"
+
+    def launch(launched: Sequence[str]) -> list[str]:
+        text = f"launch({', '.join([*launched, *out])})"
+        return [text, f"return {out[0]}"] if out else [f"return {text}"]
+
+    captured = ["captured_addresses = [*map(data_ptr, captured)]"]
+    captured += [f"if {captured_condition}:"] if captured_condition else []
+    inner = "    " if captured_condition else ""
     same = " and ".join([f"same_layout({', '.join(compared)})", *conditions])
-    then = [f"return {launch}"] if result is None else [launch, f"return {result}"]
+    then = [
+        "if current is None:",
+        *(f"    {line}" for line in launch(arguments.launched)),
+        "captured = current()",
+        "if captured is not None:",
+        *(f"    {line}" for line in captured),
+        *(f"    {inner}{line}" for line in launch(arguments.launched_with_captured)),
+    ]
     return [
-        f"{', '.join(['same_layout', 'launch', *names])} = {remembered}",
+        f"{', '.join(['same_layout', 'launch', 'current', *names])} = {remembered}",
         f"if {same}:",
         *(f"    {line}" for line in then),
     ]

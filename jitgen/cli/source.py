@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -53,7 +54,9 @@ def source(
     FUNCTION need not be decorated. `jitgen source model.py:gate --target sm_90a --arg 'bf16[M,4096]' --arg 2.0`
     """
     positional, named = read_arguments(texts)
-    lowered = load_function(function).lower(*positional, target=target or "cpu", backend=backend, **named)
+    found_function = load_function(function)
+    _check_arguments(found_function, positional, named)
+    lowered = found_function.lower(*positional, target=target or "cpu", backend=backend, **named)
     code = None
     if asm:
         found = lowered.compile().asm
@@ -90,6 +93,18 @@ def load_function(text: str) -> Any:
     if not callable(found):
         raise click.UsageError(f"{text} is a {type(found).__name__}, not a function")
     return found if isinstance(found, JitFunction) else jit(found)
+
+
+def _check_arguments(function: Any, positional: list[Any], named: dict[str, Any]) -> None:
+    """Raises click.UsageError where ``function`` does not take these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C have none
+        return
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        raise click.UsageError(f"{function.name}{signature}: {error}; give each argument by --arg") from None
 
 
 def _import_module(name: str) -> Any:

@@ -70,17 +70,17 @@ def prewarm(
 
     where = store or default_store()
     parsed = [Target.parse(target) for target in targets]
-    wanted: list[tuple[Entry, Target]] = []
+    wanted: list[tuple[Entry, Route]] = []
     unusable: list[Prewarmed] = []
     for entry in manifest_schema.read(manifest):
-        try:
-            variants = manifest_schema.contained(entry["name"], row_variants.variants, entry)
-        except (CompileError, UnsupportedError) as problem:
-            unusable += [Prewarmed(entry["name"], str(target), "", "failed", str(problem)) for target in parsed]
-        else:
-            wanted += [(variant, target) for variant in variants for target in parsed]
+        for target in parsed:
+            found = _wanted(entry, target)
+            if isinstance(found, Prewarmed):
+                unusable.append(found)
+            else:
+                wanted += found
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        done = list(pool.map(lambda pair: _prewarm_one(pair[0], pair[1], where), wanted))
+        done = list(pool.map(lambda one: _prewarm_one(one[0], one[1], where), wanted))
     report = PrewarmReport((*unusable, *done))
     failed = [entry for entry in report.entries if entry.origin == "failed"]
     served = {entry.target for entry in report.entries if entry.origin != "skipped"}
@@ -94,12 +94,22 @@ def prewarm(
     return report
 
 
-def _prewarm_one(entry: Entry, target: Target, store: Store) -> Prewarmed:
+def _wanted(entry: Entry, target: Target) -> list[tuple[Entry, Route]] | Prewarmed:
+    """What has to be built of ``entry`` for ``target``; why nothing can be, as its row of the report."""
     name = entry["name"]
     try:
         route = _route(entry, target)
     except UnsupportedError as error:
         return Prewarmed(name, str(target), "", "skipped", str(error))
+    try:
+        variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
+    except (CompileError, UnsupportedError) as error:
+        return Prewarmed(name, str(target), "", "failed", str(error))
+    return [(variant, route) for variant in variants]
+
+
+def _prewarm_one(entry: Entry, route: Route, store: Store) -> Prewarmed:
+    name, target = entry["name"], route.target
     try:
         lowered = manifest_schema.contained(name, manifests.relower, entry, route)
         kernels = manifest_schema.contained(name, pipeline.fetch, lowered, store)

@@ -1,11 +1,14 @@
-"""The other numbers of rows for which a recorded call is prewarmed.
+"""The calls of other sizes for which a recorded call is prewarmed.
 
-Kernels differ between buckets of row counts, which a family names (``Family.buckets``), and a size of 1 is traced
-separately. One recorded call therefore stands for calls of the same function with a row count in each bucket, with any
-of its row sizes equal to 1 and, if it was recorded with one row, with more rows. Recording a prefill is enough for the
-decoding that follows it, and recording a step of decoding is enough for the prefill.
+Kernels differ between buckets of sizes that vary from call to call, such as the number of rows or of the matrices of a
+batch. Families name these sizes and buckets (``Family.buckets``). A size of 1 is traced separately. One recorded call
+therefore stands for calls of the same function in every bucket, with any of its row sizes equal to 1 and, if it was
+recorded with one row, with more rows. Recording a prefill is enough for the decoding that follows it, and recording a
+step of decoding is enough for the prefill.
 
-A *row size* here is a symbolic size that is a factor of the row count, such as batch, heads or sequence length.
+A *row size* here is a symbolic size on which one of the sizes depends that families name, such as batch, heads or
+sequence length. Tensors keep the structure of their strides: gaps between rows stay, and so does the order of
+dimensions in memory.
 
 ``variants`` derives the other calls from a recorded one, when a manifest is prewarmed. ``enlarged`` does so when a call
 is recorded: a graph has no symbols for sizes of 1, so that it cannot tell later which of them were row sizes.
@@ -20,32 +23,34 @@ from typing import Any
 
 import torch
 
+from jitgen.device import Device
 from jitgen.families import registry
+from jitgen.families.family import SizeBuckets
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, equal_sizes, topological
+from jitgen.ir.graph import Builder, Graph, Guard, InputSpec, Node, Shape, equal_sizes, topological
 from jitgen.ir.symbols import Expr, Scalar
-from jitgen.ir.views import contiguous_strides
 from jitgen.quant import weights
 from jitgen.spec import DTYPES
 
 Entry = Mapping[str, Any]
 """An entry of a manifest, as JSON."""
 
-MAX_ROW_SIZES = 3
-"""The number of row sizes of which every combination is built. Three are batch, heads and sequence length."""
+MAX_ROW_SIZES = 5
+"""The number of row sizes of which every combination is built: for batched products the batch, heads, M, N
+and K."""
 
 
-def variants(entry: Entry) -> list[Entry]:
-    """``entry`` and its variants with other row sizes; all other sizes are those of ``entry``."""
+def variants(entry: Entry, device: Device) -> list[Entry]:
+    """``entry`` and, for kernels of ``device``, its variants with other row sizes; its other sizes stay as they are."""
     graph = graphs.from_json(entry["graph"])
-    names = _row_sizes(_row_buckets(graph, entry["environment"])[0])
-    found = [entry, *_one_per_bucket(entry, graph)]
+    names = _row_sizes(_buckets(graph, entry["environment"], device))
+    found = [entry, *_one_per_bucket(entry, graph, device)]
     for count in range(1, len(names) + 1):
         for ones in itertools.combinations(names, count):
             smaller = _with_ones(entry, graph, ones)
             if smaller is not None:
-                found += [smaller, *_one_per_bucket(smaller, graphs.from_json(smaller["graph"]))]
+                found += [smaller, *_one_per_bucket(smaller, graphs.from_json(smaller["graph"]), device)]
     return found
 
 
@@ -53,13 +58,13 @@ def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
     """The arguments of a recorded call with sizes of 1 replaced by 2, in every combination, as tensors without memory.
 
     Sizes at the same position counted from the right broadcast together, so that they change together. The last
-    dimension is never a row size. Only contiguous tensors are enlarged, and no tensors of quantised weights.
+    dimension is never a row size. Tensors of quantised weights are not enlarged.
     """
     weight_tensors = weights.tensor_positions(tree)
     dense = {
         index: leaf
         for index, leaf in enumerate(leaves)
-        if isinstance(leaf, torch.Tensor) and leaf.is_contiguous() and index not in weight_tensors
+        if isinstance(leaf, torch.Tensor) and index not in weight_tensors
     }
     from_right = sorted({dim for leaf in dense.values() for dim in range(2, leaf.dim() + 1) if leaf.shape[-dim] == 1})
     for count in range(1, len(from_right) + 1):
@@ -67,26 +72,36 @@ def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
             larger = list(leaves)
             for index, leaf in dense.items():
                 sizes = [2 if size == 1 and leaf.dim() - dim in chosen else size for dim, size in enumerate(leaf.shape)]
+                strides = resized_strides(leaf.shape, leaf.stride(), sizes)
                 with torch._C.DisableTorchFunction():
-                    larger[index] = torch.empty(sizes, dtype=leaf.dtype, device="meta")
+                    larger[index] = torch.empty_strided(sizes, strides, dtype=leaf.dtype, device="meta")
             yield larger
 
 
-def _row_buckets(graph: Graph, environment: Mapping[str, Any]) -> tuple[Scalar, list[int]]:
-    """The row count of ``graph``, by the first family that counts rows, and the bucket ends of all families."""
-    answers = [family.buckets(graph, environment) for family in registry.FAMILIES]
-    found = [buckets for buckets in answers if buckets is not None]
-    return found[0].rows, sorted({end for buckets in found for end in buckets.ends})
+def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The sizes of ``graph`` that vary, each once, with the ends of the buckets of all families."""
+    named = [each for family in registry.FAMILIES for each in family.buckets(graph, environment, device)]
+    varying = {name for each in named if each.varies for name in _names(each.size)}
+    ends: dict[Scalar, set[int]] = {}
+    for each in named:
+        if each.varies or varying.issuperset(_names(each.size)):
+            ends.setdefault(each.size, set()).update(each.ends)
+    return [SizeBuckets(size, tuple(sorted(found))) for size, found in ends.items()]
 
 
-def _row_sizes(rows: Scalar) -> list[str]:
-    """The names of the row sizes in the expression ``rows``, ``MAX_ROW_SIZES`` at most."""
-    return sorted(name for name in symbols.symbols_of(rows) if name.startswith("s"))[:MAX_ROW_SIZES]
+def _names(size: Scalar) -> list[str]:
+    """The names of the tensor sizes in ``size``."""
+    return sorted(name for name in symbols.symbols_of(size) if name.startswith("s"))
+
+
+def _row_sizes(buckets: Sequence[SizeBuckets]) -> list[str]:
+    """The names of the row sizes, ``MAX_ROW_SIZES`` at most."""
+    return list(dict.fromkeys(name for each in buckets for name in _names(each.size)))[:MAX_ROW_SIZES]
 
 
 def _equal_names(graph: Graph, name: str) -> set[str]:
     """The names of the sizes that guards require to be equal to ``name``, including ``name``."""
-    first = {other: size.args[0] for other, size in equal_sizes(graph.guards).items()}
+    first = {other: size.args[0] for other, size in equal_sizes(graph.guards).items() if isinstance(size, Expr)}
     return {name} | {other for other in (*first, *first.values()) if first.get(other, other) == first.get(name, name)}
 
 
@@ -95,26 +110,44 @@ def _with_equal_sizes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     return {other: size for name, size in sizes.items() for other in _equal_names(graph, name)}
 
 
-def _one_per_bucket(entry: Entry, graph: Graph) -> Iterator[Entry]:
-    """One variant of ``entry`` for every bucket of row counts but its own that row sizes of 2 or more can reach."""
+def _one_per_bucket(entry: Entry, graph: Graph, device: Device) -> Iterator[Entry]:
+    """One variant of ``entry`` for every combination of buckets but its own that row sizes of 2 or more can reach."""
     recorded = entry["environment"]
-    rows, ends = _row_buckets(graph, recorded)
-    names = _row_sizes(rows)
-    if not names or not ends:
+    buckets = [each for each in _buckets(graph, recorded, device) if each.ends and _names(each.size)]
+    # A size such as batch * length is set by the length once the batch is what another size asks for.
+    buckets.sort(key=lambda each: len(_names(each.size)))
+
+    def combination(environment: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(bisect.bisect_left(each.ends, symbols.evaluate(each.size, environment)) for each in buckets)
+
+    seen = {combination(recorded)}
+    for sizes in _reaching(buckets, recorded, frozenset()):
+        environment = {**recorded, **_with_equal_sizes(graph, sizes)}
+        if combination(environment) not in seen and all(guard.holds(environment) for guard in graph.guards):
+            seen.add(combination(environment))
+            yield _resized(entry, graph, environment)
+
+
+def _reaching(
+    buckets: Sequence[SizeBuckets], environment: Mapping[str, Any], fixed: frozenset[str]
+) -> Iterator[dict[str, int]]:
+    """Row sizes with which the sizes of ``buckets`` are in every combination of buckets; names in ``fixed`` keep the
+    value that they have in ``environment``."""
+    if not buckets:
+        yield {}
         return
-    seen = {bisect.bisect_left(ends, symbols.evaluate(rows, recorded))}
+    (first, *others), ends = buckets, buckets[0].ends
+    free = [name for name in _names(first.size) if name not in fixed]
+    if not free:
+        yield from _reaching(others, environment, fixed)
+        return
     for end in (*ends, 2 * ends[-1]):
         # The other row sizes are those recorded or, where their product exceeds the bucket, 2 each.
-        for others in ({name: recorded[name] for name in names}, dict.fromkeys(names, 2)):
-            rest = symbols.evaluate(rows, {**recorded, **others, names[0]: 1})
-            sizes = _with_equal_sizes(graph, {**others, names[0]: max(2, end // max(rest, 1))})
-            environment = {**recorded, **sizes}
-            bucket = bisect.bisect_left(ends, symbols.evaluate(rows, environment))
-            if bucket not in seen and all(guard.holds(environment) for guard in graph.guards):
-                varied = _resized(entry, graph, environment)
-                if varied is not None:
-                    seen.add(bucket)
-                    yield varied
+        for rest in ({name: environment[name] for name in free}, dict.fromkeys(free, 2)):
+            factor = symbols.evaluate(first.size, {**environment, **rest, free[0]: 1})
+            sizes = {**rest, free[0]: max(2, end // max(factor, 1))}
+            for further in _reaching(others, {**environment, **sizes}, fixed | set(free)):
+                yield {**sizes, **further}
 
 
 def _with_ones(entry: Entry, graph: Graph, names: tuple[str, ...]) -> Entry | None:
@@ -160,21 +193,33 @@ def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
     return symbols.substitute(value, sizes)
 
 
-def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry | None:
-    """``entry`` with the sizes of ``environment``.
+def _resized(entry: Entry, graph: Graph, environment: dict[str, Any]) -> Entry:
+    """``entry`` with the sizes of ``environment``."""
 
-    None if a tensor whose sizes change is not contiguous, or if the caller owns the memory of the results: the strides
-    that they would have are unknown.
+    def resized(memory: Mapping[str, Any], shape: Shape) -> Mapping[str, Any]:
+        sizes = [int(symbols.evaluate(size, environment)) for size in shape]
+        return {**memory, "sizes": sizes, "strides": resized_strides(memory["sizes"], memory["strides"], sizes)}
+
+    inputs = [resized(memory, spec.shape) for memory, spec in zip(entry["inputs"], graph.inputs, strict=True)]
+    results = [resized(memory, node.shape) for memory, node in zip(entry["results"], graph.outputs, strict=False)]
+    return {**entry, "environment": environment, "inputs": inputs, "results": results}
+
+
+def resized_strides(sizes: Sequence[int], strides: Sequence[int], resized: Sequence[int]) -> list[int]:
+    """The strides, in elements, that a tensor of these ``sizes`` and ``strides`` has when its sizes are ``resized``.
+
+    Dimensions keep their order in memory. A dimension that follows the one inside it without a gap still does. The
+    stride of one with a gap, such as the rows of ``h[:, :64]``, stays as it is, or becomes the least multiple of it
+    that is large enough. Dimensions that overlap, such as expanded ones, keep their strides.
     """
-    if entry["results"]:
-        return None
-    inputs = []
-    for memory, spec in zip(entry["inputs"], graph.inputs, strict=True):
-        sizes = [int(symbols.evaluate(size, environment)) for size in spec.shape]
-        if sizes == memory["sizes"]:
-            inputs.append(memory)
-        elif tuple(memory["strides"]) == contiguous_strides(memory["sizes"]):
-            inputs.append({**memory, "sizes": sizes, "strides": list(contiguous_strides(sizes))})
-        else:
-            return None
-    return {**entry, "environment": environment, "inputs": inputs}
+    found = list(strides)
+    extent = grown = 1  # of the dimensions inside, in elements: as recorded and as resized
+    for dim in sorted(range(len(sizes)), key=lambda dim: (strides[dim], -dim)):
+        stride = strides[dim]
+        if stride == extent:
+            found[dim] = grown
+        elif stride > extent:
+            found[dim] = stride * -(-grown // stride)
+        if stride:
+            extent, grown = stride * max(sizes[dim], 1), found[dim] * max(resized[dim], 1)
+    return found

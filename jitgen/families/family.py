@@ -15,7 +15,7 @@ exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
    nothing.
 8. ``launch``, ``arguments``, ``work``: how a call launches the kernel, what it passes, and what that amounts to.
 
-``explain`` says what a kernel does, ``buckets`` at which numbers of rows its schedules change. A kernel's layouts and
+``explain`` says what a kernel does, ``buckets`` at which sizes its schedules change. A kernel's layouts and
 schedule are frozen values, and with the graph and the route they are the request key.
 """
 
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 Dim3 = tuple[int, int, int]
 
-POINTWISE = "elementwise"
-"""The family whose regions only map: what another one needs computed pointwise, it can ask for by this name."""
+ANY_FAMILY = ""
+"""As the family of a kernel that a rewrite makes and that only maps: the last one of the registry, which computes
+whatever is left."""
 
 OVERLAPS = "programmatic_dependent_launch"
 """A launch attribute: the kernel may begin before the one ahead of it in the stream has ended, and waits for it where
@@ -206,16 +207,19 @@ class Work:
 
 
 @dataclass(frozen=True)
-class RowBuckets:
-    """At which numbers of rows other kernels serve.
+class SizeBuckets:
+    """A size that differs from call to call, such as a number of rows, and where other kernels take over as it grows.
 
     Attributes:
-        rows: the number of rows, of a graph's sizes.
-        ends: upper ends of the buckets; rows beyond the last are one bucket more.
+        size: an expression of a graph's sizes, such as the product of batch and sequence length.
+        ends: upper ends of the buckets; sizes beyond the last are one bucket more.
+        varies: False for a size that mostly is a property of a model, such as the length of a row: its buckets count
+            only where all sizes in it vary for another reason.
     """
 
-    rows: Scalar
+    size: Scalar
     ends: tuple[int, ...] = ()
+    varies: bool = True
 
 
 # ------------------------------------------------------------------------------------------------------- the family
@@ -241,8 +245,8 @@ def _keep_kernel(kernel: Kernel, environment: Mapping[str, Any], device: Device)
     return None
 
 
-def _no_buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets | None:
-    return None
+def _no_buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> Sequence[SizeBuckets]:
+    return ()
 
 
 def _no_decision(question: Any, device: Device) -> Decision:
@@ -285,7 +289,8 @@ class Family:
         rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
         decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
             ``at(environment)`` has numbers for sizes.
-        buckets: ``(graph, environment) -> RowBuckets``, or None where the graph has nothing of this family.
+        buckets: ``(graph, environment, device) -> SizeBuckets``, several; none where the graph has nothing of this
+            family.
         templates: for a family outside jitgen, the folder of its templates, which it also gives ``render.source``.
         code: for a family outside jitgen, the folder of its Python files: what it generates depends on them.
     """
@@ -307,7 +312,7 @@ class Family:
     joins: Callable[[Sequence[Body], Body], bool] = _never_join
     rewrite_kernel: Callable[[Kernel, Mapping[str, Any], Device], KernelRewrite | None] = _keep_kernel
     decide: Callable[[Any, Device], Decision] = _no_decision
-    buckets: Callable[[Graph, Mapping[str, Any]], RowBuckets | None] = _no_buckets
+    buckets: Callable[[Graph, Mapping[str, Any], Device], Sequence[SizeBuckets]] = _no_buckets
     templates: Path | None = None
     code: Path | None = None
 

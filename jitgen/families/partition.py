@@ -83,7 +83,10 @@ class Partitioner:
         self.device, self.out = device, out
         self.decisions: dict[tuple[str, Any], Decision] = {}
         self.guarded_equal = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
-        self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards)
+        # A product has an epilogue where their shapes are the same, be one of their sizes a number by a guard only.
+        products = (node.shape for node in topological(graph.results) if node.op == "contract")
+        sizes = frozenset(name for shape in products for size in shape for name in symbols.symbols_of(size))
+        self.equal: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}

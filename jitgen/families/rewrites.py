@@ -26,7 +26,8 @@ def rewritten(program: Program, environment: Mapping[str, Any], device: Device) 
         if rewrite is None:
             kernels.append(renumbered)
         else:
-            kernels += rewrite.kernels(renumbered, first + len(temporaries))
+            found = rewrite.kernels(renumbered, first + len(temporaries))
+            kernels += (replace(each, family=each.family or registry.FAMILIES[-1].name) for each in found)
             temporaries += rewrite.temporaries
     return replace(program, temporaries=(*program.temporaries, *temporaries), kernels=tuple(kernels))
 

@@ -265,6 +265,9 @@ class BodyBuilder:
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
         inner._value(x)
+        nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
+        if nested:
+            raise AssertionError(f"a {nested[0]} in the activation of a product: a pass should have materialized it")
         base, slices = _seen_through_views(weight)
         operands: tuple[int, ...]
         described: tuple[Any, Any, Any]

@@ -39,7 +39,7 @@ Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them int
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -281,17 +281,23 @@ def is_weight(node: Node) -> bool:
     return under_views(node).op == "dequantize"
 
 
-def equal_sizes(guards: Iterable[Guard]) -> dict[str, Expr]:
+def equal_sizes(guards: Iterable[Guard], numbers: Collection[str] = ()) -> dict[str, Size]:
     """A replacement for each size that some guard states to be equal to another one.
 
     With every size replaced by its representative, shapes that the guards make equal compare equal.
+
+    Args:
+        numbers: the sizes that a number replaces, where a guard states that they are equal to it.
     """
-    equal: dict[str, Expr] = {}
+    equal: dict[str, Size] = {}
     for guard in guards:
         if guard.expr.op == "eq" and guard.value is True:
-            left, right = (symbols.substitute(size, equal) for size in guard.expr.args)
-            if isinstance(left, Expr) and isinstance(right, Expr) and left.op == right.op == "symbol" and left != right:
-                first, second = sorted((left, right), key=lambda size: size.args[0])
+            sizes: list[Any] = [symbols.substitute(size, equal) for size in guard.expr.args]
+            # A number represents its class, or else the first symbol by name.
+            first, second = sorted(sizes, key=lambda size: (isinstance(size, Expr), str(size)))
+            if not isinstance(second, Expr) or second.op != "symbol" or first == second:
+                continue
+            if second.args[0] in numbers if type(first) is int else isinstance(first, Expr) and first.op == "symbol":
                 equal = {name: first if size == second else size for name, size in equal.items()}
                 equal[second.args[0]] = first
     return equal

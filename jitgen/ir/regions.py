@@ -1,20 +1,22 @@
 """Regions: what one kernel computes, as an iteration space and the stages that run over it.
 
 A *region* has axes and stores. The indices of a grid axis are distributed over the blocks of a grid. A sequential axis
-is walked by one block, or by one cluster of blocks. A contracted axis is summed over, so no result is indexed by it.
-The *stages* follow from the stored expressions, in the order in which a kernel runs them:
+is walked by one block, or by one cluster of blocks; results have it as a dimension, or it is inner to the kernel, such
+as K of a product. The *stages* are the steps of a kernel in the order in which it runs them, each over axes of its own:
 
 ============  ==========================================================================================
 ``map``       pointwise work on elements, or on results of earlier stages
-``contract``  a product summed over the contracted axes
+``contract``  a product summed over an axis
 ``reduce``    the elements along the sequential axes combined to one value
 ``scan``      at every element, the combination of the elements up to it
 ``scatter``   values combined with elements of the result, which is read and written in place; by the region's order
               along the sequential axes
 ============  ==========================================================================================
 
-RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. A family claims regions
-(``families/family.py``); ``ir/body.py`` lowers one to the instructions that a dialect prints.
+RMSNorm is ``reduce, map`` over a sequential axis; SwiGLU is ``contract, contract, map``. Stages follow from the stored
+expressions, unless several axes are walked inside one another: attention has ``contract over d, map, reduce over n,
+contract over n, map``, with n, the keys, sequential and inner, and its family says so (``Region.stated``). A family
+claims regions (``families/family.py``); ``ir/body.py`` lowers one to the instructions that a dialect prints.
 """
 
 from __future__ import annotations
@@ -46,12 +48,14 @@ class Axis:
         name: unique in its region: ``m``, ``n`` and ``k`` of products; otherwise ``i0``, ``i1``, ... for grid axes and
             ``j0``, ``j1``, ... for sequential ones.
         size: the number of indices.
-        walk: ``"grid"``, ``"sequential"`` or ``"contracted"``; see the module.
+        walk: ``"grid"`` or ``"sequential"``; see the module.
+        inner: whether no result is indexed by it, such as K of a product, or the keys of attention.
     """
 
     name: str
     size: Size
-    walk: Literal["grid", "sequential", "contracted"] = "grid"
+    walk: Literal["grid", "sequential"] = "grid"
+    inner: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,22 @@ class Region:
 
     Attributes:
         family: the name of the family that computes it.
-        axes: first those that index results, in the order of the results' dimensions, then the contracted ones.
+        axes: first those that index results, in the order of the results' dimensions, then the inner ones.
         stores: the values and the results they are written to. A value's shape is ``shape``, or has sizes of 1 at the
             sequential axes.
+        stated: the stages, where the family states them; otherwise they follow from the stores.
     """
 
     family: str
     axes: tuple[Axis, ...]
     stores: tuple[Store, ...]
+    stated: tuple[Stage, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = {axis.name for axis in self.axes}
+        for stage in self.stated:
+            if stage.kind not in STAGES or not names.issuperset(stage.over):
+                raise AssertionError(f"{self.family}: a region over {', '.join(sorted(names))} has no stage {stage}")
 
     @property
     def shape(self) -> Shape:
@@ -114,7 +126,7 @@ class Region:
 
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
-        return stages_of([store.value for store in self.stores], self.axes)
+        return self.stated or stages_of([store.value for store in self.stores], self.axes)
 
 
 def grid_axes(shape: Iterable[Size]) -> tuple[Axis, ...]:
@@ -130,25 +142,35 @@ def row_axes(shape: Sequence[Size], row_rank: int) -> tuple[Axis, ...]:
 
 
 def shape_of(axes: Iterable[Axis]) -> Shape:
-    return tuple(axis.size for axis in axes if axis.walk != "contracted")
+    return tuple(axis.size for axis in axes if not axis.inner)
 
 
 def row_rank_of(axes: Iterable[Axis]) -> int:
-    return sum(axis.walk == "sequential" for axis in axes)
+    return sum(axis.walk == "sequential" and not axis.inner for axis in axes)
 
 
 def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]:
-    """The stages that compute ``values``; a stage depends only on stages before it."""
+    """The stages that compute ``values``; a stage depends only on stages before it.
+
+    Products sum over all inner axes, reductions and scans run along all sequential axes of the results. AssertionError
+    where one product reads another, because each has axes of its own then: the family has to state the stages.
+    """
     names = {
-        "contract": tuple(axis.name for axis in axes if axis.walk == "contracted"),
-        "reduce": tuple(axis.name for axis in axes if axis.walk == "sequential"),
+        "contract": tuple(axis.name for axis in axes if axis.inner),
+        "reduce": tuple(axis.name for axis in axes if axis.walk == "sequential" and not axis.inner),
     }
     names["scan"] = names["scatter"] = names["reduce"]
     level: dict[int, int] = {}
+    after_product: set[int] = set()
     found: dict[tuple[int, int], Stage] = {}
     for node in topological(values):
         here = max((level[id(child)] for child in node.inputs), default=0)
         level[id(node)] = here + (node.op in names)
+        reads_product = any(id(child) in after_product for child in node.inputs)
+        if node.op == "contract" and reads_product:
+            raise AssertionError("a product reads another one of its region: the family has to state the stages")
+        if node.op == "contract" or reads_product:
+            after_product.add(id(node))
         if node.op in names:
             key = (here + 1, STAGES.index(node.op))
             before = found.get(key, Stage(node.op, names[node.op], 0))

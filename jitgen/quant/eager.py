@@ -2,7 +2,8 @@
 
 ``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel
 (``call/eager_linear.py`` registers ``kernel``), and plain torch on the dequantised weight where a gradient is required,
-where torch is tracing, or where the operands are of a kind that kernels do not take.
+where torch is tracing, or where the operands are of a kind that kernels do not take. That is slower than the dense
+layer was, so ``fallback`` says so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 kernel: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
 """``(x, weight, bias or None) -> y``: ``F.linear`` by a generated kernel."""
 
+fallbacks: Callable[[str, str], None] | None = None
+"""Takes the reason and the remedy of each product that runs in torch (``call/eager_linear.py`` registers it)."""
+
 dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 """Whether products dequantise and leave the rest to torch, as a reference must."""
 
@@ -28,19 +32,42 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
-    if kernel is not None and _kernel_takes(x, weight, bias):
-        return kernel(x, weight, bias)
+    if kernel is not None and not dequantizes.get():
+        obstacle = _obstacle(x, weight, bias)
+        if obstacle is None:
+            return kernel(x, weight, bias)
+        fallback(*obstacle)
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
 
-def _kernel_takes(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> bool:
-    if dequantizes.get():
-        return False
-    operands = (x,) if bias is None else (x, bias)
-    if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
-        return False
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
-        return False
-    if x.dtype not in _DTYPES or x.device.type not in ("cpu", "cuda") or not x.dim():
-        return False
-    return all(type(o) in (torch.Tensor, torch.nn.Parameter) and o.device == weight.device for o in operands)
+def fallback(reason: str, remedy: str) -> None:
+    """Say that a product runs in torch, and why."""
+    if fallbacks is not None and not dequantizes.get():
+        fallbacks(reason, remedy)
+
+
+def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> tuple[str, str] | None:
+    """The reason why no kernel takes these operands, and the remedy; None where one does."""
+    if torch.compiler.is_compiling():
+        return (
+            "torch.compile is tracing, and follows the weight into its dequantisation",
+            "call the model without torch.compile, or put torch.compiler.disable on the modules with quantised layers",
+        )
+    if torch.is_grad_enabled():
+        if x.requires_grad:
+            return "its input requires grad", "call it under torch.no_grad() where no gradient is needed"
+        if bias is not None and bias.requires_grad:
+            return (
+                "its bias requires grad",
+                "call layer.bias.requires_grad_(False), as quantize_ does, or call it under torch.no_grad()",
+            )
+    if torch.is_autocast_enabled(x.device.type):
+        return "autocast is on", "disable it around the layer, and give it an input of the dtype wanted"
+    if x.dtype not in _DTYPES:
+        return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, _DTYPES))}"
+    if x.device.type not in ("cpu", "cuda"):
+        return f"its input is on {x.device.type}", "move it, and the weight, to cpu or cuda"
+    for operand in (x,) if bias is None else (x, bias):
+        if type(operand) not in (torch.Tensor, torch.nn.Parameter):
+            return f"an operand is a {type(operand).__name__}", "pass a plain tensor"
+    return None

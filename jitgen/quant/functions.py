@@ -295,6 +295,7 @@ def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     if isinstance(x, StoredWeight) or isinstance(bias, StoredWeight) or not x.dtype.is_floating_point:
         refuse(func, (x, weight, bias))
     if weight.transposed:
+        eager.fallback("its weight is transposed", "quantise the transpose: a weight is (N, K), for x @ w.T")
         return F.linear(x, weight.dequantize(x.dtype), bias)
     return eager.linear(x, weight, bias)
 
@@ -305,4 +306,5 @@ def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         refuse(func, args)
     dtype = dtypes.pop()
+    eager.fallback(f"{resolve_name(func) or func} of these operands is no F.linear", "call F.linear(x, weight, bias)")
     return func(*(arg.dequantize(dtype) if isinstance(arg, StoredWeight) else arg for arg in args), **kwargs)

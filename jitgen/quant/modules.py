@@ -49,10 +49,16 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What ``quantize_`` did; ``str`` of it is a table."""
+    """What ``quantize_`` did; ``str`` of it is a table.
+
+    Attributes:
+        layers, skipped: each weight that was quantised, and each Linear that was not.
+        frozen_biases: the names of the biases of quantised layers that were trainable and are not any more.
+    """
 
     layers: tuple[QuantizedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
+    frozen_biases: tuple[str, ...] = ()
 
     @property
     def bytes_before(self) -> int:
@@ -78,7 +84,14 @@ class QuantizationReport:
         rows.append((f"{len(self.layers)} weights", "", "", "", f"{self.bytes_before:,}", f"{self.bytes_after:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"left as it was: {skip.name}: {skip.reason}" for skip in self.skipped)])
+        lines += [f"left as it was: {skip.name}: {skip.reason}" for skip in self.skipped]
+        if self.frozen_biases:
+            frozen = ", ".join(self.frozen_biases[:3]) + (", ..." if len(self.frozen_biases) > 3 else "")
+            lines.append(
+                f"no longer trainable: {len(self.frozen_biases)} biases ({frozen}); a layer with a trainable bias runs "
+                "in torch, on the dequantised weight. trainable_bias=True leaves them as they are"
+            )
+        return "\n".join(lines)
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
@@ -94,17 +107,21 @@ def quantize_(
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     *,
     layout: str | None = None,
+    trainable_bias: bool = False,
 ) -> QuantizationReport:
     """Quantise the weight of every ``nn.Linear`` of ``model`` in place. The model is called as before.
 
     Args:
         model: the weights of its Linears become Parameters that are ``QTensor``s and take no gradients. A weight that
-            several Linears share is quantised once and remains shared.
+            several Linears share is quantised once and remains shared. The biases of these Linears take no gradients
+            either: a layer whose bias does runs in torch, on the dequantised weight.
         format, group_size, layout: the same arguments as those of ``jitgen.quantize``.
         filter_fn: ``(module, fully qualified name) -> bool`` selects the Linears to quantise; None selects all.
+        trainable_bias: whether a bias that requires grad continues to.
 
     Returns:
-        a report with the SQNR and the size of every weight, and every Linear that was not quantised, with the reason.
+        a report with the SQNR and the size of every weight, every Linear that was not quantised, with the reason, and
+        the biases that are no longer trainable.
 
     Raises:
         FormatError: there is no such format or group size. UnsupportedError: there is no such layout. In either case
@@ -125,6 +142,7 @@ def quantize_(
         else:
             skipped.append(SkippedLayer(name, reason))
     layers: list[QuantizedLayer] = []
+    frozen: list[str] = []
     for owners in wanted.values():
         names = tuple(name for name, _ in owners)
         weight = owners[0][1].weight
@@ -140,9 +158,12 @@ def quantize_(
         noise = sqnr(weight, quantised)
         layers.append(QuantizedLayer(names, shape, row.name, group_size, noise, weight.nbytes, quantised.nbytes))
         parameter = nn.Parameter(quantised, requires_grad=False)
-        for _, module in owners:
+        for name, module in owners:
             module.weight = parameter
-    return QuantizationReport(tuple(layers), tuple(skipped))
+            if module.bias is not None and module.bias.requires_grad and not trainable_bias:
+                module.bias.requires_grad_(False)
+                frozen.append(f"{name}.bias".lstrip("."))
+    return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen))
 
 
 def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:

@@ -51,6 +51,8 @@ def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     tensors refuses a call that passes one tensor twice. So if ``tensors`` has a tensor twice, each argument is checked
     by a ``TensorGuards`` of its own.
     """
+    if not tensors:
+        return lambda: True
     try:
         from torch._C._dynamo.guards import TensorGuards
 

@@ -3,7 +3,8 @@
 Every product of matrices becomes one ``contract`` node, of an activation ``(..., K)`` and a weight that views bring to
 ``(N, K)``, or of two batches of these; its equation names the axes (``ir/equations.py``). Bias, scaling and residuals
 are pointwise nodes after it, which the gemm family computes in the same kernel. Sums are accumulated in float32
-(float64 for float64), and the pointwise nodes read them before they are rounded to the result's dtype.
+(float64 for float64), and the pointwise nodes read them before they are rounded to the result's dtype. Products of
+integers, which wrap around in their dtype, are sums of elementwise products.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.spec import DTYPES
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
-from jitgen.trace.reductions import reduce, squeeze_reduced
+from jitgen.trace.numbers import unwrap
+from jitgen.trace.reductions import reduce, squeeze_reduced, sum_
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, pointwise, result_dtype
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
 def contract(trace: Trace, x: Node, weight: Node, batch: int = 0) -> Node:
@@ -38,7 +41,7 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0) -> Node:
         batch: the number of leading batch dimensions; their sizes are equal in both operands.
 
     Raises:
-        TypeError: the dtypes differ or are not floating.
+        TypeError: the dtypes differ.
         ValueError: the two K differ.
         UnsupportedError: both operands are quantised, or the dtype of the activation is not one of ``ACTIVATIONS``.
     """
@@ -48,17 +51,32 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0) -> Node:
         return transposed(trace, contract(trace, weight, x))
     if x.dtype != weight.dtype and not (is_weight(weight) and DTYPES[x.dtype].is_floating_point):
         raise TypeError(f"expected both operands to have the same dtype, but got {x.dtype} and {weight.dtype}")
-    if x.dtype not in ACTIVATIONS:
+    if x.dtype not in (*ACTIVATIONS, *INTEGERS):
         raise UnsupportedError(
-            f"a matrix product of {x.dtype} is not supported; convert the operands to one of {', '.join(ACTIVATIONS)}"
+            f"a matrix product of {x.dtype} is not supported; convert the operands to one of "
+            f"{', '.join((*ACTIVATIONS, *INTEGERS))}"
         )
     length, other = x.shape[-1], weight.shape[-1]
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
+    if x.dtype in INTEGERS:
+        return _sum_of_products(trace, x, weight, batch)
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
     attrs = (equation(batch, len(x.shape) - 1 - batch), compute_dtype(x.dtype), precision)
     return trace.make("contract", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
+
+
+def _sum_of_products(trace: Trace, x: Node, weight: Node, batch: int) -> Node:
+    """As ``contract``. What exceeds the range of the dtype wraps around, in the products as well as in their sum."""
+    lead, rows, (columns, length) = x.shape[:batch], x.shape[batch:-1], weight.shape[batch:]
+    shape = (*lead, *rows, columns, length)
+    x = view(trace, x, ("unsqueeze", len(shape) - 2), (*lead, *rows, 1, length))
+    for dim in range(batch, batch + len(rows)):
+        weight = view(trace, weight, ("unsqueeze", dim), (*weight.shape[:dim], 1, *weight.shape[dim:]))
+    products = pointwise(trace, "mul", expand(trace, x, shape), expand(trace, weight, shape))
+    dims = (len(shape) - 1,)
+    return squeeze_reduced(trace, reduce(trace, "sum", products, dims), dims)
 
 
 def transposed(trace: Trace, node: Node) -> Node:
@@ -111,12 +129,19 @@ def mT(trace: Trace, node: Node) -> Node:
 
 @row("bmm", weights=True)
 def bmm(trace: Trace, input: Node, mat2: Node) -> Node:
-    if len(input.shape) != 3 or len(mat2.shape) != 3:
-        raise ValueError(f"bmm takes two batches of matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
-    left, right = input.shape[0], mat2.shape[0]
-    if left != right and not trace.guards.decide(symbols.compare("eq", left, right)):
-        raise ValueError("bmm: the batches differ in size")
+    _check_batches("bmm", trace, input, mat2)
     return _batched(trace, input, mat2)
+
+
+def _check_batches(name: str, trace: Trace, left: Node, right: Node) -> None:
+    """ValueError where these are not two batches of equally many matrices: sizes of 1 do not broadcast."""
+    if len(left.shape) != 3 or len(right.shape) != 3:
+        raise ValueError(
+            f"{name} takes two batches of matrices, got {len(left.shape)} and {len(right.shape)} dimensions"
+        )
+    sizes = left.shape[0], right.shape[0]
+    if sizes[0] != sizes[1] and not trace.guards.decide(symbols.compare("eq", *sizes)):
+        raise ValueError(f"{name}: the batches differ in size")
 
 
 @row("baddbmm")
@@ -126,6 +151,7 @@ def baddbmm(trace: Trace, input: Node, batch1: Node, batch2: Node, *, beta: Any 
 
 @row("addbmm")
 def addbmm(trace: Trace, input: Node, batch1: Node, batch2: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    _check_batches("addbmm", trace, batch1, batch2)
     return _added(trace, input, einsum(trace, "bmk,bkn->mn", batch1, batch2), beta, alpha)
 
 
@@ -192,9 +218,14 @@ def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:
     return node
 
 
-@row("addmm", "addmv", weights=True)
+@row("addmm", weights=True)
 def addmm(trace: Trace, input: Node, mat1: Node, mat2: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
-    return _added(trace, input, matmul(trace, mat1, mat2), beta, alpha)
+    return _added(trace, input, mm(trace, mat1, mat2), beta, alpha)
+
+
+@row("addmv", weights=True)
+def addmv(trace: Trace, input: Node, mat: Node, vec: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _added(trace, input, mv(trace, mat, vec), beta, alpha)
 
 
 def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> Node:
@@ -202,6 +233,8 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
     if input.dtype != product.dtype:
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
     expand_to(trace, input, product.shape, "the added tensor")
+    if product.dtype in INTEGERS and any(symbols.kind_of(unwrap(factor)) == "float" for factor in (beta, alpha)):
+        raise UnsupportedError(f"alpha and beta of a product of {product.dtype} have to be integers")
     if alpha != 1:
         product = pointwise(trace, "mul", product, alpha)
     if beta == 0:  # then torch ignores input, NaN in it included
@@ -211,8 +244,13 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
 
 # ------------------------------------------------------------------------------------------------------------ einsum
 
+WEIGHT_IN_EINSUM = (
+    "a quantised weight in einsum has to be multiplied by an activation over one of its two dimensions, as in "
+    "'mk,nk->mn'; dequantise it outside the decorated function for anything else"
+)
 
-@row("einsum")
+
+@row("einsum", weights=True)
 def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     """An einsum of one or two operands. A dimension of one operand alone that the result lacks is summed first."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
@@ -222,6 +260,8 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
         raise UnsupportedError(
             f"einsum of {len(operands)} operands is not supported; write it as einsums of two, in the order you want"
         )
+    if len(operands) == 1 and is_weight(operands[0]):
+        raise UnsupportedError(WEIGHT_IN_EINSUM)
     nodes = []
     for position, (names, node) in enumerate(zip(inputs, operands, strict=True)):
         others = set(result).union(*(other for number, other in enumerate(inputs) if number != position))
@@ -229,7 +269,11 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
         nodes.append(_sum_unshared(trace, names, node, others))
     if len(nodes) == 1:
         return _ordered(trace, *nodes[0], result)
+    if is_weight(nodes[0][1]):  # the activation comes first
+        nodes.reverse()
     (left, x), (right, weight) = nodes
+    if is_weight(weight) and (is_weight(x) or len(set(left) & set(right)) != 1 or set(right) <= set(result)):
+        raise UnsupportedError(WEIGHT_IN_EINSUM)
     sizes = _sizes_of(trace, [(left, x), (right, weight)])
     batch = [name for name in result if name in left and name in right]
     summed = [name for name in left if name in right and name not in result]
@@ -306,11 +350,14 @@ def _diagonals(trace: Trace, names: list[str], node: Node) -> tuple[list[str], N
 
 
 def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) -> tuple[list[str], Node]:
-    """``node`` summed over its dimensions that are not in ``others``: the names that remain, and the sum."""
+    """``node`` summed over its dimensions that are not in ``others``: the names that remain, and the sum, which of
+    integers is an int64."""
     dims = [dim for dim, name in enumerate(names) if name not in others]
     if not dims:
         return names, node
-    total = squeeze_reduced(trace, reduce(trace, "sum", node, dims), dims)
+    if is_weight(node):
+        raise UnsupportedError(WEIGHT_IN_EINSUM)
+    total = sum_(trace, node, dims)
     return [name for name in names if name in others], total
 
 

@@ -54,6 +54,8 @@ def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
 def exchanged(leaves: Sequence[Any]) -> list[Any] | None:
     """``leaves`` with host scalars for the tensors that count as numbers; None where there are none."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        return None
     device = common_device(tensors)
     if not any(is_host_scalar(tensor, device) for tensor in tensors):
         return None

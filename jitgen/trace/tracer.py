@@ -127,10 +127,21 @@ class Trace:
         guards: decides symbolic comparisons and records the decisions.
         device: the device of the inputs.
         layout: the layout in which kernels read quantised weights that the function closes over.
+        runs: whether a call follows, so that captured tensors have to be on ``device``. Else they only stand for such
+            tensors, as specs do for arguments.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, guards: Guards, device: torch.device, layout: str):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        guards: Guards,
+        device: torch.device,
+        layout: str,
+        runs: bool = True,
+    ):
         self.function = function
+        self.runs = runs
         self.layout = layout
         self.name = name
         self.builder = Builder()
@@ -168,10 +179,7 @@ class Trace:
         node = self._captured_nodes.get(id(weight))
         if node is None:
             found = self._find_captured(weight)
-            if weight.device != self.device:
-                raise UnsupportedError(
-                    f"{self.name}: {found.path} is on {weight.device}, the arguments on {self.device}; move it there"
-                )
+            self._check_device(found, weight)
             unpacked = weights.unpack_weight(weight, self.layout)
             captured = [captured_part(found, self.layout, index) for index in range(len(unpacked.parts))]
             self.captured += captured
@@ -179,6 +187,12 @@ class Trace:
             parts = [self._input_node(part.value) for part in captured]
             node = self._captured_nodes[id(weight)] = self._dequantized(parts, unpacked.token)
         return node
+
+    def _check_device(self, found: Captured, tensor: torch.Tensor) -> None:
+        if self.runs and tensor.device != self.device:
+            raise UnsupportedError(
+                f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
+            )
 
     def _find_captured(self, tensor: torch.Tensor) -> Captured:
         found = self.captures.tensor(tensor)
@@ -214,10 +228,7 @@ class Trace:
                     f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
                     "call it under torch.no_grad(), or detach it"
                 )
-            if tensor.device != self.device:
-                raise UnsupportedError(
-                    f"{self.name}: {found.path} is on {tensor.device}, the arguments on {self.device}; move it there"
-                )
+            self._check_device(found, tensor)
             node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
             self.captured.append(found)
         return node
@@ -483,6 +494,7 @@ def trace(
     guards: Guards,
     device: torch.device,
     layout: str = "portable",
+    runs: bool = True,
 ) -> Traced:
     """Trace ``function``.
 
@@ -493,12 +505,13 @@ def trace(
         guards: has a hint for every symbol; collects the decisions of the trace.
         device: the device of the tensors.
         layout: the layout in which kernels read quantised weights that the function closes over.
+        runs: whether a call follows; see ``Trace``.
 
     Raises:
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
-    state = Trace(function, name, guards, device, layout)
+    state = Trace(function, name, guards, device, layout, runs)
     arguments, keywords = pytree.tree_unflatten(
         [
             state.input(leaf)

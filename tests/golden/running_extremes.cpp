@@ -1,5 +1,5 @@
 // jitgen 0.1.0: running_extremes, template scan/scan.cpp.j2
-// target x86-64-v4: Schedule(threads=1, rows=1024, items=1024, vector=1, beside=1, chunks=1, loops=True, wide=True)
+// target x86-64-v4: tiles of 1024 neighbouring rows
 // stages: 2 x scan over j0
 // (s0_1, s0_0), rows of the last dimension: load float32 strided, store float32 strided, store int64 strided
 #include <jitgen/storage.hpp>

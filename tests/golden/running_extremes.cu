@@ -1,5 +1,5 @@
 // jitgen 0.1.0: running_extremes, template scan/scan.cu.j2
-// target sm_90a: Schedule(threads=256, rows=32, items=8, vector=1, beside=1, chunks=1, loops=True, wide=False)
+// target sm_90a: 256 threads a block, 32 rows at once, 8 elements of a row at once
 // stages: 2 x scan over j0
 // (s0_1, s0_0), rows of the last dimension: load bfloat16 strided, store bfloat16 strided, store int64 strided
 #include <jitgen/storage.cuh>

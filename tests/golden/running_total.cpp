@@ -1,5 +1,5 @@
 // jitgen 0.1.0: running_total, template scan/scan.cpp.j2
-// target x86-64-v4: Schedule(threads=1, rows=1, items=1024, vector=1, beside=1, chunks=1, loops=True, wide=True)
+// target x86-64-v4: rows one by one, 1024 elements at once
 // stages: map; scan over j0; map
 // (s0_0, s0_1), rows of the last dimension: load float32 contiguous, load float32 contiguous, store float32 contiguous
 #include <jitgen/storage.hpp>

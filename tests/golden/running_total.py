@@ -1,5 +1,5 @@
 # jitgen 0.1.0: running_total, template scan/scan.py.j2
-# target sm_90a: Schedule(threads=256, rows=1, items=2048, vector=1, beside=1, chunks=1, loops=True, wide=False)
+# target sm_90a: 256 threads a block, 1 row at once, 2048 elements of a row at once
 # stages: map; scan over j0; map
 # (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, load bfloat16 contiguous, store bfloat16 contiguous
 import triton

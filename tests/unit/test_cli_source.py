@@ -121,12 +121,31 @@ def test_ptx_without_a_gpu(module: str) -> None:
         (["{module}:number"], "not a function"),
         (["{module}:scaled", "--arg", "[M,4096]"], "cannot read '[M,4096]'"),
         (["{module}:scaled", "--arg", "bf16[M,"], "cannot read"),
+        (["{module}:scaled"], "missing a required argument: 'x'"),
+        (["{module}:scaled", "--arg", "f32[M]", "--arg", "depth=3"], "unexpected keyword argument 'depth'"),
+        (["{module}:decorated", "--arg", "f32[M]", "--arg", "1"], "too many positional arguments"),
+        *(
+            (["{module}:scaled", "--arg", "f32[M]", "--target", target], f"unknown target '{target}'")
+            for target in ("sm_99", "sm_80a", "sm_90f", "sm_900", "gfx999")
+        ),
     ],
 )
 def test_what_is_wrong_is_said(module: str, arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(jitgen, ["source", *(part.format(module=module) for part in arguments)])
     assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, SystemExit)
     assert message in result.stderr
+
+
+def test_a_setting_that_does_not_parse(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", "x")
+    assert (
+        "expected a level"
+        in run(f"{module}:scaled", "--arg", "f32[M]", "--target", "cpu", "--asm", "asm", code=1).stderr
+    )
+    doctor = CliRunner().invoke(jitgen, ["doctor"])
+    assert doctor.exception is None or isinstance(doctor.exception, SystemExit)
+    assert "expected a level" in doctor.output
 
 
 def test_an_unknown_target_lists_the_known(module: str) -> None:

@@ -196,7 +196,7 @@ def test_a_quantised_weight_keeps_its_parts() -> None:
         (lambda x, w: x @ w, [(M, K), (N, K)], TraceError, "cannot be multiplied"),
         (lambda x, w: torch.mm(x, w), [(2, M, K), (K, N)], TraceError, "two matrices"),
         (lambda x, w: x @ w.to(torch.bfloat16), [(M, K), (K, N)], TraceError, "same dtype"),
-        (lambda x, w: x.int() @ w.int(), [(M, K), (K, N)], UnsupportedError, "int32"),
+        (lambda x, w: x.bool() @ w.bool(), [(M, K), (K, N)], UnsupportedError, "bool"),
     ],
 )
 def test_refusals_say_why(
@@ -345,3 +345,107 @@ def test_a_program_serves_other_sizes_where_the_same_is_decided_of_its_prologues
     }
     assert alike == {4: True, 400: False}
     assert few.program == more.program != many.program
+
+
+# ------------------------------------------------------------------------------------------------------------ integers
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGER_PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "mm": (lambda a, b: a @ b, ((5, 300), (300, 7))),
+    "bmm": (torch.bmm, ((3, 5, 30), (3, 30, 7))),
+    "broadcast": (torch.matmul, ((2, 1, 5, 30), (3, 30, 7))),
+    "linear": (F.linear, ((2, 5, 30), (7, 30), (7,))),
+    "vectors": (torch.dot, ((300,), (300,))),
+    "mv": (torch.mv, ((5, 300), (300,))),
+    "baddbmm": (lambda a, b, c: torch.baddbmm(c, a, b, beta=2, alpha=3), ((3, 5, 30), (3, 30, 7), (3, 1, 7))),
+    "addbmm": (lambda a, b, c: torch.addbmm(c, a, b), ((3, 5, 30), (3, 30, 7), (1, 7))),
+    "einsum": (lambda a, b: torch.einsum("bij,bkj->bki", a, b), ((2, 5, 30), (2, 7, 30))),
+    "einsum of sums": (lambda a, b: torch.einsum("ij,kl->il", a, b), ((3, 4), (5, 6))),
+    "einsum of one": (lambda a: torch.einsum("ij->j", a), ((3, 40),)),
+    "no terms": (lambda a, b: a @ b, ((3, 0), (0, 4))),
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("name", INTEGER_PRODUCTS)
+@pytest.mark.quick(where=lambda name, dtype: dtype is torch.int8 or (name == "mm" and dtype is torch.int64))
+def test_integer_products_wrap_around_in_their_dtype(name: str, dtype: torch.dtype) -> None:
+    function, shapes = INTEGER_PRODUCTS[name]
+    limits = torch.iinfo(dtype)
+    arguments = [torch.randint(limits.min, limits.max, shape, dtype=dtype) for shape in shapes]
+    found, wanted = jitgen.jit(function)(*arguments), function(*arguments)
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx942"])
+def test_integer_products_lower_for_gpus(target: str) -> None:
+    specs = jitgen.TensorSpec((3, "M", 64), torch.int8), jitgen.TensorSpec((3, 64, 48), torch.int8)
+    assert jitgen.jit(torch.bmm).lower(*specs, target=target).source
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (torch.addmm, ((5,), (2, 3, 4), (4, 5))),
+        (torch.addmm, ((1, 2, 5), (2, 4), (4, 5))),
+        (torch.addmv, ((5,), (3, 4), (4, 5))),
+        (torch.addbmm, ((3, 5), (2, 3, 4), (1, 4, 5))),
+        (torch.baddbmm, ((2, 3, 5), (2, 3, 4), (4, 5))),
+        (torch.baddbmm, ((1, 1, 3, 2), (1, 3, 4), (1, 4, 2))),
+        (lambda x, w: torch.addmm(torch.zeros(2, 2, dtype=torch.int32), x.int(), w.int(), alpha=0.5), ((2, 2), (2, 2))),
+    ],
+)
+def test_products_take_the_ranks_that_torch_takes(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    with pytest.raises((TraceError, UnsupportedError)):
+        program(function, *tensors(*shapes))
+
+
+@pytest.mark.parametrize(
+    ("equation", "swapped", "shape"),
+    [("mk,nk->mn", False, (5, 64)), ("nk,bmk->bnm", True, (2, 5, 64)), ("...k,nk->...n", False, (2, 3, 64))],
+)
+def test_einsum_with_a_quantised_weight(equation: str, swapped: bool, shape: tuple[int, ...]) -> None:
+    weight, x = jitgen.quantize(torch.randn(32, 64), "int4", 32), torch.randn(shape)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, *((w, x) if swapped else (x, w)))
+
+    assert kinds(program(function, x, weight)) == ["gemm"]
+    torch.testing.assert_close(jitgen.jit(function)(x, weight), function(x, weight.dequantize()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("equation", ["mn,nk->mk", "bk,nk->b", "mn,nk->mnk", "nk,nk->n"])
+def test_einsum_that_is_no_product_with_a_quantised_weight_is_refused(equation: str) -> None:
+    weight = jitgen.quantize(torch.randn(64, 64), "int4", 32)
+    with pytest.raises(UnsupportedError, match="quantised weight"):
+        program(lambda x, w: torch.einsum(equation, x, w), torch.randn(64, 64), weight)
+
+
+def test_an_epilogue_of_a_size_that_is_guarded_to_be_a_number() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b + torch.arange(8)) * b.shape[1]
+
+    arguments = tensors((5, 6), (6, 8))
+    assert kinds(program(function, *arguments)) == ["gemm"]
+    torch.testing.assert_close(jitgen.jit(function)(*arguments), function(*arguments))
+
+
+@pytest.mark.parametrize("side", ["rows", "columns", "both"])
+def test_an_expanded_operand_has_no_tensor_map(side: str) -> None:
+    """Its rows have a stride of 0, which no tensor map has; other mainloops take it."""
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        left = a.expand(256, 256) if side != "columns" else a.repeat(256, 1)
+        right = b.expand(256, 256).t() if side != "rows" else b.repeat(256, 1).t()
+        return left @ right
+
+    specs = [jitgen.TensorSpec((1, 256), torch.bfloat16)] * 2
+    low = jitgen.jit(function).lower(*specs, target="sm_90a", backend="cuda")._lowered
+    product = next(number for number, kernel in enumerate(low.program.kernels) if kernel.family == "gemm")
+    assert "strided" in low.layouts[product][0].operands
+    assert not low.arguments(product).maps
+    arguments = tensors((1, 256), (1, 256))
+    torch.testing.assert_close(jitgen.jit(function)(*arguments), function(*arguments), rtol=1e-4, atol=1e-3)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from jitgen.families import registry
-from jitgen.families.family import POINTWISE
 from jitgen.ir.regions import STAGES
 
 JITGEN = Path(__file__).parents[2] / "jitgen"
@@ -62,10 +61,7 @@ def literals(path: Path) -> set[str]:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STAGES])
 def test_nothing_else_names_a_family(name: str) -> None:
     """A name that is also the IR's word for an operation says nothing about a family."""
-    allowed = {JITGEN / "families" / "family.py"} if name == POINTWISE else set()
-    assert [
-        str(path.relative_to(JITGEN)) for path in outside(name) if path not in allowed and name in literals(path)
-    ] == []
+    assert [str(path.relative_to(JITGEN)) for path in outside(name) if name in literals(path)] == []
 
 
 def test_every_family_has_a_package_and_templates_of_its_name() -> None:

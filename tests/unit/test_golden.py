@@ -129,5 +129,13 @@ def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     assert source == path.read_text(), f"{name} is generated differently; if that is meant, run with --update-golden"
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_banner_is_in_words(name: str) -> None:
+    """A schedule is described, and not printed as Python writes it."""
+    banner = (GOLDEN / name).read_text().split("\n\n")[0]
+    assert "Schedule(" not in banner
+    assert "=" not in banner.replace(">=", "")
+
+
 def test_no_golden_source_is_left_over() -> None:
     assert {path.name for path in GOLDEN.iterdir() if path.name != "__pycache__"} == set(CASES)

@@ -314,7 +314,7 @@ def test_code_is_part_of_the_request_key(monkeypatch: pytest.MonkeyPatch) -> Non
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "settings": set(),
+    "settings": {"errors"},
     "spec": {"errors", "settings", "quant"},
     "device": {"spec"},
     "fingerprint": {"spec", "_data"},

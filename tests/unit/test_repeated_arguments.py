@@ -21,7 +21,7 @@ def scaled_sum(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that did not take the fast path, by who took them."""
     calls: list[str] = []
-    for owner, name in ((DispatchState, "cold"), (LaunchPlan, "_launch")):
+    for owner, name in ((DispatchState, "cold"), (LaunchPlan, "launch")):
         way = getattr(owner, name)
 
         def counted(*args: Any, way: Any = way, name: str = name) -> Any:

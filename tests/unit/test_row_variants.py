@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen import TensorSpec, lowering
 from jitgen.deploy import manifest, row_variants
+from jitgen.device import Device
 from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
 from jitgen.families.reduction.schedule import (
     BUSY_ROWS,
@@ -71,7 +72,7 @@ def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: 
         jitgen.jit(log_probabilities)(torch.randn(3, length))
     (entry,) = json.loads(path.read_text())["entries"]
     route = lowering.Route(backend, "nvrtc" if backend == "cuda" else backend, Target.parse("sm_90a"))
-    found = [manifest.relower(variant, route) for variant in row_variants.variants(entry)]
+    found = [manifest.relower(variant, route) for variant in row_variants.variants(entry, route.device)]
     assert len(found) == count + 1  # and a single row, which is a trace of its own
     keys = {low.key for low in found}
     for rows in (2, 40, FEW_ROWS, 100):
@@ -90,7 +91,8 @@ def test_threads_take_several_of_many_short_rows(rows: int, tmp_path: Path) -> N
     (entry,) = json.loads(path.read_text())["entries"]
     route = lowering.Route("cuda", "nvrtc", Target.parse("sm_90a"))
     turns = {
-        manifest.relower(variant, route).schedules[0].rows_per_iteration for variant in row_variants.variants(entry)
+        manifest.relower(variant, route).schedules[0].rows_per_iteration
+        for variant in row_variants.variants(entry, route.device)
     }
     assert turns == {1, 2}
 
@@ -100,9 +102,9 @@ def test_many_columns_need_no_clusters(tmp_path: Path) -> None:
     with jitgen.record(path):
         jitgen.jit(lambda x: x.sum(0))(torch.randn(1000, 96))
     (entry,) = json.loads(path.read_text())["entries"]
-    variants = row_variants.variants(entry)
-    assert {variant["inputs"][0]["sizes"][1] for variant in variants} >= {96, 2 * MANY_COLUMNS}
     route = lowering.Route("cuda", "nvrtc", Target.parse("sm_90a"))
+    variants = row_variants.variants(entry, route.device)
+    assert {variant["inputs"][0]["sizes"][1] for variant in variants} >= {96, 2 * MANY_COLUMNS}
     clusters = {manifest.relower(variant, route).schedules[0].cluster for variant in variants}
     assert clusters == {1, 2}
 
@@ -112,6 +114,7 @@ def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:
     with jitgen.record(path):
         jitgen.jit(lambda x: x.float().sum(-1))(torch.randn(3, 100000))
     (entry,) = json.loads(path.read_text())["entries"]
-    sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_variants.variants(entry)}
+    device = Device(Target.parse("sm_90a"), "cuda")
+    sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_variants.variants(entry, device)}
     ends = {SOME_ROWS, SINGLE_BLOCK_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS, 2 * ENOUGH_ROWS}
     assert sizes >= {(count, 100000) for count in (ends - {SOME_ROWS}) | {1, 3}}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jitgen import settings
+from jitgen.errors import SettingError
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,9 @@ def test_values_are_parsed(monkeypatch: pytest.MonkeyPatch, name: str, text: str
         ("JITGEN_BACKEND", "opencl", "auto, triton, cuda, cpp"),
         ("JITGEN_STRICT", "perhaps", "1, 0, true, false"),
         ("JITGEN_DEBUG", "5", "0 to 4"),
+        ("JITGEN_DEBUG", "x", "0 to 4"),
+        ("JITGEN_CACHE_LIMIT", "inf", "500M"),
+        ("JITGEN_CACHE_LIMIT", "-5G", "500M"),
         ("JITGEN_CACHE_LIMIT", "plenty", "500M"),
     ],
 )
@@ -67,7 +71,7 @@ def test_a_value_that_does_not_parse_says_what_does(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, valid: str
 ) -> None:
     monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=re.escape(valid)) as caught:
+    with pytest.raises(SettingError, match=re.escape(valid)) as caught:
         settings.get(name)
     assert f"{name}={text!r}" in str(caught.value)
 

@@ -25,10 +25,10 @@ PARTS = 3
 def split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product of up to 64 rows is split."""
 
-    def choose(problem: Any) -> GemmSchedule:
-        return GemmSchedule("weights", 64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)
+    def candidates(problem: Any) -> list[GemmSchedule]:
+        return [GemmSchedule("weights", 64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)]
 
-    monkeypatch.setattr(rule, "choose", choose)
+    monkeypatch.setattr(rule, "candidates", candidates)
 
 
 def spec(*shape: Any, format: str | None = None) -> jitgen.TensorSpec:
@@ -135,7 +135,7 @@ def test_every_bucket_of_a_recorded_product_is_prepared(tmp_path: Path) -> None:
         jitgen.jit(residual)(torch.randn(5, 96), torch.randn(33, 96), torch.randn(5, 33))
     (entry,) = json.loads(path.read_text())["entries"]
     route = lowering.Route("triton", "triton", Target.parse("sm_90a"))
-    found = [manifest.relower(variant, route) for variant in row_variants.variants(entry)]
+    found = [manifest.relower(variant, route) for variant in row_variants.variants(entry, route.device)]
     rows = {low.laid_out.geometries[0][0].rows: len(low.program.kernels) for low in found}
     assert len(found) == len(ROW_BUCKETS) + 1
     assert all(kernels == (2 if count <= 64 else 1) for count, kernels in rows.items())

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jitgen.families.elementwise.claim import claim, joins
+from jitgen.device import Device
+from jitgen.families.elementwise.claim import NAME, claim, joins
 from jitgen.families.elementwise.explain import explain
 from jitgen.families.elementwise.launch import arguments, launch, work
 from jitgen.families.elementwise.layout import layout
 from jitgen.families.elementwise.schedule import candidates
-from jitgen.families.family import POINTWISE, Family, RowBuckets
+from jitgen.families.family import Family, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
 
@@ -34,13 +35,13 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
-def _buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets:
-    """One kernel serves any number of rows: all dimensions of the first result but the last."""
-    return RowBuckets(symbols.product(graph.results[0].shape[:-1]) if graph.results else 1)
+def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The number of rows of the first result, in all its dimensions but the last. One kernel serves any number."""
+    return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 
 FAMILY = Family(
-    name=POINTWISE,
+    name=NAME,
     claim=claim,
     joins=joins,
     layout=layout,

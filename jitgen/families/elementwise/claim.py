@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from jitgen.families.family import POINTWISE, Claim, Partition
+from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Node, Shape, topological, under_views
@@ -22,6 +22,7 @@ from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import BARRIERS, Mover
 
+NAME = "elementwise"
 MOST_UNRELATED_LEAVES = 4
 """Tensors that two regions without a common tensor may read together to be merged into one."""
 
@@ -43,7 +44,7 @@ def joins(bodies: Sequence[Body], body: Body) -> bool:
 
 
 def _region(shape: Shape, stores: Sequence[Store]) -> Region:
-    return Region(POINTWISE, grid_axes(shape), tuple(stores))
+    return Region(NAME, grid_axes(shape), tuple(stores))
 
 
 def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node], Node]) -> list[Region]:

@@ -27,7 +27,7 @@ from jitgen.families.gemm.claim import claim, joins
 from jitgen.families.gemm.explain import explain
 from jitgen.families.gemm.launch import arguments, launch, work
 from jitgen.families.gemm.layout import layout
-from jitgen.families.gemm.schedule import buckets, candidates, problem, prologue
+from jitgen.families.gemm.schedule import buckets, candidates, cost, problem, prologue
 from jitgen.families.gemm.split_k import split_k
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ FAMILY = Family(
     layout=layout,
     problem=problem,
     candidates=candidates,
+    cost=cost,
     render=_render,
     launch=launch,
     arguments=arguments,

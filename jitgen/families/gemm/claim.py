@@ -135,7 +135,7 @@ def _region(store: Store, length: Size) -> Region:
     """The region of ``store``, over (batch axes..., rows, columns), with products over a K of ``length``."""
     *batch, rows, columns = store.value.shape
     batch_axes = [Axis(f"b{dim}", size) for dim, size in enumerate(batch)]
-    axes = (*batch_axes, Axis("m", rows), Axis("n", columns), Axis("k", length, "contracted"))
+    axes = (*batch_axes, Axis("m", rows), Axis("n", columns), Axis("k", length, "sequential", inner=True))
     return Region("gemm", axes, (store,))
 
 

@@ -39,7 +39,8 @@ class GemmLayout:
               stride 1, such as a bias), ``"row"`` (column stride 0: one value for each row), ``"scalar"`` (both strides
               0), or ``"strided"``. The same kinds describe what a prologue reads, with K for the columns.
             * ``x`` and ``weight``: ``"k"`` (stride 1 along K), ``"outer"`` (stride 1 along rows or columns), or
-              ``"strided"``.
+              ``"strided"``. On a GPU they are strided as well where the other stride is 0, as of an expanded tensor:
+              tensor maps describe no such matrix.
             * The components of a quantised weight: ``"whole"``.
         units: for each operand, how many elements one access may move: the largest power of two by which its address
             and its other strides are divisible, up to 16 bytes. 1 where no stride is 1.
@@ -137,11 +138,12 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
     rows, columns = (symbols.evaluate(size, environment) for size in body.shape[-2:])
     length = symbols.evaluate(body.contractions[0].length, environment)
     strides: list[tuple[int, int]] = []
-    offsets, extents, units, wide = [], [], [], False
+    offsets, extents, units, expanded, wide = [], [], [], list[bool](), False
     for operand, view, batch_strides in zip(body.operands, views, batch[1], strict=True):
         offsets.append(view.offset)
         if operand.kind in QUANTIZED_COMPONENTS:
             strides.append((0, 0))
+            expanded.append(False)
             extents.append(math.prod(view.sizes))
             units.append(MAX_UNIT)
             wide = wide or extents[-1] >= INDEX_LIMIT
@@ -149,12 +151,16 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
         *_, outer, inner = view.strides
         strides.append((outer, inner))
         extents.append(math.prod(size for size, step in zip(view.sizes, view.strides, strict=True) if step))
-        units.append(_unit(operand, view.offset, outer, inner, batch_strides, buffers) if call.is_gpu else 1)
+        expanded.append(call.is_gpu and _repeats_rows(operand, view))
+        wide_access = call.is_gpu and not expanded[-1]
+        units.append(_unit(operand, view.offset, outer, inner, batch_strides, buffers) if wide_access else 1)
         reach = sum((size - 1) * abs(step) for size, step in zip(view.sizes, view.strides, strict=True) if size)
         wide = wide or reach >= INDEX_LIMIT
     activations = {contraction.activation for contraction in body.contractions}
     kinds = tuple(
-        _kind("load" if operand.kind == "x" and index not in activations else operand.kind, *pair)
+        "strided"
+        if expanded[index]
+        else _kind("load" if operand.kind == "x" and index not in activations else operand.kind, *pair)
         for index, (operand, pair) in enumerate(zip(body.operands, strides, strict=True))
     )
     columns_unit = _divisor(columns, 16) if call.is_gpu else 1
@@ -170,6 +176,12 @@ def _divisor(size: int, most: int) -> int:
     while size % unit:
         unit //= 2
     return unit
+
+
+def _repeats_rows(operand: Operand, view: Strided) -> bool:
+    """Whether ``operand`` is an activation or a dense weight whose rows, or elements along K, are all the same one."""
+    matrix = zip(view.sizes[-2:], view.strides[-2:], strict=True)
+    return operand.kind in ("x", "weight") and any(size > 1 and not stride for size, stride in matrix)
 
 
 def _kind(role: str, outer: int, inner: int) -> str:

@@ -14,15 +14,14 @@ from types import ModuleType
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import RowBuckets
+from jitgen.families.family import SizeBuckets
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.equations import axes
-from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.graph import Graph, topological
 from jitgen.ir.program import Decision, Kernel
-from jitgen.ir.symbols import Scalar
 from jitgen.spec import Target
 
 ROW_BUCKETS = (1, 4, 8, 16, 64, 256, 1024)
@@ -250,20 +249,26 @@ def problem(
     )
 
 
-def candidates(problem: Problem, device: Device) -> tuple[GemmSchedule, ...]:
-    """The one schedule that the rule of ``device``'s dialect has for ``problem`` (``schedules/<dialect>.py``).
+def candidates(problem: Problem, device: Device) -> list[GemmSchedule]:
+    """The schedules that the rules of ``device``'s dialect have for ``problem`` (``schedules/<dialect>.py``).
 
     ``k_splits`` is replaced by that of the kernel's contractions, because split-K was decided before (``split_k.py``).
     """
-    chosen = _rules(device).choose(problem)
-    return (replace(chosen, k_splits=problem.contractions[0].k_splits),)
+    found = _rules(device).candidates(problem)
+    return [replace(each, k_splits=problem.contractions[0].k_splits) for each in found]
+
+
+def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
+    """The time that ``candidate`` is estimated to take, in microseconds; 0 from rules with one candidate."""
+    estimated: float = _rules(device).cost(problem, candidate)
+    return estimated
 
 
 def k_splits(problem: Problem, device: Device) -> int:
     """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
     if device.dialect not in DIALECTS_WITH_SPLIT_K:
         return 1
-    chosen = _rules(device).choose(problem)
+    (chosen,) = _rules(device).candidates(problem)
     return max(1, min(chosen.k_splits, problem.length // chosen.k_per_iteration))
 
 
@@ -274,15 +279,19 @@ def prologue(computed: Prologue, device: Device) -> Decision:
     return decision
 
 
-def buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets | None:
-    """The rows of the first product of ``graph``, and the buckets of M; None without a product."""
-    product = next((node for node in topological(graph.results) if node.op == "contract"), None)
-    return None if product is None else RowBuckets(_rows_of(product), ROW_BUCKETS)
-
-
-def _rows_of(product: Node) -> Scalar:
-    """The number of rows of one matrix of the activation."""
-    return symbols.product(product.shape[len(axes(product.attrs[0]).batch) : -1])
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """M of each product of ``graph``. Of a batch of products also their number, by which GPU schedules differ, and N
+    and K: the second operand is then no weight of a fixed size."""
+    found = []
+    for product in topological(graph.results):
+        if product.op == "contract":
+            batch = len(axes(product.attrs[0]).batch)
+            found.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS))
+            if batch:
+                matrices = symbols.product(product.shape[:batch])
+                found.append(SizeBuckets(matrices, MATRIX_BUCKETS if device.is_gpu else ()))
+                found += [SizeBuckets(product.shape[-1]), SizeBuckets(product.inputs[0].shape[-1])]
+    return found
 
 
 def _rules(device: Device) -> ModuleType:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import POINTWISE, KernelRewrite
+from jitgen.families.family import ANY_FAMILY, KernelRewrite
 from jitgen.families.gemm.schedule import Problem, bucket, k_splits
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
@@ -92,7 +92,7 @@ def _two_kernels(kernel: Kernel, splits: int) -> KernelRewrite:
         pairs = list(zip(kernel.bodies, numbered, strict=True))
         products = replace(kernel, bodies=tuple(_products(body, region) for body, region in pairs))
         sums = tuple(_sums_and_epilogue(body, region) for body, region in pairs)
-        return products, replace(kernel, name=f"{kernel.name}_sum", family=POINTWISE, bodies=sums)
+        return products, replace(kernel, name=f"{kernel.name}_sum", family=ANY_FAMILY, bodies=sums)
 
     return KernelRewrite(tuple(partial.buffer for region in partials for partial in region), kernels)
 

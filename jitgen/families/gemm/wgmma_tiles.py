@@ -28,7 +28,8 @@ CYCLES_PER_MICROSECOND = 1750.0
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
 TYPICAL_LENGTH = 4096
-"""K for which dense tiles are compared. No dense tile splits K, so K has little influence on the choice."""
+"""K for which tiles of one dense product are compared. No dense tile splits K, so that K has little influence on the
+choice."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Tiles:
         return self.warpgroups * self.blocks * 64 // contractions
 
 
-def choose(rows: int, columns: Sequence[int], length: int, contractions: int, bits: int, light: bool) -> Tiles:
-    """The tiles for x[rows, length] and quantised regions of these columns.
+def candidates(rows: int, length: int, contractions: int, bits: int, light: bool) -> Iterator[Tiles]:
+    """The tiles that a kernel for x[rows, length] and a quantised weight can have.
 
     Args:
         contractions: contractions of each region, 1 or 2.
@@ -70,11 +71,6 @@ def choose(rows: int, columns: Sequence[int], length: int, contractions: int, bi
         light: whether codes have 4 bits and no zero-points, x is bfloat16, and scales are bfloat16 or there are no
             groups. Other weights take more registers to decode, which a thread has only with two warpgroups.
     """
-    candidates = _candidates(rows, length, contractions, bits, light)
-    return min(candidates, key=lambda tiles: microseconds(tiles, rows, columns, length, contractions, bits))
-
-
-def _candidates(rows: int, length: int, contractions: int, bits: int, light: bool) -> Iterator[Tiles]:
     tallest = next((tokens for tokens in (16, 32, 64) if rows <= tokens), 128)
     for tokens in (tallest, 64) if tallest == 128 else (tallest,):
         for warpgroups, blocks in ((2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)):
@@ -152,28 +148,16 @@ _BATCHED = (
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
 
-def choose_dense(rows: int, columns: Sequence[int], contractions: int, transposed: bool) -> DenseTiles:
-    """The tiles for x of these rows and dense regions of these columns, of 1 or 2 contractions each.
+def dense_candidates(rows: int, matrices: int, contractions: int, transposed: bool) -> list[DenseTiles]:
+    """The tiles that a kernel for ``matrices`` dense x of these rows can have.
 
     Args:
+        contractions: contractions of each region, 1 or 2.
         transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
     """
-    fitting = _fitting(_DENSE, rows, contractions, transposed)
-    return min(fitting, key=lambda tiles: dense_microseconds(tiles, rows, columns, TYPICAL_LENGTH, contractions))
-
-
-def choose_batched(
-    rows: int, columns: int, length: int, matrices: int, contractions: int, transposed: bool
-) -> DenseTiles:
-    """The tiles for ``matrices`` products of (rows, length) by (length, columns); otherwise as ``choose_dense``."""
-    fitting = _fitting(_BATCHED, rows, contractions, transposed)
-    return min(fitting, key=lambda tiles: batched_microseconds(tiles, rows, columns, length, matrices, contractions))
-
-
-def _fitting(all_tiles: Sequence[DenseTiles], rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
     return [
         replace(tiles, columns=tiles.columns // contractions)
-        for tiles in all_tiles
+        for tiles in (_BATCHED if matrices > 1 else _DENSE)
         if (rows > 64 or tiles.down == 1) and _fits(tiles.columns // contractions, tiles, transposed)
     ]
 

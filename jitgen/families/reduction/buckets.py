@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jitgen.families.family import RowBuckets
+from jitgen.device import Device
+from jitgen.families.family import SizeBuckets
 from jitgen.families.reduction.claim import are_columns
-from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROW, SINGLE_BLOCK_ROWS
+from jitgen.families.reduction.row_chunks import (
+    CHUNKED_COLUMN,
+    CHUNKED_COLUMN_BYTES,
+    CHUNKED_COLUMNS,
+    CHUNKED_ROW,
+    CHUNKED_ROWS,
+    CPU_CHUNKED_ROW,
+    SINGLE_BLOCK_ROW,
+    SINGLE_BLOCK_ROWS,
+    widest_bytes,
+)
 from jitgen.families.reduction.schedule import (
     BUSY_ROWS,
+    CPU_ROW_ENDS,
     ENOUGH_ROWS,
     FEW_ROWS,
     LONG_ROW,
@@ -19,22 +31,27 @@ from jitgen.families.reduction.schedule import (
     PERSISTENT_ROW,
     SHORT_ROW,
     SOME_ROWS,
+    blocks_per_row,
 )
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, topological
+from jitgen.ir.graph import Graph, Node, topological
 
 
-def buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets | None:
-    """The number of rows of the first reduction of ``graph``, and the ends of the buckets of all its reductions."""
-    reductions = [node for node in topological(graph.results) if node.op == "reduce"]
-    if not reductions:
-        return None
-    first, ends = reductions[0], set[int]()
-    for node in reductions:
-        length = symbols.product(node.inputs[0].shape[dim] for dim in node.attrs[1])
-        ends.update(row_buckets(symbols.evaluate(length, environment), are_columns(node)))
-    outer = (size for dim, size in enumerate(first.inputs[0].shape) if dim not in first.attrs[1])
-    return RowBuckets(symbols.product(outer), tuple(sorted(ends)))
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The number of rows of each reduction of ``graph``, and where a schedule on a GPU changes with it; on a CPU also
+    the length of a row."""
+    found = []
+    for node in topological(graph.results):
+        if node.op == "reduce":
+            shape, reduced = node.inputs[0].shape, node.attrs[1]
+            elements = symbols.product(shape[dim] for dim in reduced)
+            length = symbols.evaluate(elements, environment)
+            rows = symbols.product(size for dim, size in enumerate(shape) if dim not in reduced)
+            ends = row_buckets(length, are_columns(node)) if device.is_gpu else ()
+            found.append(SizeBuckets(rows, tuple(sorted({*ends, *_chunk_ends(node, length, blocks_per_row(device))}))))
+            if not device.is_gpu:
+                found.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False))
+    return found
 
 
 def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
@@ -54,3 +71,15 @@ def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
     if length >= PERSISTENT_ROW:
         ends.add(PERSISTENT_CLUSTERS)
     return tuple(sorted(ends))
+
+
+def _chunk_ends(node: Node, length: int, blocks: int) -> set[int]:
+    """The numbers of rows beyond which rows of ``length`` elements, reduced by ``node``, are no longer divided into
+    chunks (``row_chunks.py``). ``blocks``: the most blocks that can share a row; 0 on a CPU."""
+    columns = are_columns(node)
+    if not blocks:
+        return {CHUNKED_ROWS} if length >= CPU_CHUNKED_ROW and not columns else set()
+    ends = {CHUNKED_ROWS} if length >= CHUNKED_ROW else set()
+    if columns and length >= CHUNKED_COLUMN * blocks:
+        ends |= {CHUNKED_COLUMNS - 1, CHUNKED_COLUMN_BYTES // (blocks * widest_bytes(node)) - 1}
+    return ends

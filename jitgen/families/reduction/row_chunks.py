@@ -113,12 +113,12 @@ def _chunk_count(node: Node, needed_again: bool, most_rows: int, mover: Mover, b
     if not columns:
         return CHUNKS if most_rows and mover.decide(symbols.compare("le", count, most_rows)) else 1
     if mover.decide(symbols.compare("ge", length, CHUNKED_COLUMN * blocks)):
-        most_columns = CHUNKED_COLUMN_BYTES // (blocks * _widest(node)) if needed_again else CHUNKED_COLUMNS
+        most_columns = CHUNKED_COLUMN_BYTES // (blocks * widest_bytes(node)) if needed_again else CHUNKED_COLUMNS
         return COLUMN_CHUNKS if mover.decide(symbols.compare("lt", count, most_columns)) else 1
     return 1
 
 
-def _widest(node: Node) -> int:
+def widest_bytes(node: Node) -> int:
     """Bytes of the widest element that ``node`` is computed from."""
     return max((DTYPES[source.dtype].itemsize for source in topological([node]) if source.op == "input"), default=1)
 

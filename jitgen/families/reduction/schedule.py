@@ -96,6 +96,8 @@ CPU_SCRATCH_ROW = 2**18
 """Elements of a row up to which values that are costly to compute are kept in scratch memory between passes. Reading an
 exponential costs less than computing it beyond the second-level cache too; much longer rows would drive others out of
 the last-level cache."""
+CPU_ROW_ENDS = (CPU_SHORT_ROW - 1, CPU_LONG_ROW - 1, CPU_SCRATCH_ROW)
+"""Upper ends of the ranges of row lengths within which a CPU's schedule is the same."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import KernelRewrite, RowBuckets
+from jitgen.families.family import KernelRewrite, SizeBuckets
 from jitgen.families.scan.context import grouped, kind_of
 from jitgen.families.scan.schedule import WARP
 from jitgen.ir import symbols
@@ -40,22 +40,19 @@ def chunks_of(rows: int, length: int, columns: bool) -> int:
     return next((chunks for most, chunks in CHUNKS if blocks <= most and length >= chunks * least), 1)
 
 
-def buckets(graph: Graph, environment: Mapping[str, Any]) -> RowBuckets | None:
-    """Rows of the first scan of ``graph``, and where the number of chunks of a row changes."""
-    scans = [node for node in topological(graph.results) if node.op == "scan"]
-    if not scans:
-        return None
-    ends: set[int] = set()
-    for node in scans:
-        dim = node.attrs[1]
-        columns = dim != len(node.shape) - 1
-        length = symbols.evaluate(node.shape[dim], environment)
-        for most, _ in CHUNKS:
-            if chunks_of(1, length, columns) > 1:
-                ends.add(most * (WARP if columns else 1))
-    first = scans[0]
-    rows = symbols.product(size for dim, size in enumerate(first.shape) if dim != first.attrs[1])
-    return RowBuckets(rows, tuple(sorted(ends)))
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The number of rows of each scan of ``graph``, and where the number of chunks of a row changes on a GPU."""
+    found = []
+    for node in topological(graph.results):
+        if node.op == "scan":
+            scanned = node.attrs[1]
+            columns = scanned != len(node.shape) - 1
+            length = symbols.evaluate(node.shape[scanned], environment)
+            in_chunks = device.is_gpu and chunks_of(1, length, columns) > 1
+            ends = tuple(most * (WARP if columns else 1) for most, _ in CHUNKS) if in_chunks else ()
+            rows = symbols.product(size for dim, size in enumerate(node.shape) if dim != scanned)
+            found.append(SizeBuckets(rows, ends))
+    return found
 
 
 def in_chunks(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:

@@ -87,16 +87,22 @@ class Scan:
 
 @dataclass(frozen=True)
 class Rows:
-    """The whole kernel.
+    """The kernel, as all dialects read it.
 
     Attributes:
-        title: in words.
-        sizes: names of the outer sizes.
-        operands: all of them, in order.
-        row_loads: operands with one element for a row, and ``row_lines`` what follows from them.
-        before: loads and lines of what is scanned; a line of ``after`` may be among them.
-        scans: in order.
-        after: loads and lines of what is stored, and the stores.
+        title: shape and operands in words.
+        sizes: names of the parameters that hold the outer sizes.
+        operands: all of them, in the order of the body.
+        row_loads: operands with one element for a row.
+        row_lines: what is computed from these once for a row.
+        loads_before: operands whose elements the scanned values are computed from.
+        lines_before: these computations.
+        scans: the scans, in the order of the body.
+        loads_after: operands whose elements the results are computed from.
+        lines_after: these computations; some lines may be in ``lines_before`` as well.
+        stores: operands that results are written to.
+        integers: names of the integer parameters.
+        scalars: (name, type) of the run-time scalars.
     """
 
     title: str

@@ -66,6 +66,23 @@ class Schedule:
     loops: bool
     wide: bool
 
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        if self.threads == 1:
+            one_by_one = f"rows one by one, {self.items} elements at once"
+            return f"tiles of {self.rows} neighbouring rows" if self.rows > 1 else one_by_one
+        words = [f"{self.threads} threads a block", f"{self.rows} {'rows' if self.rows > 1 else 'row'} at once"]
+        words.append(f"{self.items} elements of a row at once")
+        if self.vector > 1:
+            words.append(f"accesses of {self.vector} elements")
+        if self.beside > 1:
+            words.append(f"{self.beside} neighbouring rows a thread")
+        if self.chunks > 1:
+            words.append(f"rows in {self.chunks} chunks")
+        if self.wide:
+            words.append("64-bit indices")
+        return ", ".join(words)
+
     @property
     def along(self) -> int:
         """Threads of a block that share a row."""

@@ -1,1 +1,5 @@
-"""The rules of each dialect: ``choose(problem)`` gives a schedule, ``prologue(computed, target)`` decides on fusion."""
+"""The rules of each dialect.
+
+``candidates(problem)`` gives schedules, ``cost(problem, candidate)`` their estimated times in microseconds, and
+``prologue(computed, target)`` decides on fusion.
+"""

@@ -27,14 +27,19 @@ DECODED_ROWS_OF_LOW_TILES = 8
 """The same for the other levels, where tiles have at most 6 rows (``gemm_compute.hpp``)."""
 
 
-def choose(problem: Problem) -> GemmSchedule:
-    """The schedule of ``problem``: tiles of 1, of up to 8 or of up to 24 rows; for many rows, of decoded weights."""
+def candidates(problem: Problem) -> list[GemmSchedule]:
+    """One schedule: tiles of 1, of up to 8 or of up to 24 rows; for many rows, of decoded weights."""
     undecoded = DECODED_ROWS.get(problem.target.arch, DECODED_ROWS_OF_LOW_TILES)
     if problem.quantized and problem.rows > undecoded:
-        return GemmSchedule("decoded", block_m=TILE_ROWS, block_n=64, block_k=256, fewest_rows=1 + undecoded)
+        return [GemmSchedule("decoded", block_m=TILE_ROWS, block_n=64, block_k=256, fewest_rows=1 + undecoded)]
     rows = next((most for most in SMALL_TILES if problem.rows <= most), TILE_ROWS)
     fewest = 1 + max((most for most in SMALL_TILES if most < rows), default=0)
-    return GemmSchedule("tiles", block_m=rows, block_n=64, block_k=256, fewest_rows=fewest)
+    return [GemmSchedule("tiles", block_m=rows, block_n=64, block_k=256, fewest_rows=fewest)]
+
+
+def cost(problem: Problem, candidate: GemmSchedule) -> float:
+    """No estimate: there is only one candidate."""
+    return 0.0
 
 
 def prologue(computed: Prologue, target: Target) -> Decision:

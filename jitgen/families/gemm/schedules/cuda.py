@@ -29,7 +29,7 @@ from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
 from jitgen.quant import formats
 
-__all__ = ["choose", "prologue"]
+__all__ = ["candidates", "cost", "prologue"]
 
 FEW_ROWS = 8
 """Rows of x up to which the ``mma`` mainloop is faster than wgmma (H200)."""
@@ -51,18 +51,49 @@ SHARED_BYTES_SM90 = 227 * 1024
 """Shared memory that a block can have on sm_90, in bytes (CUDA C++ Programming Guide, technical specifications)."""
 
 
-def choose(problem: Problem) -> GemmSchedule:
-    """The schedule of ``problem``."""
+def candidates(problem: Problem) -> list[GemmSchedule]:
+    """The schedules for ``problem``: every tile of a wgmma mainloop, otherwise the one of a rule."""
     if problem.dtype in ("float32", "float64"):
         candidate = stream(problem) or _simt(problem)
+    elif _takes_wgmma(problem):
+        found = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+        return [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
     else:
-        candidate = _wgmma(problem) or (mma(problem) if problem.quantized else rows(problem) or _dense(problem))
+        candidate = mma(problem) if problem.quantized else rows(problem) or _dense(problem)
     candidate = replace(candidate, wide=problem.wide)
-    if candidate.tensor_maps:
-        return _with_wgmma_stages_that_fit(candidate, problem)
     if not has_clusters(problem.target):
         candidate = replace(candidate, cluster_k_splits=1)
-    return _with_stages_that_fit(candidate, problem)
+    return [_with_stages_that_fit(candidate, problem)]
+
+
+def cost(problem: Problem, candidate: GemmSchedule) -> float:
+    """The estimated time in microseconds; 0 for a mainloop that has only one candidate."""
+    if not candidate.tensor_maps:
+        return 0.0
+    rows, count, groups = problem.rows, len(problem.contractions), candidate.warps // wgmma.WARPGROUP - 1
+    if problem.quantized:
+        tiles = wgmma_tiles.Tiles(
+            tokens=candidate.block_m,
+            warpgroups=groups,
+            blocks=candidate.block_n * count // (64 * groups),
+            span=candidate.block_k // wgmma.CHUNK,
+            cluster_k_splits=candidate.cluster_k_splits,
+        )
+        bits = formats.find(problem.contractions[0].format or "").bits
+        return wgmma_tiles.microseconds(tiles, rows, problem.columns, problem.length, count, bits)
+    down = candidate.block_m // 64
+    dense = wgmma_tiles.DenseTiles(
+        down=down,
+        across=groups // down,
+        columns=candidate.block_n,
+        stages=candidate.stages,
+        multicast=candidate.multicast,
+        resident=candidate.resident,
+    )
+    if problem.matrices == 1:
+        return wgmma_tiles.dense_microseconds(dense, rows, problem.columns, wgmma_tiles.TYPICAL_LENGTH, count)
+    (columns,) = problem.columns
+    return wgmma_tiles.batched_microseconds(dense, rows, columns, problem.length, problem.matrices, count)
 
 
 def _with_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
@@ -83,66 +114,64 @@ def _with_wgmma_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> Ge
 # -------------------------------------------------------------------------------------------------------------- wgmma
 
 
-def _wgmma(problem: Problem) -> GemmSchedule | None:
-    """A wgmma schedule: for many rows on sm_90a, where tensor maps can describe the operands; else None."""
+def _takes_wgmma(problem: Problem) -> bool:
+    """Whether ``problem`` is for a wgmma mainloop: many rows on sm_90a, and operands that tensor maps can describe."""
     if (
         problem.target.arch != "sm_90a"
         or problem.rows <= FEW_ROWS
         or problem.length < wgmma.CHUNK
         or not _mappable(problem)
     ):
-        return None
+        return False
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not problem.quantized):
-        return None
-    count = len(problem.contractions)
+        return False
     group = problem.contractions[0].group_size
-    if count > 2 or 0 in problem.columns or (group is not None and group % wgmma.CHUNK and group != 32):
-        return None
-    return _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+    group_fits = group is None or group % wgmma.CHUNK == 0 or group == 32
+    return len(problem.contractions) <= 2 and 0 not in problem.columns and group_fits
 
 
-def _wgmma_dense(problem: Problem) -> GemmSchedule:
+def _wgmma_dense(problem: Problem) -> list[GemmSchedule]:
     count = len(problem.contractions)
     first = problem.bodies[0].contractions[0].weight[0]
     transposed = problem.layouts[0].operands[first] == "outer"
-    if problem.matrices > 1:
-        (columns,) = problem.columns
-        tiles = wgmma_tiles.choose_batched(problem.rows, columns, problem.length, problem.matrices, count, transposed)
-    else:
-        tiles = wgmma_tiles.choose_dense(problem.rows, problem.columns, count, transposed)
-    return GemmSchedule(
-        path=wgmma.DENSE,
-        block_m=64 * tiles.down,
-        block_n=tiles.columns,
-        block_k=wgmma.CHUNK,
-        warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
-        stages=tiles.stages,
-        multicast=tiles.multicast,
-        resident=tiles.resident,
-        raster=8,
-        steps=tiles.epilogue_steps,
-    )
+    return [
+        GemmSchedule(
+            path=wgmma.DENSE,
+            block_m=64 * tiles.down,
+            block_n=tiles.columns,
+            block_k=wgmma.CHUNK,
+            warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
+            stages=tiles.stages,
+            multicast=tiles.multicast,
+            resident=tiles.resident,
+            raster=8,
+            steps=tiles.epilogue_steps,
+        )
+        for tiles in wgmma_tiles.dense_candidates(problem.rows, problem.matrices, count, transposed)
+    ]
 
 
-def _wgmma_quantized(problem: Problem) -> GemmSchedule:
+def _wgmma_quantized(problem: Problem) -> list[GemmSchedule]:
     count, first = len(problem.contractions), problem.contractions[0]
     format = formats.find(first.format or "")
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
     light = problem.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
-    tiles = wgmma_tiles.choose(problem.rows, problem.columns, problem.length, count, format.bits, light)
-    return GemmSchedule(
-        path=wgmma.QUANTIZED,
-        block_m=tiles.tokens,
-        block_n=tiles.columns(count),
-        block_k=wgmma.CHUNK * tiles.span,
-        warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
-        stages=tiles.stages,
-        cluster_k_splits=tiles.cluster_k_splits,
-        steps=tiles.steps,
-        resident=1,
-        raster=16,
-        stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
-    )
+    return [
+        GemmSchedule(
+            path=wgmma.QUANTIZED,
+            block_m=tiles.tokens,
+            block_n=tiles.columns(count),
+            block_k=wgmma.CHUNK * tiles.span,
+            warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
+            stages=tiles.stages,
+            cluster_k_splits=tiles.cluster_k_splits,
+            steps=tiles.steps,
+            resident=1,
+            raster=16,
+            stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
+        )
+        for tiles in wgmma_tiles.candidates(problem.rows, problem.length, count, format.bits, light)
+    ]
 
 
 def _camping(problem: Problem) -> bool:

@@ -33,15 +33,20 @@ MOST_SUMS = 32
 """Partial sums that the kernel after a split product reads at most for one of its elements."""
 
 
-def choose(problem: Problem) -> GemmSchedule:
-    """The schedule of ``problem``."""
+def candidates(problem: Problem) -> list[GemmSchedule]:
+    """One schedule, by the rules below."""
     if problem.dtype not in ("float16", "bfloat16"):
         tile = _float32(problem)
     elif problem.quantized:
         tile = _quantized(problem)
     else:
         tile = _dense(problem)
-    return replace(_fitted_to_target(tile, problem), wide=problem.wide)
+    return [replace(_fitted_to_target(tile, problem), wide=problem.wide)]
+
+
+def cost(problem: Problem, candidate: GemmSchedule) -> float:
+    """No estimate: there is only one candidate."""
+    return 0.0
 
 
 def prologue(computed: Prologue, target: Target) -> Decision:

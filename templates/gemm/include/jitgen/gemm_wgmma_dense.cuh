@@ -67,7 +67,7 @@ struct MatrixBatch {
   static constexpr bool several = true;
   int count, inner;
   MatrixWalk x, weights[contractions];
-  JITGEN_DEVICE int matrices() const { return count; }
+  JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
 };
 
 // Columns that an epilogue stages in shared memory at once, in units of 32 (`Config::turn`, else 1). 64 columns of 16
@@ -289,23 +289,24 @@ struct DenseKernel {
   JITGEN_DEVICE void work() const {
     const int column_tiles = column_tiles_of<Config::columns>(regions);
     const int tiles = row_tiles * column_tiles;
-    const int items = tiles * batch.matrices();
+    const auto items = tiles * batch.matrices();
+    using Item = decltype(batch.matrices());
     const int step = gridDim.x / Config::multicast;
     Ring ring;
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
       if (threadIdx.x == Shape::consumers) {
-        for (int item = blockIdx.x / Config::multicast; item < items; item += step) {
-          const int matrix = Batch::several ? item / tiles : 0;
-          produce(matrix, place(item - matrix * tiles, column_tiles), ring);
+        for (Item item = blockIdx.x / Config::multicast; item < items; item += step) {
+          const int matrix = Batch::several ? int(item / tiles) : 0;
+          produce(matrix, place(int(item - Item(matrix) * tiles), column_tiles), ring);
         }
       }
       __syncwarp();
     } else {
       registers_deal<Shape::warpgroups, Config::resident, false>();
-      for (int item = blockIdx.x / Config::multicast; item < items; item += step) {
-        const int matrix = Batch::several ? item / tiles : 0;
-        const TilePlace tile = place(item - matrix * tiles, column_tiles);
+      for (Item item = blockIdx.x / Config::multicast; item < items; item += step) {
+        const int matrix = Batch::several ? int(item / tiles) : 0;
+        const TilePlace tile = place(int(item - Item(matrix) * tiles), column_tiles);
         float acc[contractions][accumulators];
         consume(acc, ring);
         if constexpr (Batch::several) {

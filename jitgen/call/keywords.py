@@ -1,0 +1,194 @@
+"""Calls with keywords, ``out=`` among them: a generated function for each form of call puts the arguments in order.
+
+The *form* of a call is how many positional arguments it has, and the names of its keywords in the order in which it
+gives them. ``inspect.Signature.bind`` orders the arguments of a form once. For ``def f(x, w, *, eps)`` and the call
+``f(x, eps=1e-5, w=w, out=y)`` the function reads::
+
+    def call(arg0, *, eps, w, out):
+        if out is None:
+            dispatcher = dispatchers.get((("eps",), type(arg0), type(w), type(eps)))
+            return dispatcher(arg0, w, eps) if dispatcher is not None else call_of((arg0, w), {"eps": eps})
+        return plans.launch(arg0, w, eps, out=out)
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jitgen.call import warm
+from jitgen.call.arguments import Parameters, leaf_kinds, walk
+from jitgen.call.dispatch import MAX_LAUNCHES, Dispatchers
+from jitgen.call.plan import LaunchPlan
+from jitgen.call.resolver import Resolver
+from jitgen.call.signature import plan_key
+from jitgen.errors import TraceError
+from jitgen.quant import weights
+from jitgen.runtime.generated import define
+from jitgen.trace.guards import tracing
+
+Form = tuple[Any, ...]
+"""(number of positional arguments, *names of keywords)."""
+
+
+class Keywords:
+    """The calls with keywords of one function.
+
+    Attributes:
+        table: by form.
+    """
+
+    def __init__(self, resolver: Resolver, parameters: Parameters, dispatchers: Dispatchers):
+        self.table: dict[Form, Callable[..., Any]] = {}
+        self._resolver = resolver
+        self._parameters = parameters
+        self._dispatchers = dispatchers
+        self._plans: dict[Form, FormPlans] = {}
+
+    def forget(self) -> None:
+        """Release everything resolved."""
+        self.table.clear()
+        self._plans.clear()
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a new form.
+
+        Raises:
+            TypeError: the function has no such parameter, or it gets one twice, or lacks one.
+        """
+        if not all(name.isidentifier() and not keyword.iskeyword(name) for name in kwargs):
+            return self._call_unnamed(args, kwargs)
+        if len(self.table) >= MAX_LAUNCHES:
+            self.table.clear()
+        form = (len(args), *kwargs)
+        made = self.table[form] = self._make(len(args), tuple(kwargs))
+        return made(*args, **kwargs)
+
+    def _call_unnamed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with keywords that are no names, as ``**{"not a name": 1}`` gives them: no text can be made of it."""
+        out = None if "out" in self._parameters.names else kwargs.pop("out", None)
+        args, kwargs = self._parameters.arranged(args, kwargs)
+        if out is None:
+            return self._dispatchers.call(args, kwargs)
+        return self._plans_of(len(args), tuple(kwargs)).launch(*args, *kwargs.values(), out=out)
+
+    def _make(self, count: int, names: Sequence[str]) -> Callable[..., Any]:
+        """The function of a form."""
+        takes_out = "out" in names and "out" not in self._parameters.names
+        given = {name: name for name in names if name != "out" or not takes_out}
+        taken = set(names)
+        positional = [_free(f"arg{index}", taken) for index in range(count)]
+        values, rest = self._parameters.arranged(tuple(positional), given)
+        table, call_of, plans = (_free(name, taken) for name in ("dispatchers", "call_of", "plans"))
+        found, kind_of = _free("dispatcher", taken), _free("type", taken)
+        ordered = [*values, *rest.values()]
+        key = [repr(tuple(rest)), *(f"{kind_of}({value})" for value in ordered)]
+        remaining = ", ".join(f"{name!r}: {value}" for name, value in rest.items())
+        lines = [
+            f"{found} = {table}.get({warm.tuple_text(key[0 if rest else 1 :])})",
+            f"if {found} is not None:",
+            f"    return {found}({', '.join(ordered)})",
+            f"return {call_of}({warm.tuple_text(values)}, {{{remaining}}})",
+        ]
+        if takes_out:
+            launched = ", ".join([*ordered, "out=out"])
+            lines = ["if out is None:", *(f"    {line}" for line in lines), f"return {plans}.launch({launched})"]
+        header = f"def call({', '.join([*positional, '*', *names])}):"
+        text = "\n".join([header, *(f"    {line}" for line in lines), ""])
+        used = {table: self._dispatchers.table, call_of: self._dispatchers.call, kind_of: type}
+        if takes_out:
+            used[plans] = self._plans_of(len(values), tuple(rest))
+        made: Callable[..., Any] = define("call", f"arguments of {self._resolver.name}", text, used)
+        return made
+
+    def _plans_of(self, count: int, names: tuple[str, ...]) -> FormPlans:
+        key = (count, *names)
+        if key not in self._plans:
+            self._plans[key] = FormPlans(self._resolver, self._parameters, count, names)
+        return self._plans[key]
+
+
+Unpacked = tuple[Sequence[Any], Any, Sequence[Any] | None]
+"""Leaves, structure, and the tokens of quantised weights (``LaunchPlan``), or None where the arguments, with such
+weights unpacked, are not the leaves."""
+
+
+class Plans:
+    """The plans of calls with ``out=``.
+
+    Attributes:
+        launch: ``(*arguments, out)``: the plan of the last call, which asks ``look_up`` for those that are not like it.
+    """
+
+    def __init__(self, resolver: Resolver, unpack: Callable[[tuple[Any, ...]], Unpacked]):
+        self._resolver = resolver
+        self._unpack = unpack
+        self._table: dict[Any, LaunchPlan] = {}
+        self.launch: Callable[..., Any] = self._launch
+
+    def _launch(self, *values: Any, out: Any) -> Any:
+        return self.look_up(values, out)
+
+    def look_up(self, values: tuple[Any, ...], out: Any) -> Any:
+        """A call that is not like the last one."""
+        if tracing.get() is not None:
+            raise TraceError(
+                f"{self._resolver.name}: a call with out= within a function that is being traced is not supported; "
+                "return the result, and give out= to the outermost call"
+            )
+        leaves, tree, tokens = self._unpack(values)
+        plan = self._table.get(plan_key(leaves, tree, self._resolver.static_numbers))
+        if plan is None:
+            plan = LaunchPlan(self._resolver, leaves, tree, tokens or ())
+            if len(self._table) >= MAX_LAUNCHES:
+                self._table.clear()
+            # The key is made only now: the trace may have found that it depends on a number.
+            self._table[plan_key(leaves, tree, self._resolver.static_numbers)] = plan
+            plan._elsewhere = self.look_up  # type: ignore[method-assign]
+        if tokens is not None:
+            self.launch = plan
+        return plan.launch(leaves, out)
+
+
+class FormPlans(Plans):
+    """The same of one form: of as many positional arguments, and the same keywords. Nested arguments are flattened."""
+
+    def __init__(self, resolver: Resolver, parameters: Parameters, count: int, names: tuple[str, ...]):
+        super().__init__(resolver, self._flattened)
+        self._parameters = parameters
+        self._count, self._names = count, names
+        self._nested: dict[Any, Plans] = {}
+
+    def look_up(self, values: tuple[Any, ...], out: Any) -> Any:
+        if any(isinstance(value, (list, tuple, dict)) for value in values):
+            walked = walk(*self._split(values), self._resolver.layout_of)
+            if walked is not None:
+                if walked[0] not in self._nested:
+                    _, tree, _ = self._flattened(values)
+                    self._nested[walked[0]] = Plans(self._resolver, lambda leaves: (leaves, tree, ()))
+                return self._nested[walked[0]].launch(*walked[1], out=out)
+        return super().look_up(values, out)
+
+    def _split(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return values[: self._count], dict(zip(self._names, values[self._count :], strict=True))
+
+    def _flattened(self, values: tuple[Any, ...]) -> Unpacked:
+        leaves, tree, _ = self._parameters.flatten(*self._split(values), self._resolver.layout_of)
+        return leaves, tree, self._tokens(values)
+
+    def _tokens(self, values: Sequence[Any]) -> list[Any] | None:
+        packed = [value for value in values if weights.is_quantized(value)]
+        others = [type(value) for value in values if not weights.is_quantized(value)]
+        ready = all(weight.token.layout == self._resolver.layout_of(weight) for weight in packed)
+        if not leaf_kinds(others) or not ready:
+            return None
+        return [value.token if weights.is_quantized(value) else None for value in values] if packed else []
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """``name``, or one like it that is not in ``taken``, which it is added to."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

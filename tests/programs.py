@@ -1,0 +1,382 @@
+"""Random programs: a few statements of torch over a few tensors, as a source text, and what they must give.
+
+A program is built one statement at a time. Each is run in eager torch at once, on operands that are drawn from all the
+values so far; one that torch rejects is dropped, so that every program is one that eager torch runs. Operations that
+jump (comparisons, ``argmax``, rounding) take *exact* operands alone: arguments, and what is made of them without a
+rounding. Then no rounding decides a result.
+
+The reference runs in float64. How far a result may be off is measured and not guessed: the reference is run again with
+every operand and every result of an operation wrong by a random rounding of the program's coarsest dtype (stochastic
+arithmetic; Vignes, "A stochastic arithmetic for reliable scientific computation", 1993), and ``MARGIN`` times the
+largest deviation is allowed. So the bound grows with the operations, and where they cancel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from jitgen.errors import TraceError, UnsupportedError
+
+Choose = Callable[[Sequence[Any]], Any]
+"""Draws one of a sequence."""
+
+MARGIN, RUNS = 16, 6
+"""Deviations that a result may be off by, and the perturbed runs in which they are measured."""
+MOST_ELEMENTS = 4096
+FLOATS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+INTEGERS = {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8}
+DTYPES = FLOATS | INTEGERS | {"b": torch.bool}
+SIZES = (1, 2, 3, 5, 8)
+
+# What a statement's text may refer to: {a}, {b}, {c} are earlier values, {d} a dimension of {a}.
+POINTWISE = (
+    *("torch.sin({a})", "torch.tanh({a})", "torch.sigmoid({a})", "F.gelu({a})", "F.silu({a})", "torch.exp({a}) * 0.5"),
+    *("torch.log1p({a}.abs())", "torch.sqrt({a}.abs() + 0.5)", "{a} / (1 + {b}.abs())", "{a} * 0.75 - {b}", "1 - {a}"),
+    *("{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.lerp({a}, {b}, 0.25)", "torch.addcmul({a}, {b}, {c})"),
+    *("torch.square({a})", "torch.atan2({a}, {b}.abs() + 1)", "F.softplus({a})", "torch.rsqrt({a} * {a} + 1)"),
+)
+EXACT = (  # rounds nothing: exact where the operands are
+    *("-{a}", "{a}.abs()", "F.relu({a})", "torch.maximum({a}, {b})", "torch.minimum({a}, {b})", "{a}.clamp(-0.5, 0.5)"),
+    *("torch.zeros_like({a})", "torch.full_like({a}, 2)", "{a}.masked_fill(torch.ones_like({a}, dtype=b), 1)"),
+    *(
+        "{a}.T",
+        "{a}.mT",
+        "{a}.transpose(0, -1)",
+        "{a}.unsqueeze({d})",
+        "{a}.squeeze()",
+        "{a}[:1]",
+        "{a}[1:]",
+        "{a}[::2]",
+    ),
+    *("{a}[..., 1:]", "{a}[..., ::2]", "{a}[None]", "{a}[..., None]", "{a}.flip({d})", "{a}.reshape(-1)", "{a}[0]"),
+    *("{a}.reshape(-1, {a}.shape[-1])", "{a}.flatten(0, 1)", "{a}.movedim(0, -1)", "{a}.contiguous()", "{a}.clone()"),
+    *(
+        "{a}.expand_as({b})",
+        "{a}.expand(3, *{a}.shape)",
+        "{a}.roll(1)",
+        "{a}.roll(1, {d})",
+        "{a}.repeat(2, *[1] * {a}.ndim)",
+    ),
+    *("torch.cat([{a}, {b}], {d})", "torch.stack([{a}, {b}], {d})", "{a}.chunk(2, {d})[0]", "{a}.split(2, {d})[-1]"),
+    *("{a}.tril()", "{a}.triu(1)", "{a}.diag()", "F.pad({a}, (1, 1))", "{a}.narrow({d}, 0, 1)", "{a}.select({d}, 0)"),
+    *("{a}.amax({d})", "{a}.amin({d}, keepdim=True)", "{a}.amax()", "{a}.cummax({d}).values", "{a}.double()"),
+    *("{a}.max({d}).values", "{a}.min()", "torch.where({a} > 0, {a}, {b})", "{a} * torch.arange({a}.shape[-1])"),
+    *("{a} + torch.arange({a}.shape[0])[:, None]", "{a}.to(f32)", "{a}.to(f64)", "{a}.unflatten(-1, (-1, 2))"),
+)
+JUMPS = (
+    *("{a} > {b}", "{a} <= 0.25", "{a} == {b}", "{a}.argmax({d})", "{a}.argmin()", "{a}.floor()", "{a}.round()"),
+    *("{a}.long()", "{a}.sign()", "({a} > 0).any({d})", "({a} > -0.5).all()", "({a} != 0).sum({d})", "{a}.to(b)"),
+    *("torch.where({a} > {b}, {a}, {b})", "{a}.cummax({d}).indices", "{a} // 1", "{a} % 0.75", "{a}.logical_not()"),
+)
+ROUNDING = (
+    *("{a}.sum()", "{a}.sum({d})", "{a}.sum({d}, keepdim=True)", "{a}.mean()", "{a}.mean({d})", "{a}.mean((0, 1))"),
+    *(
+        "{a}.sum((0, -1), keepdim=True)",
+        "{a}.var({d})",
+        "{a}.std()",
+        "{a}.norm()",
+        "{a}.logsumexp({d})",
+        "{a}.prod({d})",
+    ),
+    *(
+        "torch.softmax({a}, {d})",
+        "torch.log_softmax({a}, {d})",
+        "F.layer_norm({a}, {a}.shape[-1:])",
+        "{a} - {a}.mean()",
+    ),
+    *(
+        "F.layer_norm({a}, {a}.shape[1:])",
+        "F.rms_norm({a}, {a}.shape[-1:])",
+        "F.group_norm({a}, 1)",
+        "{a} / ({a}.norm() + 1)",
+    ),
+    *("{a} - {a}.mean((0, 1), keepdim=True)", "F.mse_loss({a}, {b})", "F.cosine_similarity({a}, {b}, {d})"),
+    *("{a}.cumsum({d})", "{a}.cumprod({d})", "{a}.logcumsumexp({d})", "{a}.flip({d}).cumsum({d})"),
+    *("{a} @ {b}", "{a} @ {b}.mT", "F.linear({a}, {b})", "F.linear({a}, {a})", "{a}.mT @ {a}", "({a} @ {b}) * {c}"),
+    *("torch.einsum('...i,...i->...', {a}, {b})", "torch.softmax({a} @ {b}, -1)", "torch.addmm({a}, {b}, {c})"),
+    *(
+        "({a} @ {b}).sum({d})",
+        "{a} @ {b} + {c} @ {b}",
+        "F.relu(F.linear({a}, {b})) @ {b}",
+        "{a}.to(bf16)",
+        "{a}.to(f16)",
+    ),
+)
+INTEGRAL = (  # of integers and bools alone
+    *(
+        "{a} & {b}",
+        "{a} | {b}",
+        "{a} ^ {b}",
+        "~{a}",
+        "{a} // 3",
+        "{a} % 3",
+        "{a} << 1",
+        "{a} * 2 - {b}",
+        "{a}.sum({d})",
+    ),
+    *("{a}.cumsum({d})", "{a}.prod()", "{a} @ {b}", "{a}.to(i32)", "{a}.to(u8)", "{a}.float()", "{a}.amax({d})"),
+)
+IN_PLACE = (
+    *(
+        "{a}.add_({b})",
+        "{a}.mul_({b})",
+        "{a}.clamp_(-0.5, 0.5)",
+        "{a}.zero_()",
+        "{a}.copy_({b})",
+        "{a}.fill_({b}.amax())",
+    ),
+    *(
+        "{a}.sub_({a}.mean())",
+        "{a}.neg_()",
+        "{a}.div_({b}.abs() + 1)",
+        "{a}.sigmoid_()",
+        "{a}.masked_fill_({a} > 0, 1)",
+    ),
+)
+
+
+@dataclass
+class Value:
+    """A name of the program.
+
+    Attributes:
+        exact: whether no rounding has gone into it.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    exact: bool
+
+
+@dataclass
+class Program:
+    """A program and its arguments.
+
+    Attributes:
+        text: its source, a function ``program(x0, x1, ...)``.
+        arguments: the tensors it is called with; ``run`` leaves them as they are.
+    """
+
+    text: str
+    arguments: list[torch.Tensor]
+    dtypes: set[torch.dtype] = field(default_factory=set)
+
+    @property
+    def path(self) -> str:
+        return f"<program {zlib.crc32(self.text.encode()):08x}>"
+
+    def function(self, exact: bool = False) -> Callable[..., Any]:
+        """The program; ``exact``: where it names a floating dtype it means float64."""
+        linecache.cache[self.path] = (len(self.text), None, self.text.splitlines(keepends=True), self.path)
+        names: dict[str, Any] = {"torch": torch, "F": F} | DTYPES
+        if exact:
+            names |= dict.fromkeys(FLOATS, torch.float64)
+        exec(compile(self.text, self.path, "exec"), names)
+        function: Callable[..., Any] = names["program"]
+        return function
+
+    def run(self, function: Callable[..., Any]) -> list[Any]:
+        """What ``function`` gives, and then the arguments as it leaves them."""
+        arguments = [copied(argument, argument.dtype) for argument in self.arguments]
+        return [*pytree.tree_leaves(function(*arguments)), *arguments]
+
+    def run_exactly(self) -> list[Any]:
+        """The same in float64."""
+        arguments = [copied(a, torch.float64 if a.is_floating_point() else a.dtype) for a in self.arguments]
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # to which integers are promoted
+        try:
+            return [*pytree.tree_leaves(self.function(exact=True)(*arguments)), *arguments]
+        finally:
+            torch.set_default_dtype(before)
+
+    def __repr__(self) -> str:
+        described = [f"{a.dtype} {tuple(a.shape)} strides {a.stride()}" for a in self.arguments]
+        return "\n".join([*described, self.text])
+
+
+def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in memory of its own, with the strides of ``tensor``."""
+    if not tensor.numel():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    copy = torch.empty(reach + 1, dtype=dtype).as_strided(tensor.shape, tensor.stride())
+    distinct = tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())
+    copy[distinct].copy_(tensor[distinct])
+    return copy
+
+
+# ------------------------------------------------------------------------------------------------------- drawing one
+
+
+def draw(choose: Choose) -> Program:
+    """A program of at most eight statements."""
+    generator = torch.Generator().manual_seed(choose(range(2**16)))
+    mixed = choose((False, False, True))
+    dtype = choose((torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16))
+    arguments = []
+    for _ in range(choose((1, 2, 2, 3))):
+        kind = choose((*[dtype] * 4, torch.int64, torch.bool)) if not mixed else choose(tuple(DTYPES.values()))
+        arguments.append(_argument(choose, kind, generator))
+    values = [Value(f"x{index}", copied(tensor, tensor.dtype), True) for index, tensor in enumerate(arguments)]
+    names = ", ".join(value.name for value in values)
+    lines: list[str] = []
+    for _ in range(choose(range(1, 9))):
+        statement = _statement(choose, values)
+        if statement is not None:
+            lines.append(statement)
+    made = values[len(arguments) :] or values
+    results = [choose(made) for _ in range(choose((1, 1, 2, 3)))]
+    returned = ", ".join(dict.fromkeys([values[-1].name, *(value.name for value in results)]))
+    text = "\n".join([f"def program({names}):", *(f"    {line}" for line in lines), f"    return {returned}", ""])
+    dtypes = {value.tensor.dtype for value in values} | {a.dtype for a in arguments}
+    dtypes |= {DTYPES[name] for name in re.findall(r"\b(?:f16|bf16)\b", text)}
+    return Program(text, arguments, dtypes)
+
+
+def _argument(choose: Choose, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """A tensor of up to three dimensions that lies in memory in any way."""
+    rank = choose((0, 1, 2, 2, 2, 3, 3))
+    sizes = [choose(SIZES) for _ in range(rank)]
+    if choose(range(40)) == 0 and rank:
+        sizes[choose(range(rank))] = 0
+    steps = [choose((1, 1, 1, 2)) for _ in sizes]
+    order = choose(list(itertools.permutations(range(rank))))
+    whole = [sizes[dim] * steps[dim] for dim in order]
+    base = (torch.rand(whole, generator=generator) * 2 - 1).mul(8 if not dtype.is_floating_point else 1)
+    base = base.abs() if dtype == torch.uint8 else base
+    base = (base > 0) if dtype == torch.bool else base.to(dtype)
+    tensor = base.permute([order.index(dim) for dim in range(rank)])
+    tensor = tensor[tuple(slice(None, None, step) for step in steps)]
+    if rank and choose(range(6)) == 0:
+        dim = choose(range(rank))
+        tensor = tensor.narrow(dim, 0, min(1, sizes[dim])).expand(sizes)
+    return tensor
+
+
+def _statement(choose: Choose, values: list[Value]) -> str | None:
+    """A statement that eager torch runs, whose result has become the last of ``values``; None where none was found."""
+    for _ in range(8):
+        kind = choose(
+            ("pointwise", "pointwise", "exact", "exact", "exact", "rounding", "rounding", "jumps", "integral", "place")
+        )
+        texts = {"pointwise": POINTWISE, "exact": EXACT, "rounding": ROUNDING, "jumps": JUMPS}
+        text = choose((texts | {"integral": INTEGRAL, "place": IN_PLACE})[kind])
+        operands = {name: choose(values) for name in "abc" if f"{{{name}}}" in text}
+        used = list(operands.values())
+        exact = all(value.exact for value in used)
+        floating = any(value.tensor.is_floating_point() for value in used)
+        if (kind == "jumps" and not exact) or (kind == "integral" and floating):
+            continue
+        if not exact and ("where" in text or "> 0" in text):
+            continue
+        rank = operands["a"].tensor.ndim
+        call = text.format(**{name: value.name for name, value in operands.items()}, d=choose(range(max(rank, 1))))
+        try:
+            result = eval(call, {"torch": torch, "F": F} | DTYPES, {value.name: value.tensor for value in values})
+        except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+            continue
+        if (
+            not isinstance(result, torch.Tensor)
+            or result.dtype not in DTYPES.values()
+            or result.numel() > MOST_ELEMENTS
+        ):
+            continue
+        rounds = kind in ("pointwise", "rounding") or (kind == "place" and floating)
+        exact_result = exact and not (rounds and result.is_floating_point()) and kind != "place"
+        if kind == "exact" and floating and "arange" in text:
+            exact_result = False
+        if kind == "place":
+            for value in values:  # and whatever shares its memory
+                value.exact = value.exact and not _shares(value.tensor, operands["a"].tensor)
+        values.append(Value(f"v{len(values)}", result, exact_result))
+        return f"{values[-1].name} = {call}"
+    return None
+
+
+def _shares(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+
+
+# ----------------------------------------------------------------------------------------------------- what it gives
+
+
+_ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join(EXACT))) - {"arange"} | {"neg", "__getitem__"}
+
+
+class _Perturbed(TorchFunctionMode):
+    """Every floating result of an operation that rounds is off by up to ``size`` of itself."""
+
+    def __init__(self, size: float, generator: torch.Generator):
+        super().__init__()
+        self.size, self.generator = size, generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _ROUND_NOTHING:
+            return result
+        with torch._C.DisableTorchFunction():
+            for tensor in pytree.tree_leaves(result):
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and all(tensor.stride()):
+                    noise = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+                    tensor.mul_(1 + self.size * noise)
+        return result
+
+
+def verdict(program: Program, function: Callable[..., Any]) -> tuple[str, str]:
+    """("right" | "refused" | "wrong" | "crash", what was found) of ``function``, the program decorated."""
+    eager = program.run(program.function())
+    try:
+        found = program.run(function)
+        again = program.run(function)
+    except (TraceError, UnsupportedError) as error:
+        located = program.path in str(error) or "argument" in str(error)
+        return ("refused" if located else "crash"), str(error)
+    except Exception as error:
+        return "crash", f"{type(error).__name__}: {error}"
+    exact = program.run_exactly()
+    size = max(torch.finfo(dtype).eps for dtype in program.dtypes | {torch.float64} if dtype.is_floating_point)
+    generator = torch.Generator().manual_seed(0)
+    perturbed = []
+    for _ in range(RUNS):
+        with _Perturbed(size, generator):
+            perturbed.append(program.run_exactly())
+    for number, (got, same, want) in enumerate(zip(found, again, eager, strict=True)):
+        where = f"result {number}"
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
+            return "wrong", f"{where} is {got.dtype} {tuple(got.shape)} for {want.dtype} {tuple(want.shape)}"
+        if not torch.equal(torch.nan_to_num(got.double()), torch.nan_to_num(same.double())):
+            return "wrong", f"{where} differs from call to call"
+        mistake = _mistake(got, want, exact[number], [run[number] for run in perturbed], size)
+        if mistake is not None:
+            return "wrong", f"{where}: {mistake}"
+    return "right", ""
+
+
+def _mistake(
+    got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, perturbed: list[torch.Tensor], size: float
+) -> str | None:
+    if not got.is_floating_point():
+        return None if torch.equal(got, eager) else f"{got} for {eager}"
+    exact, actual = exact.double(), got.double()
+    deviation = torch.stack([(run.double() - exact).abs() for run in perturbed]).amax(0) if perturbed else 0
+    limits = torch.finfo(got.dtype)
+    allowed = MARGIN * deviation + MARGIN * size * exact.abs() + limits.tiny
+    fine = ((actual - exact).abs() <= allowed) | (actual == exact.to(got.dtype).double()) | (actual == eager.double())
+    fine |= (actual.isnan() & (exact.isnan() | eager.isnan())) | ~torch.isfinite(allowed)
+    fine |= actual.isinf() & (exact.abs() * (1 + MARGIN * size) >= limits.max)
+    if fine.all():
+        return None
+    place = tuple((~fine).nonzero()[0].tolist())
+    return f"{int((~fine).sum())} of {fine.numel()} off, at {place} {actual[place]:.9g} for {exact[place]:.9g}"
