@@ -55,7 +55,11 @@ READS: dict[str, Function] = {
 def read_arguments(
     shape: tuple[int, int, int], rows: tuple[int, int], index: torch.dtype, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
-    return torch.randn(shape).to(dtype), integers(0, shape[0], rows, index), integers(0, shape[0] * shape[1], shape, index)
+    return (
+        torch.randn(shape).to(dtype),
+        integers(0, shape[0], rows, index),
+        integers(0, shape[0] * shape[1], shape, index),
+    )
 
 
 READ_SIZES = {"small": ((5, 4, 6), (3, 2)), "smallest": ((2, 4, 3), (1, 2)), "ragged": ((17, 33, 65), (7, 5))}

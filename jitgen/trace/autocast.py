@@ -23,19 +23,32 @@ _LOSSES = (
 )
 _PRODUCTS = (
     *("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "prelu", "einsum"),
+    *("linalg_vecdot", *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3))),
+)
+_RESAMPLED = (
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *(f"{kind}{count}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
 )
 
 LOWER: Mapping[str, frozenset[str]] = {
     "cpu": frozenset(_PRODUCTS),
-    "cuda": frozenset((*_PRODUCTS, "addmv", "mv")),
+    "cuda": frozenset((*_PRODUCTS, "addmv", "mv", "addr", "chain_matmul", "linalg_multi_dot")),
 }
 """Functions that compute in the dtype of autocast, by device."""
 
 FLOAT32: Mapping[str, frozenset[str]] = {
-    "cpu": frozenset((*_LOSSES, "binary_cross_entropy", "prod")),
+    "cpu": frozenset(
+        (
+            *(*_LOSSES, "binary_cross_entropy", "prod", "cdist", "trace"),
+            *("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+            *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
+        )
+    ),
     "cuda": frozenset(
         (
             *_LOSSES,
+            *_RESAMPLED,
+            *("cdist", "dist", "erfinv", "linalg_matrix_norm", "matrix_norm", "native_layer_norm", "pdist", "renorm"),
             *(
                 "acos",
                 "arccos",
@@ -59,8 +72,13 @@ FLOAT32: Mapping[str, frozenset[str]] = {
 """Functions that compute in float32 where their arguments have fewer bits."""
 
 WIDEST: Mapping[str, frozenset[str]] = {
-    "cpu": frozenset(("cat", "concat", "concatenate", "stack")),
-    "cuda": frozenset(("addcdiv", "addcmul", "atan2", "arctan2", "dot", "vdot", "inner")),
+    "cpu": frozenset(("cat", "concat", "concatenate", "stack", "index_copy")),
+    "cuda": frozenset(
+        (
+            *("addcdiv", "addcmul", "atan2", "arctan2", "dot", "vdot", "inner", "bilinear", "cross"),
+            *("grid_sampler", "index_put", "scatter_add", "tensordot"),
+        )
+    ),
 }
 """Functions that compute in float32 where one of their arguments is float32, and else in the dtype of autocast."""
 
