@@ -249,7 +249,8 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
     """Constant padding: ``input`` concatenated with constant tensors; a negative amount is cut off."""
     if mode in MODES:
-        return padded(trace, input, pad, mode)
+        # torch repeats what is left of the tensor, and reflects and replicates what it was.
+        return padded(trace, *(_cut(trace, input, pad) if mode == "circular" else (input, pad)), mode)
     if mode != "constant":
         raise ValueError(f"pad has no mode {mode!r}")
     return constant_pad_nd(trace, input, pad, 0 if value is None else value)
@@ -259,19 +260,28 @@ def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any 
 def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node:
     if len(pad) % 2 or len(pad) > 2 * len(input.shape):
         raise ValueError(f"{len(pad)} amounts of padding for a tensor of {len(input.shape)} dimensions")
+    input, pad = _cut(trace, input, pad)
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(input.shape) - 1 - number
-        removed = [max(0, -int(amount)) for amount in (before, after)]
-        if any(removed):
-            input = sliced(trace, input, dim, removed[0], symbols.sub(input.shape[dim], removed[1]))
         pieces = [input]
-        for amount, is_front in ((int(before), True), (int(after), False)):
-            if amount > 0:
+        for amount, is_front in ((before, True), (after, False)):
+            if amount:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
                 fill = filled(trace, operand(trace, value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input
+
+
+def _cut(trace: Trace, input: Node, pad: Any) -> tuple[Node, list[int]]:
+    """``input`` without the elements that negative amounts of padding cut off, and the other amounts."""
+    amounts = [int(amount) for amount in pad]
+    for number, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=False)):
+        if min(before, after) < 0:
+            dim = len(input.shape) - 1 - number
+            stop = symbols.sub(input.shape[dim], max(0, -after))
+            input = sliced(trace, input, dim, max(0, -before), stop)
+    return input, [max(0, amount) for amount in amounts]
 
 
 @row("roll")

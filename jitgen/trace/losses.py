@@ -360,6 +360,23 @@ def multi_margin_loss(
     return reduced(loss, reduction)
 
 
+@composition("_nn.multilabel_margin_loss")
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """The classes of a row are those in front of its first -1; every one is compared with every other class."""
+    require_float(input)
+    if input.dim() == 0:
+        input, target = input.reshape(1), target.reshape(1)
+    require_shape(target, input.shape, "the target")
+    classes = input.shape[-1]
+    named = (target < 0).long().cumsum(-1) == 0
+    chosen = (target.unsqueeze(-1) == torch.arange(classes)) & named.unsqueeze(-1)
+    other = ~chosen.any(-2, keepdim=True)
+    picked = torch.where(chosen, input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
+    missed = (1 - picked + input.unsqueeze(-2)).clamp(min=0)
+    loss = torch.where(other & named.unsqueeze(-1), missed, 0.0).sum((-2, -1)) / classes
+    return reduced(loss, reduction)
+
+
 @composition("torch_nn._linear_cross_entropy_batch_chunked")
 def linear_cross_entropy(
     input: Tensor,

@@ -26,7 +26,8 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
     amounts = [int(amount) for amount in pad]
     if len(pad) % 2 or dims not in (1, 2, 3) or rank not in (dims + 1, dims + 2):
         raise ValueError(f"{mode} padding by {len(pad)} numbers is not defined for {rank} dimensions")
-    shape, indices, places = list(input.shape), [], list(range(rank))
+    indices: list[Node] = []
+    shape, places = list(input.shape), list(range(rank))
     for number in range(dims):
         dim, before, after = rank - 1 - number, amounts[2 * number], amounts[2 * number + 1]
         size = input.shape[dim]
