@@ -153,7 +153,7 @@ def native_layer_norm(
 def native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grouped = input.reshape(N, group, -1)
+    grouped = input.reshape(N, group, C // group * HxW)
     variance, mean = torch.var_mean(grouped, 2, correction=0)
     normal = torch.nn.functional.group_norm(input, group, weight, bias, eps)
     return normal, mean, (variance + eps).rsqrt()

@@ -74,7 +74,8 @@ def searchsorted(
     sorter: Tensor | None = None,
 ) -> Tensor:
     if sorter is not None:
-        raise UnsupportedError("searchsorted with a sorter is not supported; give it a sorted sequence")
+        require_shape(sorter, sorted_sequence.shape, "the sorter")
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(f"side={side!r} and right={right} contradict each other")
     after, given = right or side == "right", input
