@@ -6,7 +6,7 @@ BASE_PYTHON ?= python3
 PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help ready venv examples demo test test-all gpu-test gpu-test-all lint format bench wheel
+.PHONY: help ready venv examples demo test test-all gpu-test gpu-test-all lint format bench manifests wheel
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,6 +61,9 @@ format: ## rewrite in the house style
 
 bench: ready ## the measured figures of README, as a table and as JSON
 	$(PYTHON) -m jitgen bench
+
+manifests: ready ## record cache/manifests again: what `jitgen prewarm llama-3-8b` and the like build
+	$(PYTHON) tools/record_manifests.py
 
 wheel: ## dist/jitgen-*-py3-none-any.whl
 	$(PYTHON) -m build --wheel --no-isolation

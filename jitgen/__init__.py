@@ -3,42 +3,48 @@
 Decorate a plain PyTorch function with ``jitgen.jit``; its calls run generated Triton, CUDA C++ or C++ kernels that are
 compiled once and kept on disk. See README.md; the path of a call is ``jitgen/pipeline.py``.
 
-Importing this touches no GPU and no disk, and imports neither Triton, Jinja nor Dynamo.
+Importing this touches no GPU and no disk, and imports nothing but torch and what torch must know to load checkpoints of
+quantised weights; the command line starts without torch. Every name is imported when it is first asked for.
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from jitgen import quant
 from jitgen._version import __version__
-from jitgen.api import JitFunction, jit, quantized_linear
-from jitgen.deploy.prewarm import PrewarmReport, prewarm
-from jitgen.deploy.record import record
-from jitgen.errors import (
-    CacheError,
-    CacheMissError,
-    CompileError,
-    FallbackWarning,
-    FormatError,
-    JitgenError,
-    SettingError,
-    TraceError,
-    UnsupportedError,
-)
-from jitgen.events import CompileEvent, on_compile
-from jitgen.settings import strict
-from jitgen.spec import Target, TensorSpec
 
 if TYPE_CHECKING:
+    from jitgen.api import JitFunction, jit, quantized_linear
+    from jitgen.deploy.prewarm import PrewarmReport, prewarm
+    from jitgen.deploy.record import record
+    from jitgen.errors import (
+        CacheError,
+        CacheMissError,
+        CacheWarning,
+        CompileError,
+        CompileWarning,
+        FallbackWarning,
+        FormatError,
+        JitgenError,
+        SettingError,
+        TraceError,
+        UnsupportedError,
+    )
+    from jitgen.events import CompileEvent, on_compile
     from jitgen.quant.modules import quantize_
     from jitgen.quant.qtensor import QTensor
     from jitgen.quant.quantize import quantize
+    from jitgen.settings import freeze, strict
+    from jitgen.spec import Target, TensorSpec
 
 __all__ = [
     "CacheError",
     "CacheMissError",
+    "CacheWarning",
     "CompileError",
     "CompileEvent",
+    "CompileWarning",
     "FallbackWarning",
     "FormatError",
     "JitFunction",
@@ -51,6 +57,7 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "__version__",
+    "freeze",
     "jit",
     "on_compile",
     "prewarm",
@@ -61,13 +68,48 @@ __all__ = [
     "strict",
 ]
 
-
-_LATER = {"QTensor": "qtensor", "quantize": "quantize", "quantize_": "modules"}
+_MODULES = {
+    "jitgen.api": ("JitFunction", "jit", "quantized_linear"),
+    "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
+    "jitgen.deploy.record": ("record",),
+    "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
+    "jitgen.events": ("CompileEvent", "on_compile"),
+    "jitgen.quant.modules": ("quantize_",),
+    "jitgen.quant.qtensor": ("QTensor",),
+    "jitgen.quant.quantize": ("quantize",),
+    "jitgen.settings": ("freeze", "strict"),
+    "jitgen.spec": ("Target", "TensorSpec"),
+}
+"""Where each public name is."""
+_WITH_EAGER_PRODUCTS = ("jitgen.quant.modules", "jitgen.quant.qtensor", "jitgen.quant.quantize")
+"""Who has a quantised weight may multiply with it outside ``jitgen.jit``, by kernels that ``jitgen.api`` registers."""
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Quantised weights are imported when they are first asked for."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(f"{quant.__name__}.{_LATER[name]}"), name)
+    """A public name, or a submodule: ``jitgen.spec`` works after ``import jitgen`` alone."""
+    home = _HOMES.get(name)
+    try:
+        module = importlib.import_module(home or f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    if home in _WITH_EAGER_PRODUCTS:
+        importlib.import_module("jitgen.api")
+    found = globals()[name] = getattr(module, name) if home else module
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _is_the_command() -> bool:
+    """Whether this process is ``jitgen ...`` or ``python -m jitgen ...``, which imports torch where it needs it."""
+    name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    return name == "jitgen" or (name == "-m" and sys.orig_argv[sys.orig_argv.index("-m") :][1:2] == ["jitgen"])
+
+
+if not _is_the_command():
+    importlib.import_module("jitgen.quant")

@@ -30,7 +30,8 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
     """Make calls of a plain PyTorch function run as generated, compiled, cached kernels.
 
     Args:
-        function: the function, method, lambda or module; omitted when options are given.
+        function: the function, method, lambda or module; omitted when options are given. Of a static or class method
+            the function is decorated, so that the decorators may be in either order.
         backend: ``"auto"`` (CUDA tensors: ``cuda``; CPU tensors: ``cpp``), ``"cuda"``, ``"triton"`` or ``"cpp"``; the
             default is ``JITGEN_BACKEND``.
         compiler: another route to the same kernel: ``"load_inline"`` builds ``cpp`` and ``cuda`` sources as torch
@@ -51,7 +52,11 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
             names = [name for owner, name in routes.ROUTES if owner == backend]
             raise UnsupportedError(f"backend {backend!r} has no compiler {compiler!r}; it has {', '.join(names)}")
 
-    def decorate(function: Callable[..., Any]) -> JitFunction:
+    def decorate(function: Any) -> Any:
+        if isinstance(function, (staticmethod, classmethod)):
+            return type(function)(decorate(function.__func__))
+        if isinstance(function, property):
+            raise TypeError("jit decorates functions, not property; write @property above @jit")
         if isinstance(function, JitFunction):
             function = function.function
         name = None

@@ -1,4 +1,4 @@
-"""The exceptions jitgen raises, two warnings, and nothing else.
+"""The exceptions jitgen raises, three warnings, and nothing else.
 
 ::
 
@@ -12,8 +12,9 @@
     ├── SettingError        an environment variable that does not parse; a ValueError too
     └── DriverError         the CUDA driver refused a load or a launch (``runtime/cuda.py``)
 
-Two warnings are UserWarnings, after which the call goes on: ``CacheWarning`` (the store could not do what it is for)
-and ``FallbackWarning`` (a quantised layer runs in torch instead of a kernel).
+Three warnings are UserWarnings, after which the call goes on: ``CacheWarning`` (the store could not do what it is for),
+``CompileWarning`` (a kernel is compiled after ``jitgen.freeze``) and ``FallbackWarning`` (a quantised layer runs in
+torch instead of a kernel).
 
 Every message says what was wrong, where, and what to do.
 """
@@ -89,7 +90,7 @@ class CompileError(JitgenError):
 
 
 class CacheMissError(JitgenError):
-    """Strict mode forbids compiling, and the store has no kernel for this call."""
+    """Strict mode, or ``jitgen.freeze``, forbids compiling, and the store has no kernel for this call."""
 
 
 class CacheError(JitgenError):
@@ -102,6 +103,10 @@ class SettingError(JitgenError, ValueError):
 
 class CacheWarning(UserWarning):
     """The store cannot be written, an entry of it is damaged, or a remote does not answer; the call goes on."""
+
+
+class CompileWarning(UserWarning):
+    """A kernel is compiled although ``jitgen.freeze("warn")`` said that everything was compiled already."""
 
 
 class FallbackWarning(UserWarning):

@@ -47,6 +47,11 @@ class Lowered:
     def __init__(self, lowered: lowering.Lowered):
         self._lowered = lowered
 
+    @property
+    def lowered(self) -> lowering.Lowered:
+        """What the passes made of it."""
+        return self._lowered
+
     @functools.cached_property
     def kernels(self) -> tuple[KernelText, ...]:
         route = self._lowered.route

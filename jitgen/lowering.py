@@ -210,20 +210,23 @@ class Lowered:
     @functools.cached_property
     def key(self) -> str:
         """The request key. It is the same on another machine, in another directory and under another user."""
-        return digest(
-            {
-                "schema": SCHEMA,
-                "code": code_digest(),
-                "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],
-                "graph": graphs.to_json(self.graph),
-                # What families made of the graph, which a family outside jitgen has a say in as well.
-                "kernels": [kernel.digest for kernel in self.program.kernels],
-                "layouts": plain(self.layouts),
-                "schedules": plain(self.schedules),
-                "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
-                "facts": numeric_facts(),
-            }
-        )
+        return digest(self.ingredients)
+
+    @functools.cached_property
+    def ingredients(self) -> dict[str, Any]:
+        """What the request key is the digest of."""
+        return {
+            "schema": SCHEMA,
+            "code": code_digest(),
+            "families": [(kernel.family, registry.of(kernel).fingerprint()) for kernel in self.program.kernels],
+            "graph": graphs.to_json(self.graph),
+            # What families made of the graph, which a family outside jitgen has a say in as well.
+            "kernels": [kernel.digest for kernel in self.program.kernels],
+            "layouts": plain(self.layouts),
+            "schedules": plain(self.schedules),
+            "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
+            "facts": numeric_facts(),
+        }
 
     @property
     def is_empty(self) -> bool:

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen import debug, events, scratch, settings
+from jitgen import debug, events, misses, scratch, settings
 from jitgen.compile import routes
-from jitgen.errors import CacheMissError, CompileError
+from jitgen.errors import CacheMissError, CompileError, CompileWarning
 from jitgen.families.rewrites import rewritten
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
@@ -91,11 +92,14 @@ def _lower_partitioned(
     return Lowered(guarded, partitioned, program, route, laid_out, schedules, caller_output)
 
 
-def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
+def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = None) -> tuple[BuiltKernel, ...]:
     """The compiled kernels of ``lowered``: loaded from the store, or built and stored.
 
+    Args:
+        remedy: returns the command that would have built them, for a message; called where nothing may be compiled.
+
     Raises:
-        CacheMissError: the store lacks one of them, and strict mode forbids compiling.
+        CacheMissError: the store lacks one of them, and strict mode or ``freeze`` forbids compiling.
         CompileError: a source does not render or compile.
     """
     debug.log(2, f"plan {lowered.key[:12]}: {lowered}")
@@ -106,10 +110,12 @@ def fetch(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
         _hold(lowered, found, store)
         return found
     if settings.is_strict():
-        raise CacheMissError(
-            f"{lowered.graph.name}: no kernel in {store.root} for {lowered}\n"
-            f"  strict mode compiles nothing; prewarm this specialisation, or see `jitgen cache why {lowered.key}`"
+        raise CacheMissError(f"{misses.described(lowered, store, remedy)}\n  nothing is compiled in strict mode")
+    if settings.frozen():
+        warnings.warn(
+            f"compiled after freeze: {misses.described(lowered, store, remedy)}", CompileWarning, stacklevel=2
         )
+    debug.log(1, lambda: f"a miss: {misses.described(lowered, store)}")
     with store.single_flight(lowered.key) as flight:
         # Another process may have built the same kernels while this one waited. If that process hangs, what it has
         # begun is its own to publish.
@@ -186,6 +192,7 @@ def build(lowered: Lowered, store: Store, *, publish: bool = True) -> tuple[Buil
         "backend": lowered.route.backend,
         "compiler": lowered.route.compiler,
         "specialization": str(lowered),
+        "ingredients": misses.ingredients(lowered),
     }
     store.keep_plan(lowered.key, plan, publish=publish)
     return tuple(built)

@@ -2,8 +2,8 @@
 
 A process that is killed cannot delete anything. So it keeps a lock on each of its directories, which the system drops
 however the process ends, and another process deletes those that nobody has locked. Nothing else is written below the
-system's temporary directory, except sources that did not compile (``keep``), which people are to read: those are
-deleted a day later.
+system's temporary directory, except what people are to read (``keep``): sources that did not compile, and manifests of
+what strict mode did not find. Those are deleted a day later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SCRATCH = "jitgen-scratch-"
-_KEPT = "jitgen-failed-"
+_KEPT = "jitgen-kept-"
 _KEPT_SECONDS = 86400.0
 _YOUNG_SECONDS = 5.0
 """The age, in seconds, below which an unlocked directory may be one that its maker is about to lock."""
@@ -63,7 +63,7 @@ def _sweep_once() -> None:
 
 
 def sweep() -> None:
-    """Delete what killed processes of this user left, and sources that were kept for long enough."""
+    """Delete what killed processes of this user left, and what was kept for long enough."""
     now = time.time()
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
         for entry in found:

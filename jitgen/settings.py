@@ -139,5 +139,27 @@ def strict():
         _strict.reset(token)
 
 
+_frozen: str | None = None
+
+
+def freeze(action: str | None = "error") -> None:
+    """Say that everything this process needs is compiled: from now on, in every thread, a compile is a mistake.
+
+    Args:
+        action: ``"error"``: a kernel that is not in the store raises ``CacheMissError``, as under ``strict``;
+            ``"warn"``: it is compiled, with a ``CompileWarning``; None: compiling is allowed again.
+    """
+    global _frozen
+    if action not in ("error", "warn", None):
+        raise ValueError(f"freeze({action!r}): expected 'error', 'warn' or None")
+    _frozen = action
+
+
+def frozen() -> str | None:
+    """What ``freeze`` was last called with; None before."""
+    return _frozen
+
+
 def is_strict() -> bool:
-    return _strict.get() or get("JITGEN_STRICT")
+    """Whether nothing may be compiled."""
+    return _strict.get() or _frozen == "error" or get("JITGEN_STRICT")

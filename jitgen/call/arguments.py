@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from jitgen.call.signature import NUMBERS, STATIC
+from jitgen.call.signature import NUMBERS, STATIC, is_object
 from jitgen.quant import weights
 from jitgen.trace.readable import TENSORS
 
@@ -68,7 +68,11 @@ class Parameters:
 
 def leaf_kinds(kinds: Iterable[type]) -> bool:
     """Whether values of these types are leaves."""
-    return _LEAF_KINDS.issuperset(kinds)
+    return all(kind in _LEAF_KINDS or (is_object(kind) and not _may_be_nested(kind)) for kind in kinds)
+
+
+def _may_be_nested(kind: type) -> bool:
+    return issubclass(kind, (tuple, list, dict)) or kind in pytree.SUPPORTED_NODES
 
 
 def walk(

@@ -15,7 +15,7 @@ import torch
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import NUMBERS, check
+from jitgen.call.signature import NUMBERS, STATIC, check
 from jitgen.errors import UnsupportedError
 from jitgen.quant import weights
 from jitgen.runtime.generated import define
@@ -27,6 +27,9 @@ from jitgen.trace.readable import TENSORS
 
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
+
+MAX_ALTERNATIVES = 8
+"""Launches of equal arguments, for captured values that alternate."""
 
 Dispatcher = Callable[..., Any]
 
@@ -85,7 +88,7 @@ class Dispatchers:
         """A function of leaves of exactly these types."""
         tensors = [index for index, kind in enumerate(kinds) if kind in TENSORS]
         numbers = [index for index, kind in enumerate(kinds) if kind in NUMBERS]
-        static = [index for index, kind in enumerate(kinds) if kind not in TENSORS and kind not in NUMBERS]
+        static = [index for index, kind in enumerate(kinds) if issubclass(kind, STATIC)]
         static += [index for number, index in enumerate(numbers) if number in self._resolver.static_numbers]
         arguments = warm.Arguments(len(kinds), tensors, numbers)
         values = [f"exact(arg{index})" if kinds[index] is float else f"arg{index}" for index in static]
@@ -161,7 +164,7 @@ class DispatchState:
     Attributes:
         last: (layout check, launcher, what must be asked at each call, static values and address remainders) of the
             last call.
-        table: the launches of all calls, by layouts and values.
+        table: the launches of all calls, by layouts and values; several where they differ in captured values.
     """
 
     __slots__ = ("dispatchers", "last", "resolver", "table", "tensors", "tree")
@@ -172,7 +175,7 @@ class DispatchState:
         self.tree = tree
         self.tensors = tensors
         self.last: tuple[Any, ...] = (_never, None, None, *(None,) * values)
-        self.table: dict[Any, BoundLaunch] = {}
+        self.table: dict[Any, list[BoundLaunch]] = {}
 
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
@@ -198,17 +201,26 @@ class DispatchState:
         if (needs_grad and torch.is_grad_enabled()) or not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
         key = (layout, values, autocast.settings())
-        found = self.table.get(key)
-        captured = found.captured_tensors() if found is not None else None
+        found, captured = self._known(key, leaves)
         if found is None and (scalars := exchanged(leaves)) is not None:
             return self.dispatchers.find(scalars, self.tree)(*scalars)
         if found is None or captured is None:
             found, captured = self.resolver.resolve(leaves, self.tree)
             if len(self.table) >= MAX_LAUNCHES:
                 self.table.clear()
-            self.table[key] = found
+            alike = self.table.setdefault(key, [])
+            alike.insert(0, found)
+            del alike[MAX_ALTERNATIVES:]
         self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+
+    def _known(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch | None, list[torch.Tensor] | None]:
+        """The launch in the table whose captured values are as they are now, and the captured tensors."""
+        for found in self.table.get(key, ()):
+            captured = found.captured_tensors(leaves)
+            if captured is not None:
+                return found, captured
+        return None, None
 
 
 def _never(*tensors: torch.Tensor) -> bool:

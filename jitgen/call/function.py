@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -152,11 +154,23 @@ class JitFunction:
     def __hash__(self) -> int:
         return hash(self._resolver)
 
+    def __copy__(self) -> JitFunction:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
+        """A copied method belongs to the copied instance and resolves anew; a function is itself, as Python's are."""
+        if not isinstance(self.__wrapped__, MethodType):
+            return self
+        return _made_of(copy.deepcopy(self.__wrapped__, memo), self.backend, self.compiler, self.name)
+
     def __reduce__(self) -> Any:
-        """Copied and pickled as functions and methods are: a function by name, a method with its instance."""
-        if isinstance(self.__wrapped__, MethodType):
-            return _of_method, (self.__wrapped__, self.backend, self.compiler, self.name)
-        return self.__wrapped__.__qualname__
+        """By name where that leads to it, else with what it is made of; what it resolved stays here."""
+        found: Any = sys.modules.get(getattr(self.__wrapped__, "__module__", ""))
+        for name in getattr(self.__wrapped__, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self.__wrapped__.__qualname__
+        return _made_of, (self.__wrapped__, self.backend, self.compiler, self.name)
 
     # ---------------------------------------------------------------------------------------------------- inspection
 
@@ -207,6 +221,6 @@ class JitFunction:
         return plan
 
 
-def _of_method(method: Any, backend: str | None, compiler: str | None, name: str) -> JitFunction:
-    """The copy of a ``JitFunction``: ``method`` is decorated already where its class has it so."""
-    return method if isinstance(method, JitFunction) else JitFunction(method, backend, compiler, name)
+def _made_of(function: Any, backend: str | None, compiler: str | None, name: str) -> JitFunction:
+    """The copy of a ``JitFunction``: a method is decorated already where its class has it so."""
+    return function if isinstance(function, JitFunction) else JitFunction(function, backend, compiler, name)

@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jitgen import lowering
+from jitgen.call import recording
 from jitgen.call.arguments import Parameters
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
@@ -52,7 +53,10 @@ def lower(
     memory = [
         _memory(tensor, spec, route) for tensor, spec in zip([*tensors, *captured], [*specs, *captured], strict=True)
     ]
-    return found.lower(environment, memory, ())
+    lowered = found.lower(environment, memory, ())
+    if recording.active():
+        recording.note(found.traced.graph, lowered, environment, memory, resolver.routing)
+    return lowered
 
 
 def _route(routing: Routing, arguments: Any, target: str | Target | None, backend: str | None) -> Route:

@@ -11,7 +11,7 @@ from jitgen.call import plan_text
 from jitgen.call.outputs import check_distinct, check_outputs, copy_results, may_be_written, outputs_of
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
 from jitgen.call.resolver import BoundLaunch, Resolver
-from jitgen.call.signature import check
+from jitgen.call.signature import check, is_object
 from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
@@ -95,6 +95,12 @@ class LaunchPlan:
                 *(*extents, *may_be_out, *remainders),
             )
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the launch plan of {self._resolver.name} is neither copied nor pickled: it holds addresses of this "
+            "process; copy the function, and bind again"
+        )
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
@@ -128,7 +134,9 @@ class LaunchPlan:
             varies = index in self._number_indices and not self._by_value
             if isinstance(bound, TensorFacts):
                 self._check_tensor(index, leaf, bound)
-            elif type(leaf) is not type(bound) or (not varies and exact(leaf) != exact(bound)):
+            elif type(leaf) is not type(bound) or (
+                not varies and not is_object(type(leaf)) and exact(leaf) != exact(bound)
+            ):
                 raise ValueError(
                     f"argument {index} of the plan of {name} is {leaf!r}, and the plan was bound with "
                     f"{bound!r}; bind again, or call the function itself"
@@ -178,7 +186,7 @@ class LaunchPlan:
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
-        captured = found.captured_tensors() if found is not None else None
+        captured = found.captured_tensors(leaves) if found is not None else None
         if found is None or captured is None:
             if out is not None:
                 device = self._tensor_facts[0].device if self._tensor_facts else torch.device("cpu")

@@ -10,6 +10,7 @@ import torch
 
 from jitgen.call import warm
 from jitgen.call.opaque import opaque
+from jitgen.call.signature import is_object
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import find
 from jitgen.runtime.generated import define
@@ -43,8 +44,9 @@ class PlanFacts:
 
     @property
     def static(self) -> list[int]:
-        """Arguments that must be what they were."""
+        """Arguments that must be what they were; objects are guarded where the launch is looked for."""
         varying = {*self.tensors, *(() if self.by_value else self.numbers)}
+        varying |= {index for index, leaf in enumerate(self.leaves) if is_object(type(leaf))}
         return [index for index in range(len(self.leaves)) if index not in varying]
 
     @property

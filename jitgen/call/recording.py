@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from jitgen import pipeline
+from jitgen import pipeline, scratch, settings
 from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, number_symbols, size_symbols
 from jitgen.call.specialization import memory_of
-from jitgen.deploy import manifest, record, row_variants
+from jitgen.deploy import record
+from jitgen.errors import CacheError
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory
 from jitgen.lowering import Lowered, Route
+from jitgen.spec import SCHEMA
 from jitgen.trace.tracer import Traced
 
 
@@ -27,7 +34,30 @@ def note(
     graph: Graph, lowered: Lowered, environment: Mapping[str, Any], memory: Sequence[Memory], routing: Routing
 ) -> None:
     """Record the call."""
+    from jitgen.deploy import manifest  # only a program that records needs it
+
     record.note(manifest.entry_of(graph, lowered, environment, memory, routing.requested))
+
+
+def remedy(
+    graph: Graph, lowered: Lowered, environment: Mapping[str, Any], memory: Sequence[Memory], routing: Routing
+) -> str:
+    """The command that builds what a call misses. Its manifest has everything that this process has missed."""
+    from jitgen.deploy import manifest
+
+    path = settings.get("JITGEN_RECORD")
+    if not path:
+        entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
+        path = _missed() or "MANIFEST"
+        with suppress(CacheError):
+            manifest.write(Path(path), {manifest.identity_of(entry): entry})
+    return f"jitgen prewarm {shlex.quote(path)} --target {lowered.route.target}"
+
+
+@functools.cache
+def _missed() -> str | None:
+    """The manifest of what this process has missed; None if it can be written nowhere."""
+    return scratch.keep("missed.json", json.dumps({"schema": SCHEMA, "entries": []}))
 
 
 def note_more_rows(
@@ -38,6 +68,8 @@ def note_more_rows(
     Args:
         trace: traces the function for other leaves.
     """
+    from jitgen.deploy import row_variants
+
     for enlarged in row_variants.enlarged(leaves, tree):
         try:
             traced = trace(enlarged)

@@ -7,6 +7,8 @@ A ``Resolver`` belongs to one decorated function and has everything that its cal
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,22 +17,33 @@ from torch.utils import _pytree as pytree
 
 from jitgen.call import recording
 from jitgen.call.routing import Routing
-from jitgen.call.signature import NUMBERS, check, number_symbols, same_trace_fact, size_symbols, trace_key
+from jitgen.call.signature import (
+    NUMBERS,
+    check,
+    is_object,
+    number_symbols,
+    same_trace_fact,
+    size_symbols,
+    trace_key,
+)
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
-from jitgen.runtime.guards import TensorFacts
+from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.store.default import default_store
 from jitgen.trace import autocast
-from jitgen.trace.captures import same_value
+from jitgen.trace.captured import MISSING, argument, arguments_are, call_leaves, same_value, together
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
 from jitgen.trace.numbers import wrap
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.tracer import Traced, trace
 from jitgen.trace.weak_method import WeakGuard, WeakMethod, weakly
+
+MANY_TRACES = 16
+"""Traces for arguments of the same types at which a function is said to be traced again and again."""
 
 
 class BoundLaunch:
@@ -41,12 +54,21 @@ class BoundLaunch:
         specialization, lowered: what it was made of.
         captured: tensors that the function closes over, inputs of the launch after the arguments.
         guards: values that the function closes over, which must be what they were at the trace.
+        captured_extents: the bytes that each captured tensor spans.
         depends_on_arguments_alone: whether there are neither, nor autocast: equal arguments suffice for this launch.
     """
 
     __slots__ = (
-        *("_expected", "_objects", "_values"),
-        *("captured", "depends_on_arguments_alone", "guards", "launch", "lowered", "specialization"),
+        *("_autocast", "_missing", "_objects", "_read_all", "_remainders", "_same_layout", "_values"),
+        *(
+            "captured",
+            "captured_extents",
+            "depends_on_arguments_alone",
+            "guards",
+            "launch",
+            "lowered",
+            "specialization",
+        ),
     )
 
     def __init__(self, launch: Any, specialization: Specialization, lowered: Lowered, captured: Sequence[torch.Tensor]):
@@ -56,12 +78,22 @@ class BoundLaunch:
         self.lowered = lowered
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
-        within = autocast.settings()
-        self.depends_on_arguments_alone = not (self.captured or self.guards or within)
-        self._expected = [(now, TensorFacts.of(then)) for now, then in zip(self.captured, captured, strict=True)]
-        self._values = [(guard.read, guard.value) for guard in self.guards if not isinstance(guard, WeakGuard)]
-        self._values += [(autocast.settings, within)] if within else []  # else the check of the arguments suffices
-        self._objects = [(guard.read, guard.reference) for guard in self.guards if isinstance(guard, WeakGuard)]
+        self._autocast = autocast.settings()
+        self.depends_on_arguments_alone = not (self.captured or self.guards or self._autocast)
+        facts = list(map(TensorFacts.of, captured))
+        self.captured_extents = [each.extent for each in facts]
+        # The CPU's accesses do not depend on the address.
+        self._remainders = [
+            None if tensor.is_cpu else each.remainder for tensor, each in zip(captured, facts, strict=True)
+        ]
+        self._same_layout = layout_check(captured)
+        objects = [guard for guard in self.guards if isinstance(guard, WeakGuard)]
+        values = [guard for guard in self.guards if not isinstance(guard, WeakGuard)]
+        self._missing = [guard.read for guard in values if guard.value is MISSING]
+        values = [guard for guard in values if guard.value is not MISSING]
+        self._objects = [guard.reference for guard in objects]
+        self._values = [guard.value for guard in values]
+        self._read_all = together([each.read for each in (*values, *objects, *self.captured)])
 
     def current(self, needs_grad: bool) -> Callable[[], list[torch.Tensor] | None] | None:
         """What a call with equal arguments asks before it launches: the captured tensors now, or None where this launch
@@ -69,43 +101,68 @@ class BoundLaunch:
 
         ``needs_grad``: whether an argument requires grad; then this launch is for calls without gradients alone.
         """
+        if self.specialization.traced.follows_arguments:  # the caller asks, who has them
+            return lambda: None
         if needs_grad:
-            return lambda: None if torch.is_grad_enabled() else self.captured_tensors()
-        return None if self.depends_on_arguments_alone else self.captured_tensors
+            return lambda: None if torch.is_grad_enabled() else self._read()
+        return None if self.depends_on_arguments_alone else self._read
 
-    @property
-    def captured_extents(self) -> list[int]:
-        """Bytes that each captured tensor spans."""
-        return [facts.extent for _, facts in self._expected]
-
-    def captured_tensors(self) -> list[torch.Tensor] | None:
+    def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
+
+        Args:
+            leaves: the arguments of the call, whose objects are guarded too.
 
         Raises:
             UnsupportedError: a captured tensor requires grad.
         """
-        for read, value in self._values:
-            now = read()
+        token = call_leaves.set(leaves)
+        try:
+            return self._read()
+        finally:
+            call_leaves.reset(token)
+
+    def _read(self) -> list[torch.Tensor] | None:
+        if self._autocast and autocast.settings() != self._autocast:  # without it the check of the arguments suffices
+            return None
+        try:
+            found = iter(self._read_all())
+        except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
+            return None
+        for value, now in zip(self._values, found, strict=False):
             if now is not value and not same_value(now, value):
                 return None
-        for read, reference in self._objects:
-            now = read()
+        for reference, now in zip(self._objects, found, strict=False):
             if now is None or now is not reference():
                 return None
-        tensors = []
-        for captured, facts in self._expected:
-            tensor = captured.read()
-            if type(tensor) not in TENSORS or TensorFacts.of(tensor) != facts:
+        for read in self._missing:
+            if read() is not MISSING:
                 return None
-            if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
+        return self._checked(list(found)) if self.captured else []
+
+    def _checked(self, tensors: list[Any]) -> list[torch.Tensor] | None:
+        """``tensors``, if the launch is for captured tensors of their layouts."""
+        if not all(type(tensor) in TENSORS for tensor in tensors) or not self._same_layout(*tensors):
+            return None
+        for captured, tensor, remainder in zip(self.captured, tensors, self._remainders, strict=True):
+            address = tensor.data_ptr()
+            if remainder is not None and address & 15 != remainder:
+                return None
+            if not address and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"{captured.path}: {unreadable}")
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise UnsupportedError(
-                    f"{captured.path} requires grad, and gradients are not supported in this version; "
-                    "call the function under torch.no_grad(), or detach it"
-                )
-            tensors.append(tensor)
+        if torch.is_grad_enabled():
+            refuse_gradients(self.specialization.traced, tensors)
         return tensors
+
+
+def refuse_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> None:
+    """UnsupportedError where a captured tensor requires grad and is not used under ``no_grad`` alone."""
+    for index, (found, tensor) in enumerate(zip(traced.captured, captured, strict=True)):
+        if tensor.requires_grad and index not in traced.under_no_grad:
+            raise UnsupportedError(
+                f"{found.path} requires grad, and gradients are not supported in this version; "
+                "call the function under torch.no_grad(), or detach it"
+            )
 
 
 class Resolver:
@@ -161,6 +218,8 @@ class Resolver:
         device = tensors[0].device if tensors else torch.device("cpu")
         route = self.routing.on_device(device)
         specialization, captured, environment = self.specialize(leaves, tree, tensors, numbers, device, route)
+        if torch.is_grad_enabled():
+            refuse_gradients(specialization.traced, captured)
         on_cpu = device.type == "cpu"
         memory = [memory_of(tensor, on_cpu) for tensor in (*tensors, *captured)]
         wanted = [memory_of(tensor, on_cpu) for tensor in out]
@@ -170,7 +229,10 @@ class Resolver:
             recording.note_more_rows(
                 leaves, tree, route, self.routing, lambda more: self._trace(more, tree, device, route)
             )
-        kernels = specialization.built(lowered, default_store())
+        graph = specialization.traced.graph
+        kernels = specialization.built(
+            lowered, default_store(), lambda: recording.remedy(graph, lowered, environment, memory, self.routing)
+        )
         caller_outputs = frozenset(range(len(wanted)))
         launch = specialization.bind(lowered, kernels, environment, device, len(numbers), caller_outputs)
         return BoundLaunch(launch, specialization, lowered, captured), list(captured)
@@ -189,6 +251,19 @@ class Resolver:
 
         ``runs``: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
         """
+        with arguments_are(leaves):
+            return self._specialize(leaves, tree, tensors, numbers, device, route, runs)
+
+    def _specialize(
+        self,
+        leaves: Sequence[Any],
+        tree: Any,
+        tensors: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        device: torch.device,
+        route: Route,
+        runs: bool,
+    ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         key = (route, device, runs, tree, trace_key(leaves), autocast.settings())
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
@@ -201,10 +276,17 @@ class Resolver:
                 if found.fits(full):
                     return found, captured, full
         traced = self._trace(leaves, tree, device, route, runs)
-        specialization = Specialization(self.name, traced, route)
-        self._specializations.setdefault(key, []).append(specialization)
-        self._note_static_numbers(specialization)
         captured = [found.value for found in traced.captured]
+        # What is remembered keeps no tensors alive.
+        traced = dataclasses.replace(
+            traced, captured=tuple(dataclasses.replace(found, value=None) for found in traced.captured)
+        )
+        specialization = Specialization(self.name, traced, route)
+        alike = self._specializations.setdefault(key, [])
+        alike.append(specialization)
+        if len(alike) == MANY_TRACES:
+            self._warn_of_traces(alike)
+        self._note_static_numbers(specialization)
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
     def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route, runs: bool = True) -> Traced:
@@ -214,10 +296,29 @@ class Resolver:
         symbolic = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
         layout = weights.LAYOUTS[route.backend]
-        traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, runs)
-        if isinstance(self.function, WeakMethod):
-            return dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
-        return traced
+        objects = [
+            argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
+        ]
+        with arguments_are(leaves):
+            traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects, runs)
+        if objects or isinstance(self.function, WeakMethod):
+            traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
+        return dataclasses.replace(traced, follows_arguments=bool(objects))
+
+    def _warn_of_traces(self, alike: Sequence[Specialization]) -> None:
+        """Warn of calls that are traced again and again, with what has changed since the trace before the last."""
+        changed = [guard.path for guard in alike[-2].traced.guards if not guard.holds()]
+        because = f"; last because {changed[0]} has changed" if changed else ""
+        warnings.warn(
+            f"{self.name} has been traced {len(alike)} times for arguments of the same types{because}. A trace takes "
+            "milliseconds, and may compile: pass what changes as a tensor or a number, or keep it as it is",
+            stacklevel=2,
+        )
+
+    def _path(self, index: int, tree: Any) -> str:
+        """What messages call a leaf of the arguments."""
+        names = list(inspect.signature(self.function).parameters)
+        return names[index] if tree is None and index < len(names) else f"argument {index}"
 
     def _note_static_numbers(self, specialization: Specialization) -> None:
         names = {name for guard in specialization.guards for name in symbols.symbols_of(guard.expr)}

@@ -1,9 +1,10 @@
 """What of a call's arguments is compared with earlier calls, and which arguments jitgen takes.
 
-A leaf of the arguments is a tensor, a number, whose value a kernel takes at the launch, or *static*: a value that the
-trace has seen and that every later call must have again. Three comparisons follow, from the widest to the narrowest:
-``trace_key`` (which calls may share a trace), ``plan_key`` (which calls share a plan), and the layout checks of warm
-calls (``runtime/guards.py``).
+A leaf of the arguments is a tensor; a number, whose value a kernel takes at the launch; *static*: a value that the
+trace has seen and that every later call must have again; or another *object*, which is followed and guarded as the
+objects that a function closes over are. Three comparisons follow, from the widest to the narrowest: ``trace_key``
+(which calls may share a trace), ``plan_key`` (which calls share a plan), and the layout checks of warm calls
+(``runtime/guards.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from jitgen.trace.host_scalars import HOST_SCALARS, base, common_device, is_host
 from jitgen.trace.readable import TENSORS, why_unreadable
 
 NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
+"""The types of numbers; a number of a subclass is an object."""
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def is_object(kind: type) -> bool:
+    """Whether an argument of this type is one that the trace follows, as it follows captured objects
+    (``trace/captures.py``): neither a tensor, nor a number, nor static."""
+    return kind not in NUMBERS and not issubclass(kind, (torch.Tensor, *STATIC))
 
 
 def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple[list[torch.Tensor], list[Any]]:
@@ -32,7 +40,7 @@ def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple
         host_scalars: whether 0-d CPU tensors may be among CUDA tensors.
 
     Raises:
-        UnsupportedError: an argument of another type, or tensors that cannot be arguments of one kernel.
+        UnsupportedError: tensors that cannot be arguments of one kernel.
     """
     tensors: list[torch.Tensor] = []
     numbers: list[Any] = []
@@ -44,11 +52,6 @@ def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple
             tensors.append(leaf)
         elif type(leaf) in NUMBERS:
             numbers.append(base(type(leaf))(leaf))
-        elif not isinstance(leaf, STATIC):
-            raise UnsupportedError(
-                f"{name}: an argument of type {type(leaf).__name__}; jitgen takes tensors, numbers, bools, "
-                "strings, dtypes and None, in lists, tuples and dicts too. Close over any other object"
-            )
     device = common_device(tensors) if tensors else None
     for tensor in tensors:
         if tensor.device != device and not (host_scalars and device and is_host_scalar(tensor, device)):
@@ -76,7 +79,7 @@ def _trace_fact(leaf: Any) -> Any:
         return leaf.dtype, size_one_pattern(leaf.shape)
     if type(leaf) in NUMBERS:
         return type(leaf)
-    return type(leaf), leaf
+    return type(leaf), None if is_object(type(leaf)) else leaf
 
 
 def plan_key(leaves: Sequence[Any], tree: Any, static_numbers: Collection[int]) -> tuple[Any, ...]:

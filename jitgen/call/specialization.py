@@ -8,7 +8,7 @@ launcher (``runtime/launcher.py``).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,13 +97,17 @@ class Specialization:
             self.partitions.append(lowered.partitioned)
         return lowered
 
-    def built(self, lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
-        """The kernels that a call of ``lowered`` launches, compiled; none where it has nothing to compute."""
+    def built(self, lowered: Lowered, store: Store, remedy: Callable[[], str] | None = None) -> tuple[BuiltKernel, ...]:
+        """The kernels that a call of ``lowered`` launches, compiled; none where it has nothing to compute.
+
+        Args:
+            remedy: see ``pipeline.fetch``.
+        """
         if lowered.is_empty:
             return ()
         found = self._built.get(lowered.key)
         if found is None:
-            found = self._built[lowered.key] = pipeline.fetch(lowered, store)
+            found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
         return found
 
     # ------------------------------------------------------------------------------------------------ launching

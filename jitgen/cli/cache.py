@@ -12,16 +12,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jitgen import settings
 from jitgen.cli.show import age, in_units, json_option, print_json, print_table
-from jitgen.store import Entry, Store, StoredArtifact, signing
+
+if TYPE_CHECKING:
+    from jitgen.store import Entry, Store
 
 _SHORTEST_PREFIX = 4
 """The fewest hex digits by which a key may be abbreviated."""
+
+
+def _open() -> Store:
+    """The store; imported when a command runs, so that ``--help`` does not wait for torch."""
+    from jitgen.store import Store
+
+    return Store.open()
 
 
 @click.group()
@@ -35,7 +44,7 @@ def cache() -> None:
 @json_option
 def list_entries(prefix: str, kind: str | None, as_json: bool) -> None:
     """List the entries, the layers' too, whose key starts with PREFIX."""
-    store = Store.open()
+    store = _open()
     entries = [entry for entry in store.entries(prefix) if kind in (None, entry.kind)]
     if as_json:
         print_json([asdict(entry) | {"what": _what(store, entry)} for entry in entries])
@@ -53,15 +62,15 @@ def list_entries(prefix: str, kind: str | None, as_json: bool) -> None:
 @json_option
 def show(key: str, file: str | None, as_json: bool) -> None:
     """Show the entry KEY; with FILE, print that file of an artifact, such as kernel.cu."""
-    store = Store.open()
+    store = _open()
     entry = _find(store, key)
     content = store.peek(entry)
     if content is None:
         raise click.ClickException(f"{entry.kind} {entry.key} is damaged; `jitgen cache why {key}` says how")
-    if isinstance(content, StoredArtifact) and file:
+    if not isinstance(content, dict) and file:
         sys.stdout.buffer.write(content.read(file))
         return
-    if isinstance(content, StoredArtifact):
+    if not isinstance(content, dict):
         facts: dict[str, Any] = {
             "kind": entry.kind,
             "key": entry.key,
@@ -83,7 +92,7 @@ def show(key: str, file: str | None, as_json: bool) -> None:
 @json_option
 def verify(repair: bool, as_json: bool) -> None:
     """Read every entry. Exits 0 when all are whole, 1 when something is damaged, 2 when the store is unusable."""
-    store = Store.open()
+    store = _open()
     result = store.verify()
     if repair:
         for finding in result.damaged:
@@ -115,7 +124,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
 @json_option
 def prune(limit: int | None, as_json: bool) -> None:
     """Remove the least recently used entries until the store fits the limit, and sweep leftovers."""
-    result = Store.open().prune(limit)
+    result = _open().prune(limit)
     if as_json:
         print_json(asdict(result))
     else:
@@ -134,7 +143,9 @@ def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json:
 
     A bundle can be imported, or be named in JITGEN_CACHE_PATH as it is. The same entries make the same bytes.
     """
-    store = Store.open()
+    from jitgen.store import signing
+
+    store = _open()
     signer = signing.signer(sign) if sign else None
     written = store.export(path, [_find(store, key).key for key in keys] if keys else None, signer)
     if as_json:
@@ -149,7 +160,7 @@ def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json:
 @json_option
 def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
     """Take in the entries of the bundle PATH. Exits 1 when some were damaged; the others are taken in."""
-    store = Store.open()
+    store = _open()
     result = store.import_(path)
     if protect:
         store.protect(protect, [entry.key for entry in (*result.added, *result.present)])
@@ -167,7 +178,7 @@ def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
 @json_option
 def unprotect(name: str, as_json: bool) -> None:
     """Let prune remove again what `import --protect NAME` protected. Exits 1 if nothing has that name."""
-    known = Store.open().unprotect(name)
+    known = _open().unprotect(name)
     if as_json:
         print_json({"unprotected": known})
     else:
@@ -184,6 +195,8 @@ def keygen(path: Path, as_json: bool) -> None:
     JITGEN_SIGNING_KEY=PATH signs what is compiled, and `cache export --sign PATH` what is exported. Where
     JITGEN_TRUSTED_KEYS names the public key, layers and archives must be signed with it.
     """
+    from jitgen.store import signing
+
     public = signing.make_key(path)
     if as_json:
         print_json({"private": path, "public": public})
@@ -196,7 +209,7 @@ def keygen(path: Path, as_json: bool) -> None:
 @json_option
 def clear(yes: bool, as_json: bool) -> None:
     """Remove every entry of the store."""
-    store = Store.open()
+    store = _open()
     if not yes:
         click.confirm(f"Remove every entry of {store.root}?", abort=True, err=True)
     removed = store.clear()
@@ -210,7 +223,7 @@ def clear(yes: bool, as_json: bool) -> None:
 @json_option
 def show_path(as_json: bool) -> None:
     """Print where the store is."""
-    store = Store.open()
+    store = _open()
     if as_json:
         print_json({"root": store.root, "layers": store.layers, "writable": store.writable})
     else:
@@ -218,23 +231,53 @@ def show_path(as_json: bool) -> None:
 
 
 @cache.command()
-@click.argument("key")
+@click.argument("subject", metavar="KEY_OR_FUNCTION")
+@click.option("--target", help="Of FUNCTION: such as sm_90a (default: cpu, this host).")
+@click.option("--arg", "texts", multiple=True, metavar="[NAME=]VALUE", help="Of FUNCTION: an argument, as of `source`.")
 @json_option
-def why(key: str, as_json: bool) -> None:
-    """Say what the store and its layers hold under KEY, and what is the matter with it. Exits 1 if it is a miss."""
-    store = Store.open()
-    full = key if len(key) == 64 else _find(store, key).key
-    findings = store.why(full)
+def why(subject: str, target: str | None, texts: tuple[str, ...], as_json: bool) -> None:
+    """Say what the store and its layers have of KEY, or of a call of FUNCTION, and what is the matter with it.
+
+    FUNCTION is FILE_OR_MODULE:FUNCTION. Of a call that misses, it is said how the nearest entry differs. Exits 1 if it
+    is a miss. `jitgen cache why model.py:gate --target sm_90a --arg 'bf16[M,4096]' --arg 2.0`
+    """
+    store, missing = _open(), ""
+    if ":" in subject:
+        key, missing = _of_call(store, subject, target, texts)
+    else:
+        key = subject if len(subject) == 64 else _find(store, subject).key
+    findings = store.why(key)
+    present = any(finding.state == "present" for finding in findings)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        absent = {"kind": "plan", "key": key, "path": store.root, "state": "absent", "detail": missing, "layer": False}
+        print_json([asdict(finding) for finding in findings] + ([absent] if missing else []))
     else:
         for finding in findings:
             owner = "layer" if finding.layer else "store"
             click.echo(f"{finding.state}: {finding.kind} in the {owner}, {finding.path}: {finding.detail}")
-        if not findings:
+        if missing:
+            click.echo(missing)
+        elif not findings:
             directories = ", ".join(map(str, (store.root, *store.layers)))
-            click.echo(f"absent: {full} is in none of {directories}")
-    sys.exit(0 if any(finding.state == "present" for finding in findings) else 1)
+            click.echo(f"absent: {key} is in none of {directories}")
+    sys.exit(0 if present else 1)
+
+
+def _of_call(store: Store, function: str, target: str | None, texts: tuple[str, ...]) -> tuple[str, str]:
+    """The request key of a call and, unless the store has it, how the nearest entry differs and what builds it."""
+    import shlex
+
+    from jitgen import misses
+    from jitgen.cli.source import load_function, read_arguments
+
+    positional, named = read_arguments(texts)
+    lowered = load_function(function).lower(*positional, target=target or "cpu", **named).lowered
+    if store.get_plan(lowered.key) is not None:
+        return lowered.key, ""
+    words = ["jitgen", "source", function, "--target", str(lowered.route.target)]
+    words += [word for text in texts for word in ("--arg", text)]
+    kind = {"cpu": "asm", "cuda": "ptx"}.get(lowered.route.target.kind, "amdgcn")
+    return lowered.key, misses.described(lowered, store, lambda: shlex.join([*words, "--asm", kind]))
 
 
 def _find(store: Store, prefix: str) -> Entry:
@@ -258,7 +301,7 @@ def _what(store: Store, entry: Entry) -> str:
     content = store.peek(entry)
     if content is None:
         return "damaged"
-    if isinstance(content, StoredArtifact):
+    if not isinstance(content, dict):
         facts = (content.meta.get(name) for name in ("entry", "target", "toolchain"))
         return " ".join(str(fact) for fact in facts if fact)
     return f"{len(content.get('artifacts', ()))} artifacts"

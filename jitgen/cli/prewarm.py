@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
+from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
+from jitgen.cli.progress import first_line, progress
 from jitgen.cli.show import json_option, print_json, print_table
 
 
-@click.command()
-@click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--target", "targets", multiple=True, required=True, help="Such as sm_90a; give it again for another.")
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Kernels compiled at a time.")
-@json_option
-def prewarm(manifest: Path, targets: tuple[str, ...], jobs: int, as_json: bool) -> None:
-    """Put every kernel of MANIFEST into the store. Exits 0 only when everything is there.
+def _shard(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, int]:
+    """``(i, n)`` of the text ``i/n``."""
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise click.BadParameter("expected i/n with 1 <= i <= n, such as 2/8")
+    return int(found[1]), int(found[2])
 
-    A manifest is written by `jitgen.record`, or by a program that runs under JITGEN_RECORD=PATH.
+
+@click.command()
+@click.argument("manifest")
+@click.option("--target", "targets", multiple=True, required=True, help="Such as sm_90a; give it again for another.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes, at most [default: what fits the machine].")
+@click.option("--shard", default="1/1", metavar="I/N", callback=_shard, help="Build the I-th of N shares only.")
+@click.option("--executor", metavar="URL", help="Build on a cluster's workers: dask://HOST:PORT of its scheduler.")
+@json_option
+def prewarm(
+    manifest: str,
+    targets: tuple[str, ...],
+    jobs: int | None,
+    shard: tuple[int, int],
+    executor: str | None,
+    as_json: bool,
+) -> None:
+    """Put every kernel of MANIFEST into the store. Exits 0 only when everything is there and loads.
+
+    MANIFEST is a file that `jitgen.record`, or a program under JITGEN_RECORD=PATH, wrote; or the name of a manifest
+    that jitgen ships, such as llama-3-8b.
     """
+    from jitgen.deploy import executors
     from jitgen.deploy.prewarm import PrewarmReport
     from jitgen.deploy.prewarm import prewarm as build
     from jitgen.errors import JitgenError
 
-    failure = None
+    failure, started = None, time.monotonic()
     try:
-        report = build(manifest, targets, jobs)
+        with executors.at(executor) if executor else nullcontext() as pool, progress() as tell:
+            report = build(manifest, targets, jobs, shard=shard, executor=pool, progress=tell)
     except JitgenError as error:
         partial = getattr(error, "report", None)
         if not isinstance(partial, PrewarmReport):
@@ -38,13 +61,11 @@ def prewarm(manifest: Path, targets: tuple[str, ...], jobs: int, as_json: bool) 
     else:
         print_table(
             ("function", "target", "", "key", "detail"),
-            [(e.name, e.target, e.origin, e.key[:12], _first_line(e.detail)) for e in report.entries],
+            [(e.signature or e.name, e.target, e.origin, e.key[:12], first_line(e.detail)) for e in report.entries],
         )
-        click.echo(str(report), err=True)
+    seconds = time.monotonic() - started
+    rate = len(report.entries) / max(seconds, 1e-9)
+    click.echo(f"{len(report.entries)} entries in {seconds:.1f} s ({rate:.1f}/s): {report}", err=True)
     if failure is not None:
         click.echo(f"Error: {failure}", err=True)
         sys.exit(1)
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]

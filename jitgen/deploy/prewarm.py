@@ -1,17 +1,27 @@
-"""Building what a manifest holds, for targets that this machine need not have."""
+"""Building what a manifest holds, for targets that this machine need not have.
+
+::
+
+    tasks       every entry, and its other numbers of rows, for every target: one task each (``work``)
+    shard       of n build machines each takes every n-th task
+    build       in this process, in worker processes (``workers``), or by the caller's executor
+    verify      every entry is read back from the store, and loaded where this machine can
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, as_completed
+from dataclasses import dataclass, replace
+from typing import Any
 
-from jitgen import pipeline
+from jitgen import events
 from jitgen.compile import routes
-from jitgen.deploy import manifest as manifests
-from jitgen.deploy import manifest_schema, row_variants
+from jitgen.deploy import bounds, catalog, manifest_schema, row_variants, work
 from jitgen.deploy.manifest import Entry
 from jitgen.errors import CompileError, JitgenError, UnsupportedError
+from jitgen.ir import graph as graphs
 from jitgen.lowering import Route
 from jitgen.spec import Target
 from jitgen.store import Store
@@ -22,7 +32,12 @@ from jitgen.store.default import default_store
 class Prewarmed:
     """One specialisation for one target.
 
-    ``origin`` is ``"compiled"`` or ``"store"``; ``"skipped"`` or ``"failed"`` with the reason as ``detail``.
+    Attributes:
+        name: the function's.
+        key: the request key; empty where there is none.
+        origin: ``"compiled"`` or ``"store"``; ``"skipped"`` or ``"failed"`` with the reason as ``detail``.
+        signature: the function and its inputs, such as ``"mlp(bfloat16[16, 4096], int4 g128[14336, 4096])"``.
+        seconds: that building it took, or finding it.
     """
 
     name: str
@@ -30,6 +45,8 @@ class Prewarmed:
     key: str
     origin: str
     detail: str = ""
+    signature: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,44 +66,62 @@ class PrewarmReport:
         return ", ".join(f"{self.count(origin)} {origin}" for origin in ("compiled", "store", "skipped", "failed"))
 
 
+Progress = Callable[[Prewarmed, int, int], None]
+"""``(entry, how many are done, how many there are)``, called once for each, in the order in which they are done."""
+
+
 def prewarm(
-    manifest: str | os.PathLike[str], targets: Sequence[str | Target], jobs: int = 1, store: Store | None = None
+    manifest: str | os.PathLike[str],
+    targets: Sequence[str | Target],
+    jobs: int | None = 1,
+    store: Store | None = None,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> PrewarmReport:
     """Put every specialisation of ``manifest`` into the store, for every one of ``targets``. Needs no GPU.
 
     Args:
-        manifest: a file that ``record`` wrote.
+        manifest: a file that ``record`` wrote, or the name of a manifest that jitgen ships, such as ``"llama-3-8b"``.
         targets: such as ``["sm_90a", "x86-64-v4"]``; an entry whose function asks for a backend by name is skipped
             for targets which that backend does not serve.
-        jobs: kernels compiled at a time.
+        jobs: kernels compiled at a time: 1 in this process, else in so many worker processes, but no more than there
+            are processors and memory for; None for as many as that.
         store: where to; the default store if None.
+        shard: ``(i, n)`` with 1 <= i <= n: only the i-th of n shares, which together are everything.
+        executor: what runs the builds instead: any ``concurrent.futures.Executor``, such as Dask's
+            ``client.get_executor()``. Where the store has a remote, each worker builds into its own default store and
+            shares what it built; where it has none, workers must see the store's directory under the same path.
+        progress: called for each entry when it is done.
 
     Raises:
         CacheError: the manifest is not what ``record`` writes; nothing was built from it.
         JitgenError: it names no specialisation for some target, or anything is missing from the store afterwards; the
             message lists what, and the report is its ``report``.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     where = store or default_store()
     parsed = [Target.parse(target) for target in targets]
-    wanted: list[tuple[Entry, Route]] = []
-    unusable: list[Prewarmed] = []
-    for entry in manifest_schema.read(manifest):
-        for target in parsed:
-            found = _wanted(entry, target)
-            if isinstance(found, Prewarmed):
-                unusable.append(found)
-            else:
-                wanted += found
-    with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        done = list(pool.map(lambda one: _prewarm_one(one[0], one[1], where), wanted))
-    report = PrewarmReport((*unusable, *done))
+    entries = manifest_schema.read(catalog.find(manifest))
+    here = executor is None and jobs == 1
+    families = [] if here else work.families_outside()
+    place = work.place_of(where, shared_directory=executor is None or not where.remote)
+    plan = [planned for entry in entries for planned in _plan(entry, parsed, place, families)]
+    index, count = shard
+    if not 1 <= index <= count:
+        raise ValueError(f"shard {index}/{count}: expected i/n with 1 <= i <= n")
+    chosen = plan[index - 1 :: count]
+    done: dict[int, Prewarmed] = {}
+    for number, entry in _results(chosen, jobs, executor):
+        done[number] = _verified(entry, where)
+        if progress is not None:
+            progress(done[number], len(done), len(chosen))
+    report = PrewarmReport(tuple(done[number] for number in range(len(chosen))))
     failed = [entry for entry in report.entries if entry.origin == "failed"]
-    served = {entry.target for entry in report.entries if entry.origin != "skipped"}
+    served = {entry.target for entry, _ in plan if entry.origin != "skipped"}
     idle = [target for target in map(str, parsed) if target not in served]
     if failed or idle:
-        parts = [f"{entry.name} for {entry.target}: {entry.detail}" for entry in failed]
+        parts = [f"{entry.signature or entry.name} for {entry.target}: {entry.detail}" for entry in failed]
         parts += [f"nothing in {manifest} is for {target}" for target in idle]
         error = JitgenError("prewarm is incomplete:\n  " + "\n  ".join(parts))
         error.report = report  # type: ignore[attr-defined]
@@ -94,31 +129,89 @@ def prewarm(
     return report
 
 
-def _wanted(entry: Entry, target: Target) -> list[tuple[Entry, Route]] | Prewarmed:
-    """What has to be built of ``entry`` for ``target``; why nothing can be, as its row of the report."""
+Planned = tuple[Prewarmed, work.Task | None]
+"""What is to be built, and how; without a task, it is known already what becomes of it."""
+
+
+def _plan(entry: Entry, targets: Sequence[Target], place: Any, families: Sequence[str]) -> Iterator[Planned]:
+    """Everything that a recorded call stands for, for every target."""
     name = entry["name"]
-    try:
-        route = _route(entry, target)
-    except UnsupportedError as error:
-        return Prewarmed(name, str(target), "", "skipped", str(error))
-    try:
-        variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
-    except (CompileError, UnsupportedError) as error:
-        return Prewarmed(name, str(target), "", "failed", str(error))
-    return [(variant, route) for variant in variants]
+    for target in targets:
+        planned = Prewarmed(name, str(target), "", "")
+        try:
+            route = _route(entry, target)
+        except UnsupportedError as problem:
+            yield replace(planned, origin="skipped", detail=str(problem)), None
+            continue
+        try:
+            variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
+            signatures = [manifest_schema.contained(name, signature_of, variant) for variant in variants]
+        except (CompileError, UnsupportedError) as problem:
+            yield replace(planned, origin="failed", detail=str(problem)), None
+            continue
+        for variant, signature in zip(variants, signatures, strict=True):
+            yield replace(planned, signature=signature), work.task_of(variant, route, place, families)
 
 
-def _prewarm_one(entry: Entry, route: Route, store: Store) -> Prewarmed:
-    name, target = entry["name"], route.target
+def _results(
+    planned: Sequence[Planned], jobs: int | None, executor: Executor | None
+) -> Iterator[tuple[int, Prewarmed]]:
+    """What became of each, with its index, in the order in which they are done."""
+    tasks = {}
+    for index, (entry, task) in enumerate(planned):
+        if task is None:
+            yield index, entry
+        else:
+            tasks[index] = task
+    count = min(bounds.workers(jobs), len(tasks))
+    if executor is None and (jobs == 1 or count <= 1):
+        for index, task in tasks.items():
+            yield index, _with_outcome(planned[index][0], work.build(task))
+        return
+    from jitgen.deploy.workers import WorkerProcesses
+
+    pool = executor or WorkerProcesses(count, bounds.WORKER_BYTES)
+    futures: dict[Future[work.Outcome], int] = {pool.submit(work.build, task): index for index, task in tasks.items()}
     try:
-        lowered = manifest_schema.contained(name, manifests.relower, entry, route)
-        kernels = manifest_schema.contained(name, pipeline.fetch, lowered, store)
-    except (CompileError, UnsupportedError) as error:
-        return Prewarmed(name, str(target), "", "failed", str(error))
-    if store.get_plan(lowered.key) is None:
-        return Prewarmed(name, str(target), lowered.key, "failed", "it is not in the store after it was written")
-    origin = "compiled" if any(kernel.origin == "compiled" for kernel in kernels) else "store"
-    return Prewarmed(name, str(target), lowered.key, origin)
+        for future in as_completed(futures):
+            index = futures[future]
+            yield index, _with_outcome(planned[index][0], _outcome_of(future))
+    finally:
+        for future in futures:
+            future.cancel()
+        if executor is None:
+            pool.shutdown(cancel_futures=True)
+
+
+def _outcome_of(future: Future[work.Outcome]) -> work.Outcome:
+    try:
+        outcome = future.result()
+    except (Exception, CancelledError) as error:  # of the executor: a worker that died, say
+        detail = f"{type(error).__name__}: {error}"
+        return {"key": "", "origin": "failed", "detail": detail, "seconds": 0.0}
+    if outcome["process"] != work.PROCESS:
+        for fields in outcome["events"]:
+            events.publish(events.CompileEvent(**fields))
+    return outcome
+
+
+def _with_outcome(entry: Prewarmed, outcome: work.Outcome) -> Prewarmed:
+    return replace(entry, **{name: outcome[name] for name in ("key", "origin", "detail", "seconds")})
+
+
+def _verified(entry: Prewarmed, store: Store) -> Prewarmed:
+    """``entry``, failed if it was built and cannot be loaded from ``store``."""
+    if entry.origin in ("compiled", "store"):
+        problem = work.why_unusable(store, entry.key)
+        if problem is not None:
+            return replace(entry, origin="failed", detail=problem)
+    return entry
+
+
+def signature_of(entry: Entry) -> str:
+    """The function of an entry and its inputs at the recorded sizes."""
+    graph = graphs.from_json(entry["graph"])
+    return f"{entry['name']}({', '.join(graphs.described_inputs(graph, entry['environment']))})"
 
 
 def _route(entry: Entry, target: Target) -> Route:

@@ -6,14 +6,16 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jitgen import settings
-from jitgen.deploy import manifest
-from jitgen.deploy.manifest import Entry
+
+Entry = Mapping[str, Any]
+"""An entry of a manifest, as JSON."""
 
 
 @dataclass(eq=False)
@@ -27,6 +29,8 @@ class Recorder:
 
     def write(self) -> None:
         """Merge what was recorded into the file."""
+        from jitgen.deploy import manifest
+
         with _lock:
             entries = dict(self.entries)
         manifest.write(Path(self.path), entries)
@@ -55,6 +59,8 @@ def recording() -> bool:
 
 def note(entry: Entry) -> None:
     """Add ``entry`` to every manifest being recorded."""
+    from jitgen.deploy import manifest
+
     identity = manifest.identity_of(entry)
     with _lock:
         recorders = tuple(_recorders)
@@ -69,7 +75,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
     """Within this context every specialisation met is written to the manifest ``path`` (merged with one already there).
 
     Specialisations bound before the context are met again only when a new signature or layout comes; start recording
-    before the first call. Also ``JITGEN_RECORD=path`` for a whole process.
+    before the first call. What is lowered (``JitFunction.lower``) is recorded as a call is, so that tensors may be
+    described rather than made. Also ``JITGEN_RECORD=path`` for a whole process.
     """
     recorder = _start(os.fspath(path))
     try:

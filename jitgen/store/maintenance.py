@@ -144,6 +144,7 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
     wanted = limit if target is None or size <= limit else target
     protected = protection.protected(root)
     removed: list[Entry] = []
+    taken: list[Path | None] = []
     spared = 0
     with usage.unused(root) as unused:
         for entry in entries:
@@ -152,7 +153,7 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
             if entry.key in protected or not unused(entry.key):
                 spared += 1
                 continue
-            atomic.remove(root, entry.path)
+            taken.append(atomic.take_out(root, entry.path))
             removed.append(entry)
             size -= entry.size
         if target is not None and not removed:
@@ -161,9 +162,10 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
         plans = [entry for entry in entries if entry.kind == "plan" and entry.path not in gone]
         for entry in _without_artifacts(Folder(root), plans, is_available):
             if unused(entry.key):
-                atomic.remove(root, entry.path)
+                taken.append(atomic.take_out(root, entry.path))
                 removed.append(entry)
                 size -= entry.size
+    atomic.delete_all([path for path in taken if path is not None])
     return Pruned(tuple(removed), before, size, spared)
 
 
@@ -186,19 +188,16 @@ def clear(root: Path) -> int:
 
     ``tmp`` is only swept of old leftovers, so that writers at work are not disturbed.
     """
-    count = 0
-    for entry in layout.walk(root):
-        atomic.remove(root, entry.path)
-        count += 1
-    for path in atomic.quarantined(root):
-        atomic.delete(path)
+    entries = [entry.path for entry in layout.walk(root)]
+    atomic.remove(root, *entries)
+    atomic.delete_all(atomic.quarantined(root))
     protection.clear(root)
     atomic.sweep(root)
     if root.is_dir():
         for path in root.iterdir():
             if path.name != layout.VERSION and path.name.removeprefix("v").isdigit():
                 shutil.rmtree(path, ignore_errors=True)
-    return count
+    return len(entries)
 
 
 def plan_artifacts(plan: dict[str, Any]) -> list[str]:

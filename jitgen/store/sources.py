@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from jitgen.store import layout
-from jitgen.store.entries import Files, Reader
-from jitgen.store.files import JSON_LIMIT, Access, folder, read, read_in
+from jitgen.store.entries import META, Contents, Files, Reader, read_artifact, read_plan
+from jitgen.store.files import JSON_LIMIT, Access, Damaged, folder, read, read_in
+from jitgen.store.signing import Trust
 
 
 class Source(Protocol):
@@ -104,6 +105,13 @@ class Memory:
     def artifact(self, key: str) -> Files:
         return _MemoryFiles(self, key)
 
+    def keep(self, kind: str, key: str, contents: Contents) -> None:
+        """Keep the files of an entry."""
+        if kind == "artifact":
+            self.artifacts[key] = contents
+        else:
+            self.plans[key] = contents[f"{key}.json"]
+
     def names(self) -> Iterator[layout.Entry]:
         for key, contents in self.artifacts.items():
             yield layout.Entry("artifact", key, self.path / key, sum(map(len, contents.values())), 0.0)
@@ -135,3 +143,25 @@ def layer_source(path: Path) -> Source:
 
         return bundle.opened(path)
     return Folder(path, layer=True)
+
+
+def contents_of(source: Source, kind: str, key: str) -> Contents:
+    """The files of an entry, byte for byte, after they were verified."""
+    if kind == "plan":
+        sealed = source.plan(key)
+        read_plan(sealed, key)
+        return {f"{key}.json": sealed}
+    artifact = read_artifact(source.artifact(key), key)
+    with source.artifact(key).opened() as reader:
+        return {META: reader(META, JSON_LIMIT)} | {name: artifact.read(name) for name in artifact.files}
+
+
+def verify(kind: str, key: str, contents: Contents, trust: Trust | None) -> None:
+    """Damaged unless ``contents`` are the files of that entry, and no others."""
+    if kind == "plan":
+        read_plan(contents[f"{key}.json"], key, trust)
+        return
+    artifact = read_artifact(InMemory(Path(key), contents), key, trust)
+    strangers = set(contents) - {META, *artifact.files}
+    if strangers:
+        raise Damaged(f"it has files that {META} does not name: {', '.join(sorted(strangers))}")

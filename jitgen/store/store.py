@@ -16,7 +16,7 @@ from jitgen import settings
 from jitgen.errors import CacheError
 from jitgen.spec import Artifact
 from jitgen.store import layout, notice, signing, usage
-from jitgen.store.entries import META, StoredArtifact, encode_artifact, encode_plan, read_artifact, read_plan
+from jitgen.store.entries import META, Contents, StoredArtifact, encode_artifact, encode_plan, read_artifact, read_plan
 from jitgen.store.files import JSON_LIMIT, Damaged, Untrusted
 from jitgen.store.layout import Entry
 from jitgen.store.signing import Signer, Trust
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jitgen.store.archive import Imported
     from jitgen.store.lock import Flight
     from jitgen.store.maintenance import Finding, Pruned, Verification
+    from jitgen.store.remote import Remote
 
 _TOUCH_SECONDS = 3600.0
 
@@ -39,18 +40,26 @@ class Store:
     Attributes:
         root: the store's directory; it need not exist before the first write.
         layers: directories and bundles searched after it, in order, and never written.
+        remote: URL of the store that is asked last, and told of what is compiled (``remote``); None if there is none.
         memory: what ``keep_artifact`` and ``keep_plan`` could not write.
     """
 
     root: Path
     layers: tuple[Path, ...] = ()
+    remote: str | None = None
     memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
     @staticmethod
     def open(
-        directory: str | os.PathLike[str] | None = None, layers: Iterable[str | os.PathLike[str]] | None = None
+        directory: str | os.PathLike[str] | None = None,
+        layers: Iterable[str | os.PathLike[str]] | None = None,
+        remote: str | None = None,
     ) -> Store:
         """The store in ``directory``; by default the one that the settings and the installation name.
+
+        Args:
+            layers: by default those of ``JITGEN_CACHE_PATH``.
+            remote: by default that of ``JITGEN_CACHE_REMOTE``; ``""`` for none.
 
         Raises:
             CacheError: the directory is someone else's, open to others' writing, or no directory; or a trusted key
@@ -63,7 +72,8 @@ class Store:
         for layer in behind:
             layout.check_layer(layer)
         signing.trusted()
-        return Store(root, tuple(layer for layer in behind if layer != root))
+        url = (settings.get("JITGEN_CACHE_REMOTE") if remote is None else remote) or None
+        return Store(root, tuple(layer for layer in behind if layer != root), url)
 
     @cached_property
     def sources(self) -> tuple[tuple[Source, Trust | None], ...]:
@@ -97,7 +107,28 @@ class Store:
             if source.path is self.root:
                 self._touch(layout.entry_path(self.root, kind, key))
             return found
-        return None
+        return self._fetched(kind, key, read) if self.remote else None
+
+    def _fetched(self, kind: str, key: str, read: Callable[[Source, Trust | None], Found]) -> Found | None:
+        """What ``read`` reads of an entry that the remote has, after it was put here, or into memory."""
+        contents = self._remote.get(kind, key, signing.trusted())
+        if contents is None:
+            return None
+        try:
+            self.install(kind, key, contents)
+            return read(*self.sources[0])
+        except (CacheError, FileNotFoundError, Damaged) as problem:
+            if isinstance(problem, CacheError):
+                self._note_unwritable(problem)
+            self.memory.keep(kind, key, contents)
+            return read(self.memory, None)
+
+    @cached_property
+    def _remote(self) -> Remote:
+        from jitgen.store import remote
+
+        assert self.remote is not None
+        return remote.opened(self.remote)
 
     def peek(self, entry: Entry) -> StoredArtifact | dict[str, Any] | None:
         """An artifact or a plan the walk found, read without marking it used; None if it is damaged."""
@@ -165,21 +196,43 @@ class Store:
         """
         if publish:
             try:
+                self._share("artifact", artifact.key, encode_artifact(artifact, self._signer()))
                 return self.put_artifact(artifact)
             except CacheError as problem:
                 self._note_unwritable(problem)
-        self.memory.artifacts[artifact.key] = encode_artifact(artifact)
+        self.memory.keep("artifact", artifact.key, encode_artifact(artifact))
         return read_artifact(self.memory.artifact(artifact.key), artifact.key)
 
     def keep_plan(self, key: str, plan: Mapping[str, Any], *, publish: bool = True) -> None:
         """``put_plan``; where that cannot be done, the plan is kept in this process, with one warning."""
         if publish:
             try:
+                self._share("plan", key, {f"{key}.json": encode_plan(key, plan, self._signer())})
                 self.put_plan(key, plan)
                 return
             except CacheError as problem:
                 self._note_unwritable(problem)
-        self.memory.plans[key] = encode_plan(key, plan)
+        self.memory.keep("plan", key, {f"{key}.json": encode_plan(key, plan)})
+
+    def _share(self, kind: str, key: str, contents: Contents) -> None:
+        if self.remote:
+            self._remote.put(kind, key, contents)
+
+    def share(self, plan_key: str) -> bool:
+        """Put a plan and its artifacts where the other hosts find them; returns whether the remote has them all."""
+        from jitgen.store import maintenance, sources
+
+        plan = self.get_plan(plan_key)
+        if plan is None or not self.remote:
+            return False
+        wanted = [*(("artifact", key) for key in maintenance.plan_artifacts(plan)), ("plan", plan_key)]
+        for kind, key in wanted:
+            if not self._remote.has(kind, key):
+                for source, _ in self.sources:
+                    with suppress(FileNotFoundError, Damaged):
+                        self._remote.put(kind, key, sources.contents_of(source, kind, key))
+                        break
+        return all(self._remote.has(kind, key) for kind, key in wanted)
 
     def single_flight(self, key: str, patience: float | None = None) -> AbstractContextManager[Flight]:
         """Hold the key's lock between processes; look the key up again once inside.

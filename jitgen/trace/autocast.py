@@ -19,6 +19,7 @@ from jitgen.spec import dtype_name
 _LOSSES = (
     *("cosine_embedding_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss"),
     *("mse_loss", "multi_margin_loss", "nll_loss", "nll_loss2d", "nll_loss_nd", "poisson_nll_loss", "smooth_l1_loss"),
+    "multilabel_margin_loss",
     *("soft_margin_loss", "triplet_margin_loss", "binary_cross_entropy_with_logits", "cross_entropy_loss"),
 )
 _PRODUCTS = (

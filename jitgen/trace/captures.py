@@ -1,271 +1,396 @@
 """The values that a function closes over: tensors are read at every call, all other values are guarded.
 
-A traced function may use names that are not its arguments: closure cells, globals, defaults, and attributes of ``self``
-or of a module that it calls. ``Captures`` follows the names that the function's code mentions, and those that the
-functions and modules it reaches mention. It collects
+A traced function may use names that are not its arguments: closure cells, globals, defaults, imports, and attributes of
+``self`` or of a module that it calls. ``Captures`` follows the names that the function's code mentions, and those that
+the functions and modules it reaches mention. It collects
 
 * tensors: each becomes a kernel input. Every call reads it through the same names, so it sees a rebound global and an
   updated parameter;
-* numbers, strings, dtypes, functions and the like: the trace depends on their values, so they are *guarded*. Every call
-  compares them, mostly by identity, and a changed value makes it trace again.
+* numbers, strings, dtypes, functions, containers and the like: the trace depends on their values, so they are
+  *guarded*. Every call compares them, mostly by identity, and a changed value makes it trace again.
 
-Library modules (``torch``, ``F``, the standard library) are assumed not to change.
+What can be neither followed nor compared is refused (``contents.py``). Library modules (``torch``, ``F``, ``numpy``,
+the standard library) are assumed not to change. ``docs/captures.md`` has the rule for users.
 
-Neighbours: ``trace/tracer.py`` asks here for the name of a tensor that it meets; ``call/`` evaluates the guards.
+Neighbours: ``mentions.py`` reads names from code, ``captured.py`` reads values through them, ``look_ups.py`` reports
+the attributes that ``getattr`` and its like look up while the function is traced. ``tracer.py`` asks here for the name
+of a tensor that it meets; ``call/`` evaluates the guards.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
+import re
 import sys
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from jitgen.quant import weights
+from jitgen.errors import TraceError
+from jitgen.trace import contents
+from jitgen.trace.captured import (
+    GUARDED,
+    MISSING,
+    Captured,
+    attribute,
+    cell,
+    default_dtype_guard,
+    derived,
+    item,
+    variable,
+)
+from jitgen.trace.location import quote
+from jitgen.trace.mentions import (
+    asks_identity,
+    code_names,
+    current_method,
+    descriptors,
+    global_names,
+    imports,
+    is_library,
+    is_third_party,
+    line_of,
+    mentioned,
+    overridden,
+    plain_function,
+    special_methods,
+    with_methods,
+)
 from jitgen.trace.weak_method import WeakMethod
 
-MAX_DEPTH = 8
-"""Attribute, item and call steps from the traced function to the values that are looked at."""
-_GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
-_GUARDED += (types.BuiltinFunctionType,)
-_FUNCTIONS = (types.FunctionType, types.MethodType)
-_MISSING = object()
+MAX_DEPTH = 64
+"""Attribute, item and call steps from the traced function to the values that are looked at; beyond it is refused."""
+MAX_DEPTH_OF_PACKAGES = 8
+"""The same for functions of installed packages, which mention far more than a call of them reads."""
 
+_VALUES = (types.MemberDescriptorType, types.GetSetDescriptorType, functools.cached_property)
+"""Descriptors behind which there is one value."""
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    type(functools.cache(len)): ("__wrapped__",),
+    types.BuiltinFunctionType: ("__self__",),
+    types.MethodWrapperType: ("__self__",),
+}
+"""Objects of Python's that lead to others, with the attributes by which they do."""
+_CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 
-@dataclass(frozen=True, eq=False)
-class Captured:
-    """One value that the function reaches by name.
-
-    Attributes:
-        path: the names that lead to it, as a user would write them: ``scale``, ``self.weight``.
-        read: returns the current value; ``_MISSING`` where the names lead nowhere any more.
-        value: the value during the trace.
-    """
-
-    path: str
-    read: Callable[[], Any]
-    value: Any
-
-    def holds(self) -> bool:
-        """Whether the current value is the traced one: the same object, or an equal one of the same type."""
-        now = self.read()
-        return now is self.value or same_value(now, self.value)
-
-
-def same_value(left: Any, right: Any) -> bool:
-    """Equality that tells 1 from 1.0 and 0.0 from -0.0, and under which NaN equals NaN."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, float):
-        return left.hex() == right.hex()
-    if isinstance(left, (tuple, list)):
-        return len(left) == len(right) and all(map(same_value, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same_value(left[key], right[key]) for key in left)
-    return isinstance(left, _GUARDED) and bool(left == right)
+Children = Iterator[tuple[Captured, frozenset[str]]]
+"""What a value leads to, each with the names by which its own children are looked up."""
 
 
 class Captures:
-    """The tensors and the guarded values that the code of ``function`` reaches by name."""
+    """The tensors and the guarded values that the code of ``function`` reaches by name.
 
-    def __init__(self, function: Callable[..., Any]):
+    Raises TraceError for a value that can be neither followed nor compared.
+
+    Attributes:
+        tensors, guards: what was found.
+        codes: of the user's functions that were followed.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, arguments: Sequence[Captured] = ()):
+        """Follow the names in ``function``.
+
+        Args:
+            name: the function's, for messages.
+            arguments: those that are objects.
+        """
+        self.name = name
+        self._function = function
+        self._arguments = arguments
+        self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
+        self._mentioned: frozenset[str] = frozenset()
+        self._asks_identity = False
+        self._follow()
+        # A function may pass an object to any other: so attributes are followed that any of them mentions.
+        while not (found := frozenset().union(*map(code_names, self.codes))) <= self._mentioned:
+            self._mentioned |= found
+            self._asks_identity = any(map(asks_identity, self.codes))
+            self._follow()
+
+    def _follow(self) -> None:
+        function = self._function
         self.tensors: list[Captured] = []
         self.guards: list[Captured] = []
-        self._seen: dict[int, tuple[Any, frozenset[str]]] = {}
+        self.codes: list[types.CodeType] = []
+        self._seen: dict[int, tuple[Captured, frozenset[str]]] = {}
         root = Captured(getattr(function, "__name__", "function"), lambda: function, function)
         for child, names in self._children(root, frozenset()):
             self._visit(child, names, 1)
+        for argument in self._arguments:
+            self._visit(argument, mentioned(function), 1)
         # The traced function itself cannot change, only what it reaches.
         own = [getattr(function, name, self) for name in ("__code__", "__func__")]
         self.guards = [guard for guard in self.guards if not any(guard.value is value for value in own)]
 
     def tensor(self, tensor: torch.Tensor) -> Captured | None:
         """The capture of exactly this tensor object, or None."""
-        return next((captured for captured in self.tensors if captured.value is tensor), None)
+        found = next((captured for captured in self.tensors if captured.value is tensor), None)
+        if found is None and self._unknown:
+            self.settle()
+            return self.tensor(tensor)
+        return found
+
+    def look_up(self, owner: Any, name: str, names: frozenset[str]) -> None:
+        """Follow attribute ``name`` of ``owner``, which the function being traced has looked up by ``getattr``.
+
+        An attribute that is missing is guarded to stay so.
+
+        Args:
+            names: those that the code which looked it up mentions.
+        """
+        known = self._seen.get(id(owner))
+        if known is not None:
+            self._look_up(known[0], name, names)
+        elif type(owner).__weakrefoffset__:
+            self._unknown.append((weakref.ref(owner), name, names))
+
+    def settle(self) -> None:
+        """Follow what was looked up of objects that no name led to. Those that the function itself made are gone when
+        it has returned."""
+        unknown, self._unknown = self._unknown, []
+        for reference, name, names in unknown:
+            owner = reference()
+            if owner is not None:
+                self._look_up(Captured(type(owner).__name__, reference, owner), name, names)
+
+    def _look_up(self, source: Captured, name: str, names: frozenset[str]) -> None:
+        found = attribute(source, name)
+        if found.value is MISSING:
+            self.guards.append(found)
+        else:
+            self._visit(found, names, 1)
+
+    def look_up_variable(self, environ: Any, name: Any) -> None:
+        """Guard variable ``name`` of the environment; None for the names of all variables."""
+
+        def read() -> Any:
+            return tuple(environ._data) if name is None else environ._data.get(environ.encodekey(name))
+
+        self.guards.append(Captured(f"os.environ[{name!r}]", read, read()))
 
     def _visit(self, captured: Captured, names: frozenset[str], depth: int) -> None:
         value = captured.value
         if isinstance(value, torch.Tensor):
             self.tensors.append(captured)
             return
-        if isinstance(value, _GUARDED):
+        if not isinstance(value, types.ModuleType):
+            names |= self._mentioned
+        refusal = contents.refusal(value)
+        if refusal is not None:
+            self._refuse(captured.path, *refusal)
+        if isinstance(value, GUARDED):
             self.guards.append(captured)
-            if not isinstance(value, type) or _is_library(value.__module__):
+            if not (_is_bound(value) or (isinstance(value, type) and not is_library(value.__module__))):
                 return
-        if depth > MAX_DEPTH or not self._first_visit(value, names):
+        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
+            self.guards.append(captured)
+        if depth > MAX_DEPTH_OF_PACKAGES and _is_of_package(value):
+            return
+        if not self._first_visit(captured, names):  # its contents are followed by other names
+            if not isinstance(value, types.ModuleType):
+                self.guards.append(captured)
+            return
+        if depth > MAX_DEPTH:
+            self._refuse(captured.path, f"is more than {MAX_DEPTH} steps away", "close over it under a name of its own")
             return
         for child, child_names in self._children(captured, names):
-            if child.value is not _MISSING:
+            if child.value is not MISSING:
                 self._visit(child, child_names, depth + 1)
 
-    def _first_visit(self, value: Any, names: frozenset[str]) -> bool:
-        """Whether ``value`` has not yet been visited with all of ``names``. True for containers at every visit."""
+    def _first_visit(self, captured: Captured, names: frozenset[str]) -> bool:
+        """Whether the value has not yet been visited with all of ``names``. True for containers at every visit."""
+        value = captured.value
         if isinstance(value, (tuple, list, dict)):
             return True
-        _, known = self._seen.get(id(value), (None, frozenset()))
-        first = id(value) not in self._seen or not names <= known
-        self._seen[id(value)] = (value, known | names)
-        return first
+        first, known = self._seen.get(id(value), (captured, frozenset()))
+        is_new = id(value) not in self._seen or not names <= known
+        self._seen[id(value)] = (first, known | names)  # with its value, whose id no other object then has
+        return is_new
 
-    def _children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
+    def _refuse(self, path: str, what: str, instead: str) -> None:
+        """TraceError, if the user's own code mentions ``path``.
+
+        Installed packages mention far more than a call reads; of that, what cannot be compared is taken as constant.
+        """
+        mention = re.split(r"[\[(]", path.rpartition(".")[2])[0]
+        line = line_of(self.codes, mention)
+        if line is None and any(path == argument.path for argument in self._arguments):
+            line = self._function.__code__.co_filename + f":{self._function.__code__.co_firstlineno}"
+        if line is not None:
+            raise TraceError(
+                f"{self.name}: {path} {what}, so that later calls could not tell whether it has changed{quote(line)}"
+                f"\n  {instead}"
+            )
+
+    # ------------------------------------------------------------------------------------------------------- children
+
+    def _children(self, captured: Captured, names: frozenset[str]) -> Children:
         value, path = captured.value, captured.path
         # Classes are asked, since an object may have any attribute, or refuse one with any exception.
         if hasattr(type(value), "__jitgen_function__"):
-            yield _derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
+            yield derived(path, captured, lambda jitted: jitted.__jitgen_function__), names
         elif isinstance(value, (types.MethodType, WeakMethod)):
-            self.guards.append(_derived(path, captured, lambda method: method.__func__))
-            mentioned = _mentioned(value.__func__)
+            self.guards.append(derived(path, captured, lambda method: method.__func__))
             is_weak = isinstance(value, WeakMethod)
             instance = (lambda method: method.instance()) if is_weak else (lambda method: method.__self__)
-            yield _derived(f"{path}.__self__", captured, instance), mentioned
-            yield _derived(path, captured, lambda method: method.__func__), mentioned
+            # What a call of a module runs is guarded with the module.
+            mentions = frozenset() if value.__func__ in _CALLS_OF_MODULES else mentioned(value.__func__)
+            yield derived(f"{path}.__self__", captured, instance), mentions
+            yield derived(path, captured, lambda method: method.__func__), mentions
         elif isinstance(value, types.FunctionType):
-            self.guards.append(_derived(path, captured, lambda function: function.__code__))
-            if not _is_library(value.__module__):
+            self.guards.append(derived(path, captured, lambda function: function.__code__))
+            if not is_library(value.__module__):
                 yield from self._function_children(captured, value)
-        elif isinstance(value, functools.partial):
-            for name in ("func", "args", "keywords"):
-                yield _attribute(captured, name), names
+        elif wrappers := [kind for kind in _WRAPPERS if isinstance(value, kind)]:
+            for name in _WRAPPERS[wrappers[0]]:
+                yield attribute(captured, name), names
         elif isinstance(value, types.ModuleType):
-            if not _is_library(value.__name__):
-                for name in sorted(names):
-                    if name in vars(value):
-                        yield _attribute(captured, name), names
-        elif isinstance(value, (tuple, list)):
-            self.guards.append(_derived(f"len({path})", captured, len))
-            for index in range(len(value)):
-                yield _item(captured, index), names
-        elif isinstance(value, dict):
-            self.guards.append(_derived(f"tuple({path})", captured, tuple))
-            for key in value:
-                yield _item(captured, key), names
+            yield from self._library_children(captured, names)
+        elif (keys := contents.items(value)) is not None:
+            in_order = isinstance(value, (dict, types.MappingProxyType))
+            self.guards.append(
+                derived(f"{'tuple' if in_order else 'len'}({path})", captured, tuple if in_order else len)
+            )
+            for key in keys:
+                yield item(captured, key), names
+            if not is_library(type(value).__module__):
+                yield from self._object_children(captured, names)
+        elif isinstance(value, (set, frozenset)) or contents.is_buffer(value):
+            self.guards.append(derived(path, captured, contents.snapshot))
+        elif isinstance(value, contextvars.ContextVar):
+            yield derived(f"{path}.get()", captured, lambda variable: variable.get()), names
+        elif isinstance(value, weakref.ref):
+            yield derived(f"{path}()", captured, lambda reference: reference()), names
+        elif isinstance(value, torch.nn.Module):
+            yield from self._module_children(captured, names)
         else:
-            if not isinstance(value, (torch.nn.Module, type)):
+            if not self._asks_identity and self._is_argument(captured) and contents.is_data(type(value)):
+                self.guards.append(derived(f"type({path})", captured, type))
+            elif not isinstance(value, type):
                 self.guards.append(captured)
             yield from self._object_children(captured, names)
 
-    def _object_children(self, captured: Captured, names: frozenset[str]) -> Iterator[tuple[Captured, frozenset[str]]]:
-        """The attributes of an object, class or module that are in ``names``, or that methods in ``names`` mention."""
+    def _is_argument(self, captured: Captured) -> bool:
+        return any(captured is argument for argument in self._arguments)
+
+    def _library_children(self, captured: Captured, names: frozenset[str]) -> Children:
+        """The attributes of a Python module that are in ``names``."""
+        module = captured.value
+        if is_library(module.__name__):
+            for name in contents.draws(module, names):
+                self._refuse(f"{captured.path}.{name}", *contents.RANDOM)
+            return
+        for name in sorted(names & vars(module).keys()):
+            yield attribute(captured, name), names
+
+    def _module_children(self, captured: Captured, names: frozenset[str]) -> Children:
+        """What a call of torch's module runs, and what that reaches."""
+        module, path = captured.value, captured.path
+        self.guards.append(derived(f"type({path})", captured, contents.kind))
+        for index in range(len(contents.hooks(module))):
+            yield derived(f"{path} hook {index}", captured, functools.partial(_hook, index=index)), names
+        of_all = contents.hooks_of_all_modules
+        if not any(guard.read is of_all for guard in self.guards):
+            hooks = Captured("hooks of all modules", of_all, of_all())
+            self.guards.append(hooks)
+            for index in range(len(hooks.value)):
+                yield item(hooks, index), names
+        names = with_methods(type(module), names | {"forward"})
+        if contents.reaches_all_members(module, names):
+            self.guards.append(derived(f"names in {path}", captured, contents.member_names))
+            yield from self._object_children(captured, names, contents.member_names(module))
+        else:  # code of torch may name members of its modules by names that it computes
+            is_of_torch = is_library(type(module).forward.__module__)
+            yield from self._object_children(captured, names, contents.member_names(module) if is_of_torch else ())
+
+    def _object_children(self, captured: Captured, names: frozenset[str], members: tuple[str, ...] = ()) -> Children:
+        """The attributes of an object or class that are in ``names``, or that methods in ``names`` mention.
+
+        ``members``: names of further attributes.
+        """
         value = captured.value
         owner = value if isinstance(value, type) else type(value)
-        called = {"forward"} if isinstance(value, torch.nn.Module) else {"__call__"}
-        names = _with_methods(owner, names | called)
-        wanted = set(names)
-        if isinstance(value, torch.nn.Module) and _is_library(owner.__module__):
-            # The forward of a container such as Sequential reaches its children without their names.
-            wanted.update(value._parameters, value._buffers, value._modules)
-        for name in sorted(wanted):
-            found = inspect.getattr_static(value, name, _MISSING)
-            method = _plain_function(found)
-            if method is not None:
-                if not _is_library(method.__module__):
-                    path = f"{captured.path}.{name}"
-                    yield _derived(path, captured, functools.partial(_static_function, name=name)), names
-            elif (
-                found is _MISSING
-                or not hasattr(type(found), "__get__")
-                or isinstance(found, types.MemberDescriptorType)
-            ):
-                yield _attribute(captured, name), names
+        names = with_methods(owner, names | special_methods(owner))
+        names |= frozenset().union(*(mentioned(method) for method in descriptors(owner, names)))
+        # The class is guarded with the object, and its attributes are read through the object.
+        for name in sorted({*names, *members} - {"__class__"}):
+            found = inspect.getattr_static(value, name, MISSING)
+            path = f"{captured.path}.{name}"
+            if plain_function(found) is not None:
+                if not is_library(plain_function(found).__module__):
+                    yield derived(path, captured, functools.partial(current_method, name=name)), names
+                for base in overridden(owner, name) if "super" in names else ():
+                    step = functools.partial(_method_of, base, name)
+                    yield Captured(f"{base.__name__}.{name}", step, step()), names
+            elif name == "__dict__" or not hasattr(type(found), "__get__") or isinstance(found, _VALUES):
+                yield attribute(captured, name), names
+            elif not is_library(type(found).__module__):
+                yield derived(path, captured, functools.partial(inspect.getattr_static, attr=name)), names
 
-    def _function_children(
-        self, captured: Captured, function: types.FunctionType
-    ) -> Iterator[tuple[Captured, frozenset[str]]]:
-        names = code_names(function.__code__)
+    def _function_children(self, captured: Captured, function: types.FunctionType) -> Children:
+        code, variables = function.__code__, function.__globals__
+        names = code_names(code)
+        if not is_third_party(code):
+            self.codes.append(code)
         if "get_default_dtype" in names:
             self.guards.append(default_dtype_guard(torch.get_default_dtype()))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            yield _cell(name, cell), names
-        for name in sorted(names):
-            if name in function.__globals__:
-                yield _global(name, function.__globals__), names
+        self._refuse_changing_builtins(function)
+        for name, closed in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if function is self._function:
+                yield cell(name, closed), names
+            else:  # another function of the same code has other cells
+                yield derived(name, captured, functools.partial(_closed, name=name)), names
+        for name in sorted(global_names(code) & variables.keys()):
+            yield variable(name, variables), names
+        for module in imports(code, variables.get("__package__")):
+            if module in sys.modules:
+                yield variable(module, sys.modules), names
+            else:  # the trace imports it, and the next call traces again
+                self.guards.append(variable(module, sys.modules))
         defaults = function.__defaults__ or ()
         for index in range(len(defaults)):
             path = f"default {index} of {captured.path}"
-            yield _derived(path, captured, functools.partial(_default, index=index)), names
+            yield derived(path, captured, functools.partial(_default, index=index)), names
         for name in function.__kwdefaults__ or {}:
             path = f"default {name} of {captured.path}"
-            yield _derived(path, captured, functools.partial(_keyword_default, name=name)), names
+            yield derived(path, captured, functools.partial(_keyword_default, name=name)), names
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
-            yield _derived(captured.path, captured, lambda f: f.__wrapped__), names
+            yield derived(captured.path, captured, lambda f: f.__wrapped__), names
+
+    def _refuse_changing_builtins(self, function: types.FunctionType) -> None:
+        used = global_names(function.__code__) & contents.CHANGING_BUILTINS - function.__globals__.keys()
+        for name in sorted(used):
+            self._refuse(f"{name}()", "reaches values by names that the code does not show", "use the names themselves")
 
 
-def default_dtype_guard(dtype: torch.dtype) -> Captured:
-    """The guard that torch's default dtype, to which numbers and integer tensors are promoted, is ``dtype``."""
-    return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
-
-
-def captured_part(weight: Captured, layout: str, index: int) -> Captured:
-    """Tensor ``index`` (codes, scales or zero-points) of a captured quantised weight, in ``layout``."""
-
-    def part(value: Any) -> Any:
-        if not weights.is_quantized(value):
-            return _MISSING
-        return (value if value.token.layout == layout else value.with_layout(layout)).parts[index]
-
-    return _derived(f"{weight.path}.parts[{index}]", weight, part)
-
-
-def captured_token(weight: Captured) -> Captured:
-    """The token of a captured quantised weight: its format, shape and layout (``quant/token.py``)."""
-    return _derived(f"{weight.path}.token", weight, lambda value: value.token)
-
-
-def matmul_precision_guard(setting: str) -> Captured:
-    """The guard that torch's float32 matmul precision is ``setting``."""
-    return Captured("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, setting)
-
-
-@functools.lru_cache(maxsize=4096)
-def code_names(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names in the code, including those in nested functions and comprehensions."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= code_names(constant)
-    return frozenset(names)
-
-
-def _mentioned(function: Any) -> frozenset[str]:
-    code = getattr(function, "__code__", None)
-    return code_names(code) if code is not None else frozenset()
-
-
-def _plain_function(attribute: Any) -> types.FunctionType | None:
-    """The Python function of a class attribute that is a method, a property, or a static or class method."""
-    if isinstance(attribute, property):
-        attribute = attribute.fget
-    elif isinstance(attribute, (staticmethod, classmethod)):
-        attribute = attribute.__func__
-    return attribute if isinstance(attribute, types.FunctionType) else None
-
-
-def _static_function(value: Any, name: str) -> types.FunctionType | None:
-    return _plain_function(inspect.getattr_static(value, name, None))
-
-
-def _with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
-    """``names``, and, transitively, the names that methods of ``owner`` mention if they are in the set."""
-    known, added = names, names
-    while added:
-        methods = [_plain_function(inspect.getattr_static(owner, name, None)) for name in added]
-        added = frozenset().union(*(_mentioned(method) for method in methods if method is not None)) - known
-        known |= added
-    return known
-
-
-def _is_library(module: str | None) -> bool:
-    """Whether a module's contents are assumed not to change: those of torch, the standard library and jitgen."""
-    root = (module or "").partition(".")[0]
-    if root == "__main__":
+def _is_bound(value: Any) -> bool:
+    """Whether it is a method of an object that is written in C, such as a list's ``append``."""
+    if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         return False
-    return root in ("torch", "jitgen") or root in sys.stdlib_module_names
+    return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
+
+
+def _is_of_package(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and is_third_party(value.__code__)
+
+
+def _hook(module: torch.nn.Module, index: int) -> Any:
+    return contents.hooks(module)[index]
+
+
+def _method_of(owner: type, name: str) -> types.FunctionType | None:
+    return plain_function(vars(owner).get(name))
+
+
+def _closed(function: types.FunctionType, name: str) -> Any:
+    return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
 
 
 def _default(function: types.FunctionType, index: int) -> Any:
@@ -274,45 +399,3 @@ def _default(function: types.FunctionType, index: int) -> Any:
 
 def _keyword_default(function: types.FunctionType, name: str) -> Any:
     return (function.__kwdefaults__ or {})[name]
-
-
-def _reader(source: Captured, step: Callable[[Any], Any]) -> Callable[[], Any]:
-    read = source.read
-
-    def get() -> Any:
-        try:
-            return step(read())
-        except Exception:  # an attribute is the user's code, which may raise anything
-            return _MISSING
-
-    return get
-
-
-def _derived(path: str, source: Captured, step: Callable[[Any], Any]) -> Captured:
-    read = _reader(source, step)
-    return Captured(path, read, read())
-
-
-def _attribute(source: Captured, name: str) -> Captured:
-    return _derived(f"{source.path}.{name}", source, lambda value: getattr(value, name))
-
-
-def _item(source: Captured, key: Any) -> Captured:
-    return _derived(f"{source.path}[{key!r}]", source, lambda value: value[key])
-
-
-def _cell(name: str, cell: types.CellType) -> Captured:
-    def read() -> Any:
-        try:
-            return cell.cell_contents
-        except ValueError:
-            return _MISSING
-
-    return Captured(name, read, read())
-
-
-def _global(name: str, variables: dict[str, Any]) -> Captured:
-    def read() -> Any:
-        return variables.get(name, _MISSING)
-
-    return Captured(name, read, read())

@@ -6,6 +6,7 @@ partitioning.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -24,6 +25,7 @@ class Guards:
         hints: the value of every symbol in the call that is traced.
         default_dtype: torch's default dtype where the trace depends on it, else None.
         matmul_precision: torch's float32 matmul precision where the trace depends on it, else None.
+        given: every tensor and number of the trace that user code was given (``trace/escapes.py``).
     """
 
     def __init__(self, hints: Mapping[str, Any], known: Iterable[Guard] = ()):
@@ -31,6 +33,7 @@ class Guards:
         self.hints = dict(hints)
         self.default_dtype: torch.dtype | None = None
         self.matmul_precision: str | None = None
+        self.given: list[weakref.ref[Any]] = []
         self._guards: dict[Guard, None] = dict.fromkeys(known)
 
     def value(self, expr: Any) -> Any:

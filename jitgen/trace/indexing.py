@@ -250,7 +250,8 @@ def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any 
     """Constant padding: ``input`` concatenated with constant tensors; a negative amount is cut off."""
     if mode in MODES:
         # torch repeats what is left of the tensor, and reflects and replicates what it was.
-        return padded(trace, *(_cut(trace, input, pad) if mode == "circular" else (input, pad)), mode)
+        input, pad = _cut(trace, input, pad) if mode == "circular" else (input, pad)
+        return padded(trace, input, pad, mode)
     if mode != "constant":
         raise ValueError(f"pad has no mode {mode!r}")
     return constant_pad_nd(trace, input, pad, 0 if value is None else value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class SymbolicNumber:
     def __init__(self, expr: Expr, guards: Guards):
         self.expr = expr
         self.guards = guards
+        guards.given.append(weakref.ref(self))
 
     def _value(self) -> Any:
         return self.guards.value(self.expr)

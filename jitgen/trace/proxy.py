@@ -6,10 +6,7 @@ Neighbour: every operation on a proxy is a call of ``Trace.call`` or ``Trace.att
 from __future__ import annotations
 
 import builtins
-import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +16,7 @@ from jitgen.errors import TraceError
 from jitgen.ir.graph import Node
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.numbers import wrap
+from jitgen.trace.replaced import Replaced
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -37,6 +35,8 @@ class TensorProxy(fx.Proxy):
             can be updated in place.
     """
 
+    __array_ufunc__ = None  # numpy leaves its operators to ours
+
     def __init__(self, node: Node, trace: Trace, aliases: Aliases | None = None, input: int | None = None):
         super().__init__(None, trace.tracer)  # type: ignore[arg-type]
         self.value = node
@@ -44,6 +44,7 @@ class TensorProxy(fx.Proxy):
         self.input = input
         self.aliases: Aliases = [] if aliases is None else aliases
         self.aliases.append(weakref.ref(self))
+        trace.guards.given.append(weakref.ref(self))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -108,29 +109,15 @@ _install_inplace_operators()
 
 _SAMPLE = torch.empty(0)
 _isinstance = builtins.isinstance
-_tracing = 0
-_tracing_lock = threading.Lock()
 
 
 def _isinstance_of_proxies(value: Any, kinds: Any) -> bool:
     return _isinstance(value, kinds) or (type(value) is TensorProxy and _isinstance(_SAMPLE, kinds))
 
 
-@contextmanager
-def proxies_are_tensors() -> Iterator[None]:
-    """Within this context a proxy is a ``torch.Tensor`` for ``isinstance``, so that user code takes a tensor's branch.
+proxies_are_tensors = Replaced(builtins, {"isinstance": _isinstance_of_proxies}).active
+"""A context within which a proxy is a ``torch.Tensor`` for ``isinstance``, so that user code takes a tensor's branch.
 
-    ``builtins.isinstance`` is replaced for all threads; torch.fx replaces builtins too while it traces. A ``__class__``
-    property would do for Python, but torch's C++ code reads it as well, and would take a proxy's memory for a tensor's.
-    """
-    global _tracing
-    with _tracing_lock:
-        _tracing += 1
-        builtins.isinstance = _isinstance_of_proxies
-    try:
-        yield
-    finally:
-        with _tracing_lock:
-            _tracing -= 1
-            if not _tracing:
-                builtins.isinstance = _isinstance
+A ``__class__`` property would do for Python, but torch's C++ code reads it as well, and would take a proxy's memory for
+a tensor's.
+"""

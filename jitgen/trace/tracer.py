@@ -10,6 +10,7 @@ Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -36,20 +37,22 @@ from jitgen.ir.graph import (
 )
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace import autocast, table
+from jitgen.trace import autocast, escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
-from jitgen.trace.captures import (
+from jitgen.trace.captured import (
     Captured,
-    Captures,
     captured_part,
     captured_token,
     default_dtype_guard,
     matmul_precision_guard,
 )
+from jitgen.trace.captures import Captures
+from jitgen.trace.contents import is_numpy_number
 from jitgen.trace.guards import Guards, tracing
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.intermediates import with_wide_intermediates
 from jitgen.trace.location import quote, raised_at, user_location
+from jitgen.trace.look_ups import reported_to
 from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
@@ -105,6 +108,8 @@ class Traced:
         leaves, tree: the return value, flattened, and the structure to rebuild it with.
         captured: the captured tensors, in the order of the graph's inputs; they follow the arguments.
         guards: captured values, and torch settings that the trace depends on, which must not change.
+        follows_arguments: whether captured tensors or guarded values are read from objects among the arguments.
+        under_no_grad: indices of captured tensors that required grad, and that the function uses under ``no_grad``.
     """
 
     graph: Graph
@@ -112,6 +117,8 @@ class Traced:
     tree: pytree.TreeSpec
     captured: tuple[Captured, ...]
     guards: tuple[Captured, ...]
+    under_no_grad: frozenset[int] = frozenset()
+    follows_arguments: bool = False
 
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
@@ -138,6 +145,7 @@ class Trace:
         guards: Guards,
         device: torch.device,
         layout: str,
+        objects: Sequence[Captured] = (),
         runs: bool = True,
     ):
         self.function = function
@@ -154,7 +162,7 @@ class Trace:
         self._captured_nodes: dict[int, Node] = {}
         self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
-        self.captures = Captures(function)
+        self.captures = Captures(function, name, objects)
 
     # ------------------------------------------------------------------------------------------------- inputs
 
@@ -223,14 +231,14 @@ class Trace:
             unreadable = why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise UnsupportedError(
-                    f"{self.name}: {found.path} requires grad, and gradients are not supported in this version; "
-                    "call it under torch.no_grad(), or detach it"
-                )
             self._check_device(found, tensor)
             node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
             self.captured.append(found)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"{self.name}: {self._find_captured(tensor).path} requires grad, and gradients are not supported in "
+                f"this version{quote(user_location())}\n  call it under torch.no_grad(), or detach it"
+            )
         return node
 
     # -------------------------------------------------------------------------------------------------- calls
@@ -243,6 +251,8 @@ class Trace:
             except TypeError as error:
                 raise TraceError(f"{self.name}: Tensor.{target}: {error}{quote(user_location())}") from None
         with torch._C.DisableTorchFunction():
+            if target is torch._C._set_grad_enabled:  # as torch.no_grad() does
+                return target(*args)
             row, name = table.find(target)
             if row is None:
                 raise self._no_row(name)
@@ -353,6 +363,10 @@ class Trace:
             return value.value
         if weights.is_quantized(value):
             return self._captured_quantized(value)
+        if is_numpy_number(value):
+            return value.item()
+        if isinstance(value, enum.Enum) and isinstance(value, (int, float)):
+            return value.value
         if isinstance(value, torch.Tensor):
             return self._captured_tensor(value)
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -424,6 +438,11 @@ class Trace:
             self.mutated[proxy.input] = proxy.value
         return proxy
 
+    def forget_tensors(self) -> None:
+        """Release all tensors of the trace."""
+        self._returned.clear()
+        self.host_scalars.clear()
+
     def returned(self, proxy: TensorProxy) -> Node:
         """The node of an output. Where another output has the same value, it is a copy, as outputs are distinct tensors
         unless the function returns one tensor twice."""
@@ -494,6 +513,7 @@ def trace(
     guards: Guards,
     device: torch.device,
     layout: str = "portable",
+    objects: Sequence[Captured] = (),
     runs: bool = True,
 ) -> Traced:
     """Trace ``function``.
@@ -505,20 +525,32 @@ def trace(
         guards: has a hint for every symbol; collects the decisions of the trace.
         device: the device of the tensors.
         layout: the layout in which kernels read quantised weights that the function closes over.
+        objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
         runs: whether a call follows; see ``Trace``.
 
     Raises:
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
-    state = Trace(function, name, guards, device, layout, runs)
+    state = Trace(function, name, guards, device, layout, objects, runs)
+    guards.given.clear()  # of the caller's own numbers
+    traced = _run(state, leaves, tree)
+    state.forget_tensors()
+    others = [leaf.value for leaf in traced.leaves if leaf.index is None]
+    escapes.check(name, function, guards.given, others, state.captures.codes)
+    return traced
+
+
+def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
+    """Run the function of ``state``; see ``trace``."""
+    guards = state.guards
     arguments, keywords = pytree.tree_unflatten(
         [
             state.input(leaf)
             if isinstance(leaf, torch.Tensor)
             else state.host_scalar(leaf)
             if isinstance(leaf, SymbolicScalar)
-            else leaf
+            else wrap(unwrap(leaf), guards)  # of its own, which must not outlive the trace
             for leaf in leaves
         ],
         tree,
@@ -530,14 +562,15 @@ def trace(
     )
     token = tracing.set(guards)
     try:
-        with proxies_are_tensors(), _InterceptFunctions(state):
-            result = function(*arguments, **keywords)
+        with proxies_are_tensors(), reported_to(state.captures), _InterceptFunctions(state):
+            result = state.function(*arguments, **keywords)
     except TypeError as error:
         if TensorProxy.__name__ not in str(error):
             raise
         why = str(error).replace(TensorProxy.__name__, "Tensor")
         raise TraceError(
-            f"{name}: a function that a trace cannot follow was called with a tensor: {why}{quote(raised_at(error))}\n"
+            f"{state.name}: a function that a trace cannot follow was called with a tensor: {why}"
+            f"{quote(raised_at(error))}\n"
             "  call a function of torch or a method of the tensor (x.add(y), not torch.Tensor.add(x, y)), or call it "
             "outside the decorated function"
         ) from error
@@ -556,10 +589,14 @@ def trace(
         else:
             value = Sizes(map(unwrap, leaf)) if isinstance(leaf, torch.Size) else unwrap(leaf)
             returned.append(Output(None, value))
-    graph = Graph(name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
+    graph = Graph(state.name, tuple(state.inputs), tuple(outputs), tuple(guards), tuple(sorted(state.mutated.items())))
+    state.captures.settle()
     captured_guards = list(state.captures.guards)
     if guards.default_dtype is not None:
         captured_guards.append(default_dtype_guard(guards.default_dtype))
     if guards.matmul_precision is not None:
         captured_guards.append(matmul_precision_guard(guards.matmul_precision))
-    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards))
+    # The trace has refused each that is used while gradients are enabled.
+    needs_grad = [index for index, found in enumerate(state.captured) if found.value.requires_grad]
+    under_no_grad = frozenset(needs_grad if torch.is_grad_enabled() else ())
+    return Traced(graph, tuple(returned), result_tree, tuple(state.captured), tuple(captured_guards), under_no_grad)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jitgen.trace.captures import Captured
+    from jitgen.trace.captured import Captured
 
 
 class WeakMethod:

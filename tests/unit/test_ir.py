@@ -374,6 +374,7 @@ sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" e
 import torch
 before, known = set(sys.modules), len(opened)
 import jitgen
+jitgen.jit
 heavy = [name for name in set(sys.modules) - before
          if name.split(".")[0] in ("triton", "jinja2", "sympy", "cuda", "ctypes", "click", "rich") or "_dynamo" in name]
 files = [str(path) for path in opened[known:] if not str(path).endswith((".py", ".pyc"))]

@@ -185,3 +185,118 @@ def test_methods_and_functions_are_copied_as_pythons_are() -> None:
         assert method.__wrapped__.__self__ is not module
         same(method(x), module.scaled(x))
     assert copy.deepcopy(Module.scaled) is pickle.loads(pickle.dumps(Module.scaled)) is Module.scaled
+
+
+class Base(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+        self.shift = 1.0
+
+    @jitgen.jit
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.shift
+
+
+class Derived(Base):
+    @jitgen.jit
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor(x)
+
+    @jitgen.jit
+    def factor(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() - self.shift
+
+    @property
+    @jitgen.jit
+    def doubled(self) -> torch.Tensor:
+        return self.weight * 2
+
+
+def test_decorated_methods_call_decorated_methods() -> None:
+    module = Derived()
+
+    def expected() -> torch.Tensor:
+        return (x * module.weight + module.shift) * (x.exp() - module.shift)
+
+    for change in (lambda: None, lambda: module.weight.fill_(3.0), lambda: setattr(module, "shift", 4.0)):
+        change()
+        for _ in range(2):
+            torch.testing.assert_close(module(x), expected())
+    module.weight = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    torch.testing.assert_close(module(x), expected())
+    torch.testing.assert_close(module.forward.reference(x), expected())
+
+
+class OfTheClass:
+    factor = 2.0
+
+    @jitgen.jit
+    @classmethod
+    def outside(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * cls.factor
+
+    @classmethod
+    @jitgen.jit
+    def inside(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * cls.factor
+
+    @jitgen.jit
+    @staticmethod
+    def static_outside(x: torch.Tensor) -> torch.Tensor:
+        return x * OfTheClass.factor
+
+    @staticmethod
+    @jitgen.jit
+    def static_inside(x: torch.Tensor) -> torch.Tensor:
+        return x * OfTheClass.factor
+
+
+class Heir(OfTheClass):
+    factor = 11.0
+
+
+@pytest.mark.parametrize("name", ["outside", "inside", "static_outside", "static_inside"])
+def test_class_and_static_methods_in_either_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor in (2.0, 5.0):
+        monkeypatch.setattr(OfTheClass, "factor", factor)
+        for owner in (OfTheClass, Heir, OfTheClass(), Heir()):
+            same(getattr(owner, name)(x), x * (factor if "static" in name else owner.factor))
+
+
+def test_a_decorated_property_is_an_error_with_the_remedy() -> None:
+    with pytest.raises(TypeError, match="write @property above @jit"):
+        jitgen.jit(property(lambda self: self))
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.by_name, self.made_here = Module.scaled, jitgen.jit(plain)
+        self.of_method = jitgen.jit(self.shifted)
+        self.shift = 1.0
+
+    def shifted(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+def test_holders_of_jit_functions_are_copied_after_a_call() -> None:
+    holder = Holder()
+    expected = holder.made_here(x)
+    holder.of_method(x)
+    for other in (copy.deepcopy(holder), pickle.loads(pickle.dumps(holder))):
+        assert other.by_name is Module.scaled
+        same(other.made_here(x), expected)
+        other.shift = 5.0
+        same(other.of_method(x), x + 5)
+    same(holder.of_method(x), x + 1)
+
+
+def test_plans_are_not_copied() -> None:
+    plan = jitgen.jit(plain).bind(x)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="bind again"):
+            copied(plan)

@@ -56,7 +56,7 @@ def run_program(**environment: str) -> subprocess.CompletedProcess[str]:
 
 def prewarm(manifest: Path, *targets: str, code: int = 0) -> Result:
     options = [word for target in targets for word in ("--target", target)]
-    result = CliRunner().invoke(command, ["prewarm", str(manifest), *options, "--jobs", "2", "--json"])
+    result = CliRunner().invoke(command, ["prewarm", str(manifest), *options, "--jobs", "1", "--json"])
     assert result.exit_code == code, (result.output, result.exception)
     return result
 
@@ -137,7 +137,7 @@ def test_what_a_cpu_recorded_serves_a_gpu_strictly(
     for entry in content["entries"]:
         entry["backend"] = backend
     path.write_text(json.dumps(content))
-    report = jitgen.prewarm(path, ["sm_90a"], jobs=2)
+    report = jitgen.prewarm(path, ["sm_90a"])  # in this process, where the buckets are those
     assert report.count("compiled") + report.count("store") == len(report.entries)
     weights = [
         jitgen.TensorSpec(tuple(w.shape), torch.float32, format=w.format, group_size=w.group_size) for w in (up, down)
@@ -167,7 +167,7 @@ def test_what_was_called_before_does_not_change_a_key(
         for x in order:
             recorded(x)
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
-    jitgen.prewarm(path, ["cpu"], jobs=2)
+    jitgen.prewarm(path, ["cpu"])
     served = jitgen.jit(function)
     with jitgen.strict():
         for x in reversed(order):
@@ -196,7 +196,7 @@ def test_a_step_of_decoding_prewarms_the_prefill(tmp_path: Path, monkeypatch: py
         for function, arguments in zip((attend, norm), calls(1, 1), strict=True):
             jitgen.jit(function)(*arguments)
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployed"))
-    jitgen.prewarm(path, ["cpu"], jobs=2)
+    jitgen.prewarm(path, ["cpu"])
     with jitgen.strict():
         for batch, length in ((1, 1), (1, 7), (2, 1), (3, 5)):
             for function, arguments in zip((attend, norm), calls(batch, length), strict=True):
@@ -233,7 +233,7 @@ def test_what_does_not_compile_is_listed_and_the_rest_is_built(manifest: Path, m
     result = prewarm(manifest, "cpu", code=1)
     report = json.loads(result.stdout)
     assert {entry["origin"] for entry in report["entries"]} == {"failed"}
-    assert "gate for" in result.stderr
+    assert "gate(float32[" in result.stderr
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 0, "entries": []}', '{"schema": 1}'])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import functools
-import itertools
 import threading
 import types
+import unittest.mock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -300,9 +300,9 @@ def test_captured_tensors_are_computed_with_in_the_kernel() -> None:
 
 
 def test_a_tensor_no_name_leads_to_is_an_error() -> None:
-    hidden = itertools.repeat(torch.ones(3))
+    hidden = unittest.mock.Mock(return_value=torch.ones(3))
     with pytest.raises(TraceError, match="neither an argument nor reachable"):
-        jitgen.jit(lambda x: x + next(hidden))(x3)
+        jitgen.jit(lambda x: x + hidden())(x3)
 
 
 # ------------------------------------------------------------------------------------- arguments and containers
@@ -584,9 +584,8 @@ def test_gradients_are_refused() -> None:
 
 
 def test_arguments_that_are_not_supported() -> None:
-    for value, what in ((object(), "object"), (torch.ones(2, 2).to_sparse(), "layout"), (1j, "complex")):
-        with pytest.raises(UnsupportedError, match=what):
-            jitgen.jit(lambda x, y: x)(x3, value)
+    with pytest.raises(UnsupportedError, match="layout"):
+        jitgen.jit(lambda x, y: x)(x3, torch.ones(2, 2).to_sparse())
     with pytest.raises(UnsupportedError, match="complex64"):
         jitgen.jit(lambda x: x * 2)(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(UnsupportedError, match="meta"):

@@ -1,0 +1,197 @@
+"""``Captured``: one value that a function reaches by name, and how every call reads it again.
+
+Neighbours: ``captures.py`` follows the names; ``call/resolver.py`` compares what they lead to with what they led to.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.quant import weights
+
+GUARDED: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+GUARDED += (range, types.BuiltinFunctionType, types.MethodWrapperType)
+"""Types whose values are compared as a whole."""
+
+call_leaves: ContextVar[Sequence[Any]] = ContextVar("call_leaves")
+"""The arguments of the call whose captured values are read, as leaves."""
+
+
+@contextmanager
+def arguments_are(leaves: Sequence[Any]) -> Iterator[None]:
+    """A context in which captured values are read for the call with these arguments."""
+    token = call_leaves.set(leaves)
+    try:
+        yield
+    finally:
+        call_leaves.reset(token)
+
+
+MISSING = object()
+"""What a path leads to that leads nowhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """One value that the function reaches by name.
+
+    Attributes:
+        path: the names that lead to it, as a user would write them: ``scale``, ``self.weight``.
+        read: returns the current value; ``MISSING`` where the names lead nowhere any more.
+        value: the value during the trace.
+    """
+
+    path: str
+    read: Callable[[], Any]
+    value: Any
+
+    def holds(self) -> bool:
+        """Whether the current value is the traced one: the same object, or an equal one of the same type."""
+        return same_value(self.read(), self.value)
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Equality that tells 1 from 1.0 and 0.0 from -0.0, and under which NaN equals NaN; identity of objects."""
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float):
+        return left.hex() == right.hex()
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same_value(left[key], right[key]) for key in left)
+    return isinstance(left, (*GUARDED, frozenset)) and bool(left == right)
+
+
+class Read:
+    """Reads what ``step`` makes of what ``source`` reads; ``MISSING`` where that leads nowhere."""
+
+    __slots__ = ("source", "step")
+
+    def __init__(self, source: Callable[[], Any], step: Callable[[Any], Any]):
+        self.source = source
+        self.step = step
+
+    def __call__(self) -> Any:
+        try:
+            return self.step(self.source())
+        except Exception:  # an attribute is the user's code, which may raise anything
+            return MISSING
+
+
+def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
+    """A function that reads them all, each step that several share once. It raises what a step raises."""
+    roots: list[Callable[[], Any]] = []
+    steps: list[tuple[Callable[[Any], Any], tuple[bool, int]]] = []
+    entered: dict[int, tuple[bool, int]] = {}
+
+    def enter(read: Callable[[], Any]) -> tuple[bool, int]:
+        if id(read) not in entered:
+            if isinstance(read, Read):
+                steps.append((read.step, enter(read.source)))
+            else:
+                roots.append(read)
+            entered[id(read)] = isinstance(read, Read), len(steps if isinstance(read, Read) else roots) - 1
+        return entered[id(read)]
+
+    def index(found: tuple[bool, int]) -> int:
+        is_step, number = found
+        return number + len(roots) * is_step
+
+    wanted = list(map(enter, reads))
+    indices = list(map(index, wanted))
+    program = [(step, index(source)) for step, source in steps]
+
+    def read_all() -> list[Any]:
+        values = [root() for root in roots]
+        for step, source in program:
+            values.append(step(values[source]))
+        return [values[number] for number in indices]
+
+    return read_all
+
+
+def derived(path: str, source: Captured, step: Callable[[Any], Any]) -> Captured:
+    """What ``step`` makes of ``source``."""
+    read = Read(source.read, step)
+    return Captured(path, read, read())
+
+
+def attribute(source: Captured, name: str) -> Captured:
+    path = f"{source.path}.{name}"
+    for table in ("_modules", "_parameters", "_buffers") if isinstance(source.value, torch.nn.Module) else ():
+        member = derived(path, source, functools.partial(_member, table=table, name=name))
+        if member.value is not MISSING and member.value is getattr(source.value, name, MISSING):
+            return member
+    dotted = not isinstance(name, str) or "." in name  # which attrgetter would take for a path
+    return derived(path, source, (lambda value: getattr(value, name)) if dotted else operator.attrgetter(name))
+
+
+def _member(module: torch.nn.Module, table: str, name: str) -> Any:
+    """A member of a module, in a third of the time that the module's ``__getattr__`` takes."""
+    return module.__dict__[table][name]
+
+
+def item(source: Captured, key: Any) -> Captured:
+    return derived(f"{source.path}[{key!r}]", source, operator.itemgetter(key))
+
+
+def argument(index: int, path: str, value: Any) -> Captured:
+    """Leaf ``index`` of the arguments, an object that is neither a tensor nor a number."""
+    return Captured(path, lambda: call_leaves.get()[index], value)
+
+
+def cell(name: str, cell: types.CellType) -> Captured:
+    def read() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    return Captured(name, read, read())
+
+
+def variable(name: str, variables: dict[str, Any]) -> Captured:
+    """The value of ``name`` among global variables, or among imported modules."""
+
+    def read() -> Any:
+        return variables.get(name, MISSING)
+
+    return Captured(name, read, read())
+
+
+def default_dtype_guard(dtype: torch.dtype) -> Captured:
+    """The guard that torch's default dtype, to which numbers and integer tensors are promoted, is ``dtype``."""
+    return Captured("torch.get_default_dtype()", torch.get_default_dtype, dtype)
+
+
+def matmul_precision_guard(setting: str) -> Captured:
+    """The guard that torch's float32 matmul precision is ``setting``."""
+    return Captured("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision, setting)
+
+
+def captured_part(weight: Captured, layout: str, index: int) -> Captured:
+    """Tensor ``index`` (codes, scales or zero-points) of a captured quantised weight, in ``layout``."""
+
+    def part(value: Any) -> Any:
+        if not weights.is_quantized(value):
+            return MISSING
+        return (value if value.token.layout == layout else value.with_layout(layout)).parts[index]
+
+    return derived(f"{weight.path}.parts[{index}]", weight, part)
+
+
+def captured_token(weight: Captured) -> Captured:
+    """The token of a captured quantised weight: its format, shape and layout (``quant/token.py``)."""
+    return derived(f"{weight.path}.token", weight, lambda value: value.token)

@@ -1,0 +1,88 @@
+"""What user code looks up by a name that it computes: ``getattr``, ``hasattr``, ``vars`` and ``os.environ``.
+
+No reading of the code tells such names. The trace runs the code once, though, and every look-up of it is reported to
+``Captures``, which follows or guards what was looked up.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any
+
+from jitgen.trace.captures import Captures
+from jitgen.trace.mentions import code_names, is_library
+from jitgen.trace.proxy import TensorProxy
+from jitgen.trace.replaced import Replaced
+
+_getattr, _hasattr, _vars = builtins.getattr, builtins.hasattr, builtins.vars
+_environ_item, _environ_names = os._Environ.__getitem__, os._Environ.__iter__
+_captures: ContextVar[Captures | None] = ContextVar("captures", default=None)
+
+
+@contextmanager
+def reported_to(captures: Captures) -> Iterator[None]:
+    """Within this context the look-ups of this thread's user code are reported to ``captures``."""
+    token = _captures.set(captures)
+    try:
+        with _BUILTINS.active(), _ENVIRONMENT.active():
+            yield
+    finally:
+        _captures.reset(token)
+
+
+def _report(owner: Any, name: Any) -> None:
+    """Report a look-up by the caller's caller."""
+    captures, frame = _captures.get(), sys._getframe(2)
+    if captures is None or type(owner) is TensorProxy or is_library(frame.f_globals.get("__name__")):
+        return
+    captures.look_up(owner, name, code_names(frame.f_code))
+
+
+def _reported_getattr(*arguments: Any) -> Any:
+    if len(arguments) > 1:
+        _report(*arguments[:2])
+    return _getattr(*arguments)
+
+
+def _reported_hasattr(owner: Any, name: str) -> bool:
+    _report(owner, name)
+    return _hasattr(owner, name)
+
+
+def _reported_vars(*arguments: Any) -> Any:
+    if not arguments:
+        return sys._getframe(1).f_locals
+    _report(arguments[0], "__dict__")
+    return _vars(*arguments)
+
+
+def _reported_environ_item(environ: Any, name: Any) -> Any:
+    captures = _captures.get()
+    if captures is not None and _is_users():
+        captures.look_up_variable(environ, name)
+    return _environ_item(environ, name)
+
+
+def _reported_environ_names(environ: Any) -> Any:
+    captures = _captures.get()
+    if captures is not None and _is_users():
+        captures.look_up_variable(environ, None)
+    return _environ_names(environ)
+
+
+def _is_users() -> bool:
+    """Whether user code asked for the environment, directly or through ``os.getenv`` and the like."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc", "collections.abc"):
+        frame = frame.f_back
+    return frame is not None and not is_library(frame.f_globals.get("__name__"))
+
+
+_BUILTINS = Replaced(builtins, {"getattr": _reported_getattr, "hasattr": _reported_hasattr, "vars": _reported_vars})
+_ENVIRONMENT = Replaced(os._Environ, {"__getitem__": _reported_environ_item, "__iter__": _reported_environ_names})

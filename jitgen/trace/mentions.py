@@ -1,0 +1,179 @@
+"""What Python code mentions: the names, imports and methods through which it can reach a value."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable
+from typing import Any
+
+_NOT_SYNTAX = frozenset(
+    f"__{name}__"
+    for name in (
+        *("init", "new", "del", "repr", "str", "format", "hash", "reduce", "reduce_ex", "getstate", "setstate"),
+        *("init_subclass", "class_getitem", "replace"),
+    )
+)
+"""Special methods that make, show or copy an object rather than use it."""
+
+
+@functools.lru_cache(maxsize=4096)
+def code_names(code: types.CodeType) -> frozenset[str]:
+    """The global and attribute names in the code, including those in nested functions and comprehensions."""
+    return frozenset().union(*(each.co_names for each in codes_in(code)))
+
+
+def mentioned(function: Any) -> frozenset[str]:
+    """The names in the code of ``function``; none where it has no code."""
+    code = getattr(function, "__code__", None)
+    return code_names(code) if code is not None else frozenset()
+
+
+def codes_in(code: types.CodeType) -> list[types.CodeType]:
+    """``code`` and that of every function within it."""
+    found = [code]
+    for each in found:
+        found += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> frozenset[str]:
+    """The names that the code looks up as variables, and not as attributes."""
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return frozenset(step.argval for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME")
+
+
+@functools.lru_cache(maxsize=4096)
+def asks_identity(code: types.CodeType) -> bool:
+    """Whether the code compares a variable by ``is`` with something else than a constant."""
+    for each in codes_in(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+        for number, step in enumerate(steps):
+            if step.opname != "IS_OP":
+                continue
+            right = number - 1
+            while steps[right].opname == "LOAD_ATTR" and right:
+                right -= 1
+            if steps[right].opname != "LOAD_CONST" and (
+                right == number - 1 or steps[right - 1].opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME"))
+            ):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def imports(code: types.CodeType, package: str | None) -> tuple[str, ...]:
+    """The modules that the code imports while it runs, packages first.
+
+    Args:
+        package: of the code's module, for relative imports.
+    """
+    found: dict[str, None] = {}
+    for each in codes_in(code):
+        steps = list(dis.get_instructions(each))
+        for number, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":  # after the level and the names that it takes from the module
+                name = "." * steps[number - 2].argval + step.argval
+                parts = importlib.util.resolve_name(name, package).split(".")
+                found |= {".".join(parts[: end + 1]): None for end in range(len(parts))}
+    return tuple(found)
+
+
+def line_of(codes: Iterable[types.CodeType], name: str) -> str | None:
+    """``"model.py:12"``: the first line of any of ``codes`` that mentions ``name``."""
+    for code in codes:
+        for each in codes_in(code):
+            line, starts = each.co_firstlineno, dict(dis.findlinestarts(each))
+            for step in dis.get_instructions(each):
+                line = starts.get(step.offset) or line
+                if step.argval == name:
+                    return f"{each.co_filename}:{line}"
+    return None
+
+
+def plain_function(attribute: Any) -> types.FunctionType | None:
+    """The Python function of a class attribute that is a method, a property, or a static or class method, decorated
+    or not."""
+    while not isinstance(attribute, types.FunctionType):
+        if isinstance(attribute, property):
+            attribute = attribute.fget
+        elif isinstance(attribute, (staticmethod, classmethod, types.MethodType)):
+            attribute = attribute.__func__
+        elif hasattr(type(attribute), "__jitgen_function__"):
+            attribute = attribute.__jitgen_function__
+        else:
+            return None
+    return attribute
+
+
+def static_function(value: Any, name: str) -> types.FunctionType | None:
+    return plain_function(inspect.getattr_static(value, name, None))
+
+
+def current_method(value: Any, name: str) -> types.FunctionType | None:
+    """``static_function`` of a name that is known to be a method's, in a twentieth of the time."""
+    own: dict[str, Any] = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    if name in own:
+        return plain_function(own[name])
+    return plain_function(getattr(value if isinstance(value, type) else type(value), name, None))
+
+
+def users_classes(owner: type) -> list[type]:
+    """``owner`` and its bases, without those of libraries."""
+    return [each for each in owner.__mro__ if not is_library(each.__module__)]
+
+
+def overridden(owner: type, name: str) -> list[type]:
+    """The user's classes behind the first that have a method ``name``, which ``super()`` may reach."""
+    return [each for each in users_classes(owner) if plain_function(vars(each).get(name)) is not None][1:]
+
+
+def special_methods(owner: type) -> frozenset[str]:
+    """The special methods of the user's that Python calls for operators and statements: ``x[i]``, ``len(x)``."""
+    return frozenset(
+        name
+        for each in users_classes(owner)
+        for name, method in vars(each).items()
+        if name[:2] == name[-2:] == "__" and name not in _NOT_SYNTAX and isinstance(method, types.FunctionType)
+    )
+
+
+def descriptors(owner: type, names: frozenset[str]) -> list[types.FunctionType]:
+    """What the user's own descriptors run when one of ``names`` is read."""
+    found = {type(inspect.getattr_static(owner, name, None)) for name in names}
+    methods = [static_function(each, "__get__") for each in found if not is_library(each.__module__)]
+    return [method for method in methods if method is not None]
+
+
+def with_methods(owner: type, names: frozenset[str]) -> frozenset[str]:
+    """``names``, and, transitively, the names that methods of ``owner`` mention if they are in the set."""
+    known, added = names, names
+    while added:
+        methods = [static_function(owner, name) for name in added]
+        if "super" in known:
+            methods += [plain_function(vars(each)[name]) for name in known for each in overridden(owner, name)]
+        added = frozenset().union(*(mentioned(method) for method in methods if method is not None)) - known
+        known |= added
+    return known
+
+
+def is_third_party(code: types.CodeType) -> bool:
+    """Whether the code belongs to an installed package, and is not the user's own."""
+    return code.co_filename.startswith(_INSTALLED)
+
+
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def is_library(module: str | None) -> bool:
+    """Whether a module's contents are assumed not to change: torch's, numpy's, jitgen's and the standard library's."""
+    root = (module or "").partition(".")[0]
+    if root == "__main__":
+        return False
+    return root in ("torch", "numpy", "jitgen") or root in sys.stdlib_module_names
