@@ -360,7 +360,7 @@ REFUSED: list[tuple[Any, ...]] = [
         NODE % ("add", "inputs[0]"),
     ),
     ("described", NODE % ("cast", "attrs"), ["copy", -1], "not an integer", NODE % ("cast", "attrs[1]")),
-    ("described", NODE % ("cast", "attrs"), ["copied"], "none of contiguous, copy", NODE % ("cast", "attrs[0]")),
+    ("described", NODE % ("cast", "attrs"), ["copied"], "none of contiguous, channels_last, copy", NODE % ("cast", "attrs[0]")),
     ("described", NODE % ("cast", "attrs"), ["contiguous", 1], "items"),
     ("described", NODE % ("cast", "dtype"), "float16", "its dtype is float16", AT % "cast"),
     ("narrowed", NODE % ("cast", "shape"), [3, 8], "its shape is", AT % "cast"),
