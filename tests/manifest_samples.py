@@ -96,6 +96,14 @@ def running(x: torch.Tensor) -> tuple[Any, ...]:
     return x.cumsum(0), torch.cummax(x, -1), x.logcumsumexp(1)
 
 
+def noisy(x: torch.Tensor) -> tuple[Any, ...]:
+    return F.dropout(x, 0.2), torch.randn_like(x) + torch.rand(x.shape[1])
+
+
+def ordered(x: torch.Tensor) -> tuple[Any, ...]:
+    return torch.topk(x / 2, 3, 0), x.argsort(-1, descending=True), torch.median(x)
+
+
 def looked_up(ids: torch.Tensor, table: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, ...]:
     changed = table.index_copy(0, ids, new)
     changed[1:, ids[:1]] = 0
@@ -113,6 +121,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "column_sums": lambda: (column_sums, (torch.randn(30, 12),)),
     "largest": lambda: (largest, (torch.randn(3, 4, 10),)),
     "running": lambda: (running, (torch.randn(5, 12),)),
+    "noisy": lambda: (noisy, (torch.randn(5, 12),)),
+    "ordered": lambda: (ordered, (torch.randn(5, 12),)),
     "looked_up": lambda: (looked_up, (torch.tensor([3, 1]), torch.randn(6, 9), torch.randn(2, 9))),
     "norm": lambda: (norm, (torch.randn(2, 3, 24),)),
     "loss": lambda: (loss, (torch.randn(5, 11), torch.tensor([1, 2, 0, -100, 10]))),

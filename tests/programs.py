@@ -9,6 +9,8 @@ The reference runs in float64. How far a result may be off is measured and not g
 every operand and every result of an operation wrong by a random rounding of the program's coarsest dtype (stochastic
 arithmetic; Vignes, "A stochastic arithmetic for reliable scientific computation", 1993), and ``MARGIN`` times the
 largest deviation is allowed. So the bound grows with the operations, and where they cancel.
+
+A program with one result may have an ``out=``: any strides, in new memory or in that of an argument, over it or beside.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ ROUNDING = (
     ),
     *(
         "F.layer_norm({a}, {a}.shape[1:])",
-        "F.rms_norm({a}, {a}.shape[-1:])",
+        "F.rms_norm({a}, {a}.shape[-1:], eps=1e-3)",  # without it, the dtype's, and the reference has another
         "F.group_norm({a}, 1)",
         "{a} / ({a}.norm() + 1)",
     ),
@@ -126,6 +128,12 @@ INTEGRAL = (  # of integers and bools alone
         "{a}.sum({d})",
     ),
     *("{a}.cumsum({d})", "{a}.prod()", "{a} @ {b}", "{a}.to(i32)", "{a}.to(u8)", "{a}.float()", "{a}.amax({d})"),
+)
+GATHERS = (  # {i} are integers, which become indices within bounds
+    *("{a}[{i} % {a}.shape[0]]", "{a}.gather({d}, {i} % {a}.shape[{d}])", "F.embedding({i} % {a}.shape[0], {a})"),
+    *("{a}.index_select({d}, ({i} % {a}.shape[{d}]).reshape(-1))", "{a}[:, {i} % {a}.shape[1]]"),
+    *("torch.take_along_dim({a}, {i} % {a}.shape[{d}], {d})", "F.one_hot({i} % 5, 5)", "{a}[..., {i} % 2]"),
+    *("{a}.scatter({d}, {i} % {a}.shape[{d}], 1.5)", "{a}.index_fill({d}, ({i} % {a}.shape[{d}]).reshape(-1), 0.5)"),
 )
 IN_PLACE = (
     *(
@@ -159,6 +167,24 @@ class Value:
     exact: bool
 
 
+@dataclass(frozen=True)
+class Out:
+    """The ``out=`` of a call: a tensor in the memory of argument ``owner``, or in new memory where that is None."""
+
+    owner: int | None
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def among(self, arguments: list[torch.Tensor]) -> torch.Tensor:
+        if self.owner is None:
+            whole = torch.empty(self.offset + reach(self.sizes, self.strides), dtype=self.dtype)
+            whole.fill_(1 if self.dtype == torch.bool else 77)
+            return whole.as_strided(self.sizes, self.strides, self.offset)
+        return arguments[self.owner].as_strided(self.sizes, self.strides, self.offset)
+
+
 @dataclass
 class Program:
     """A program and its arguments.
@@ -166,11 +192,14 @@ class Program:
     Attributes:
         text: its source, a function ``program(x0, x1, ...)``.
         arguments: the tensors it is called with; ``run`` leaves them as they are.
+        dtypes: of all its values.
+        out: what a second kind of call writes into.
     """
 
     text: str
     arguments: list[torch.Tensor]
     dtypes: set[torch.dtype] = field(default_factory=set)
+    out: Out | None = None
 
     @property
     def path(self) -> str:
@@ -203,15 +232,21 @@ class Program:
 
     def __repr__(self) -> str:
         described = [f"{a.dtype} {tuple(a.shape)} strides {a.stride()}" for a in self.arguments]
-        return "\n".join([*described, self.text])
+        return "\n".join([*described, *([str(self.out)] if self.out else []), self.text])
+
+
+def reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first one of a tensor to the last one, both included."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A copy in memory of its own, with the strides of ``tensor``."""
     if not tensor.numel():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    copy = torch.empty(reach + 1, dtype=dtype).as_strided(tensor.shape, tensor.stride())
+    copy = torch.zeros(reach(tensor.shape, tensor.stride()), dtype=dtype).as_strided(tensor.shape, tensor.stride())
     distinct = tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())
     copy[distinct].copy_(tensor[distinct])
     return copy
@@ -242,7 +277,24 @@ def draw(choose: Choose) -> Program:
     text = "\n".join([f"def program({names}):", *(f"    {line}" for line in lines), f"    return {returned}", ""])
     dtypes = {value.tensor.dtype for value in values} | {a.dtype for a in arguments}
     dtypes |= {DTYPES[name] for name in re.findall(r"\b(?:f16|bf16)\b", text)}
-    return Program(text, arguments, dtypes)
+    single = "," not in returned and not re.search(r"\w_\(", text)  # none is updated in place
+    out = _out(choose, values[-1].tensor, arguments) if single and choose((True, True, False)) else None
+    return Program(text, arguments, dtypes, out)
+
+
+def _out(choose: Choose, result: torch.Tensor, arguments: list[torch.Tensor]) -> Out:
+    """Memory for a result like ``result``: no two of its elements are one."""
+    strides = [0] * result.ndim
+    stride = choose((1, 1, 1, 2))
+    for dim in choose(list(itertools.permutations(range(result.ndim)))):
+        strides[dim] = stride
+        stride *= max(result.shape[dim], 1)
+    needed = reach(result.shape, strides)
+    sizes = [reach(argument.shape, argument.stride()) for argument in arguments]
+    owners = [i for i, a in enumerate(arguments) if a.dtype == result.dtype and sizes[i] >= needed]
+    owner = choose((*owners, *owners, None))
+    offset = choose(range(4)) if owner is None else choose(range(sizes[owner] - needed + 1))
+    return Out(owner, tuple(result.shape), tuple(strides), offset, result.dtype)
 
 
 def _argument(choose: Choose, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -269,11 +321,17 @@ def _statement(choose: Choose, values: list[Value]) -> str | None:
     """A statement that eager torch runs, whose result has become the last of ``values``; None where none was found."""
     for _ in range(8):
         kind = choose(
-            ("pointwise", "pointwise", "exact", "exact", "exact", "rounding", "rounding", "jumps", "integral", "place")
+            (
+                *("pointwise", "pointwise", "exact", "exact", "exact", "rounding", "rounding"),
+                *("jumps", "integral", "place", "gathers"),
+            )
         )
         texts = {"pointwise": POINTWISE, "exact": EXACT, "rounding": ROUNDING, "jumps": JUMPS}
-        text = choose((texts | {"integral": INTEGRAL, "place": IN_PLACE})[kind])
-        operands = {name: choose(values) for name in "abc" if f"{{{name}}}" in text}
+        text = choose((texts | {"integral": INTEGRAL, "place": IN_PLACE, "gathers": GATHERS})[kind])
+        indices = [value for value in values if value.tensor.dtype in INTEGERS.values()]
+        if "{i}" in text and not indices:
+            continue
+        operands = {name: choose(indices if name == "i" else values) for name in "abci" if f"{{{name}}}" in text}
         used = list(operands.values())
         exact = all(value.exact for value in used)
         floating = any(value.tensor.is_floating_point() for value in used)
@@ -281,8 +339,11 @@ def _statement(choose: Choose, values: list[Value]) -> str | None:
             continue
         if not exact and ("where" in text or "> 0" in text):
             continue
-        rank = operands["a"].tensor.ndim
-        call = text.format(**{name: value.name for name, value in operands.items()}, d=choose(range(max(rank, 1))))
+        rank = operands.get("a", used[0]).tensor.ndim
+        names = {name: value.name for name, value in operands.items()}
+        if "i" in names:
+            names["i"] += ".long()"
+        call = text.format(**names, d=choose(range(max(rank, 1))))
         try:
             result = eval(call, {"torch": torch, "F": F} | DTYPES, {value.name: value.tensor for value in values})
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
@@ -312,7 +373,10 @@ def _shares(left: torch.Tensor, right: torch.Tensor) -> bool:
 # ----------------------------------------------------------------------------------------------------- what it gives
 
 
-_ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join(EXACT))) - {"arange"} | {"neg", "__getitem__"}
+_ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join((*EXACT, *GATHERS)))) - {"arange"} | {
+    "neg",
+    "__getitem__",
+}
 
 
 class _Perturbed(TorchFunctionMode):
@@ -334,17 +398,18 @@ class _Perturbed(TorchFunctionMode):
         return result
 
 
-def verdict(program: Program, function: Callable[..., Any]) -> tuple[str, str]:
-    """("right" | "refused" | "wrong" | "crash", what was found) of ``function``, the program decorated."""
+Verdict = tuple[str, str]
+"""("right" | "refused" | "wrong" | "crash", what was found)."""
+
+
+def verdict(program: Program, function: Callable[..., Any]) -> Verdict:
+    """Of ``function``, the program decorated."""
     eager = program.run(program.function())
     try:
         found = program.run(function)
         again = program.run(function)
-    except (TraceError, UnsupportedError) as error:
-        located = program.path in str(error) or "argument" in str(error)
-        return ("refused" if located else "crash"), str(error)
     except Exception as error:
-        return "crash", f"{type(error).__name__}: {error}"
+        return _failure(program, error)
     exact = program.run_exactly()
     size = max(torch.finfo(dtype).eps for dtype in program.dtypes | {torch.float64} if dtype.is_floating_point)
     generator = torch.Generator().manual_seed(0)
@@ -352,16 +417,58 @@ def verdict(program: Program, function: Callable[..., Any]) -> tuple[str, str]:
     for _ in range(RUNS):
         with _Perturbed(size, generator):
             perturbed.append(program.run_exactly())
+
+    def mistake(number: int, got: torch.Tensor) -> str | None:
+        return _mistake(got, eager[number], exact[number], [run[number] for run in perturbed], size)
+
     for number, (got, same, want) in enumerate(zip(found, again, eager, strict=True)):
         where = f"result {number}"
         if (got.dtype, got.shape) != (want.dtype, want.shape):
             return "wrong", f"{where} is {got.dtype} {tuple(got.shape)} for {want.dtype} {tuple(want.shape)}"
         if not torch.equal(torch.nan_to_num(got.double()), torch.nan_to_num(same.double())):
             return "wrong", f"{where} differs from call to call"
-        mistake = _mistake(got, want, exact[number], [run[number] for run in perturbed], size)
-        if mistake is not None:
-            return "wrong", f"{where}: {mistake}"
+        if (found_mistake := mistake(number, got)) is not None:
+            return "wrong", f"{where}: {found_mistake}"
+    return (
+        _verdict_with_out(program, function, lambda got: mistake(0, got)) if program.out is not None else ("right", "")
+    )
+
+
+def _verdict_with_out(
+    program: Program, function: Callable[..., Any], mistake: Callable[[torch.Tensor], str | None]
+) -> Verdict:
+    """The same of calls with ``out=``: the result is there, and the memory around it as it was."""
+    assert program.out is not None
+    for _ in range(2):  # the second call is warm
+        arguments = [copied(argument, argument.dtype) for argument in program.arguments]
+        out = program.out.among(arguments)
+        wholes = [_whole(tensor) for tensor in (*arguments, out)]
+        before = [whole.clone() for whole in wholes]
+        try:
+            if function(*arguments, out=out) is not out:
+                return "wrong", "a call with out= returns another tensor"
+        except Exception as error:
+            return _failure(program, error)
+        if (found_mistake := mistake(out)) is not None:
+            return "wrong", f"out=: {found_mistake}"
+        for whole, old in zip(wholes, before, strict=True):
+            if whole.data_ptr() == _whole(out).data_ptr():
+                old.as_strided(out.shape, out.stride(), out.storage_offset()).copy_(out)
+            if not torch.equal(torch.nan_to_num(whole.double()), torch.nan_to_num(old.double())):
+                return "wrong", "a call with out= writes to other memory"
     return "right", ""
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory of the tensor's storage."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+def _failure(program: Program, error: Exception) -> Verdict:
+    if not isinstance(error, (TraceError, UnsupportedError)):
+        return "crash", f"{type(error).__name__}: {error}"
+    located = program.path in str(error) or "argument" in str(error) or "out=" in str(error)
+    return ("refused" if located else "crash"), str(error)
 
 
 def _mistake(

@@ -40,8 +40,7 @@ GROUPS = (32, 96, None)
 Function = Callable[..., Any]
 CHECKS: dict[str, Check] = {}
 QUICK = (
-    *("dense-tokens-float16", "dense-tokens-split-bfloat16", "dense-slices-float16", "dense-weights-float32"),
-    *("uint4-weights-bfloat16", "int4-weights-split-float16", "int8-slices-float32"),
+    *("dense-tokens-split-bfloat16", "dense-weights-float32", "int4-weights-split-float16", "int8-slices-float32"),
     *("uint4-weights-many-rows-float32", "int4-weights-many-warps-bfloat16"),
     *("epilogues-weights", "operands_of_epilogues-tokens", "strides-tokens", "infinities-weights"),
     *("nothing_to_add-weights-split", "wide_indices-slices", "poisoned_outputs-tokens-split"),

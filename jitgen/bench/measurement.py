@@ -28,6 +28,8 @@ class Bench:
         budget: the time to spend on the timing of one case, in seconds.
         compile_peer: whether torch.compile is among the peers. Its compilations take most of the time of a run.
         repeats: the number of pairs of new processes for each figure of a cold start.
+        backend: the only backend to measure; None for all that the device has.
+        seed, cases: of a sweep: of its random sizes, and how many.
     """
 
     device: str
@@ -35,9 +37,14 @@ class Bench:
     budget: float
     compile_peer: bool
     repeats: int
+    backend: str | None = None
+    seed: int = 0
+    cases: int = 40
 
     @property
     def backends(self) -> tuple[str, ...]:
+        if self.backend is not None:
+            return (self.backend,)
         return ("cpp",) if self.device == "cpu" else ("cuda", "triton")
 
 

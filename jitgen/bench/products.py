@@ -163,8 +163,8 @@ def _humming(product: Product, device: str) -> Maker | None:
     return make
 
 
-def measure(product: Product, rows: Sequence[int], bench: Bench) -> Iterator[Measurement]:
-    """Measure ``product`` and its peers at each number of ``rows``, on each backend."""
+def measure(product: Product, rows: Sequence[int], bench: Bench, group: str = "products") -> Iterator[Measurement]:
+    """Measure ``product`` and its peers at each number of ``rows``, on each backend, for the group ``group``."""
     device = torch.device(bench.device)
     columns, length = product.shape
     copies = max(2, min(MAX_COPIES, 4 * bench.elements * 4 // max(1, product.bytes(0))))
@@ -192,7 +192,7 @@ def measure(product: Product, rows: Sequence[int], bench: Bench) -> Iterator[Mea
             calls = [partial(plan, x, *copy, out=out) for copy in own]
             seconds = medians({"jitgen": calls, **others}, bench.device, bench.budget)
             yield Measurement(
-                group="products",
+                group=group,
                 name=f"{product.name}, M={count}",
                 device=bench.device,
                 backend=backend,

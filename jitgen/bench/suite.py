@@ -6,7 +6,19 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jitgen.bench import ahead, batched, coldstart, columns, intensity, overhead, products, reductions, rows, streaming
+from jitgen.bench import (
+    ahead,
+    batched,
+    coldstart,
+    columns,
+    intensity,
+    overhead,
+    products,
+    reductions,
+    rows,
+    streaming,
+    sweep,
+)
 from jitgen.bench.measurement import Bench, Measurement
 from jitgen.errors import UnsupportedError
 
@@ -20,7 +32,10 @@ GROUPS = {
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
+    "sweep": sweep.run,
 }
+NOT_BY_DEFAULT = ("sweep",)
+"""The groups that run only where they are named."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,
     "rows": rows.cases,
@@ -30,11 +45,14 @@ AHEAD = {
 """The groups whose functions other processes can import, so that torch.compile can compile them in parallel."""
 
 
-def configure(device: str | None = None, quick: bool = False) -> Bench:
+def configure(
+    device: str | None = None, quick: bool = False, backend: str | None = None, seed: int = 0, cases: int = 40
+) -> Bench:
     """A bench for ``device``, by default the best device of this machine.
 
     Args:
         quick: whether to measure with fewer repeats and without torch.compile. Tensors have the same sizes.
+        backend, seed, cases: as ``Bench`` has them.
 
     Raises:
         UnsupportedError: this machine has no such device.
@@ -49,7 +67,7 @@ def configure(device: str | None = None, quick: bool = False) -> Bench:
 
         cache = last_level_cache()
     elements = max(2**24, cache) + 2**16  # of 4 bytes each, so that they slightly exceed four times the cache
-    return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3)
+    return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3, backend, seed, cases)
 
 
 def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Measurement]:
@@ -57,9 +75,10 @@ def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Meas
 
     ``jobs``: if above 1, that many processes first compile what torch.compile needs for the groups in ``AHEAD``.
     """
+    default = [name for name in GROUPS if name not in NOT_BY_DEFAULT]
     if jobs > 1 and bench.compile_peer:
         ahead.compile_ahead(
-            [case for name in names or GROUPS if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
+            [case for name in names or default if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
         )
-    for name in names or GROUPS:
+    for name in names or default:
         yield from GROUPS[name](bench)

@@ -34,24 +34,37 @@ def outputs_of(out: Any) -> list[torch.Tensor]:
     return outputs
 
 
-def check_outputs(name: str, lowered: Lowered, device: torch.device, out: Sequence[torch.Tensor]) -> None:
-    """Check that ``out`` can receive the results of ``lowered``, a call without ``out=``.
+Described = tuple[tuple[int, ...], str]
+"""The sizes of a result and its dtype, such as ``"float32"``."""
+
+
+def described_results(name: str, lowered: Lowered) -> list[Described] | None:
+    """The results of ``lowered``, a call without ``out=``; None where its kernels cannot write to ``out``, because a
+    result is a view of other memory, or two results are the same memory.
+
+    Raises:
+        UnsupportedError: the function updates an argument.
+    """
+    program = lowered.program
+    if program.mutated:
+        raise UnsupportedError(f"{name}: out= with a function that updates an argument is not supported")
+    if list(program.outputs) != list(range(len(program.outputs))):
+        return None
+    first = len(program.inputs) + len(program.temporaries)
+    sizes = [memory.view.sizes for memory in lowered.memories[first : first + len(program.outputs)]]
+    return list(zip(sizes, (result.dtype for result in program.results), strict=False))
+
+
+def check_outputs(name: str, described: Sequence[Described], device: torch.device, out: Sequence[torch.Tensor]) -> None:
+    """Check that ``out`` can receive results.
 
     Raises:
         ValueError: another number of tensors, shape, dtype or device; elements that share memory; a gradient required.
-        UnsupportedError: the function returns views of its arguments or updates one.
+        UnsupportedError: a tensor without memory.
     """
-    program = lowered.program
-    if any(not isinstance(output, int) for output in program.outputs) or program.mutated:
-        raise UnsupportedError(
-            f"{name}: out= with a function that returns a view of an argument or updates one is not supported"
-        )
-    if list(program.outputs) != list(range(len(out))):
-        raise ValueError(f"{name} returns {len(program.outputs)} tensors; out= has {len(out)}")
-    first = len(program.inputs) + len(program.temporaries)
-    for position, tensor in enumerate(out):
-        sizes = lowered.memories[first + position].view.sizes
-        dtype = program.results[position].dtype
+    if len(described) != len(out):
+        raise ValueError(f"{name} returns {len(described)} tensors; out= has {len(out)}")
+    for tensor, (sizes, dtype) in zip(out, described, strict=True):
         if tuple(tensor.shape) != sizes or str(tensor.dtype) != f"torch.{dtype}" or tensor.device != device:
             raise ValueError(
                 f"out= of {name} is {TensorFacts.of(tensor)}; the result is torch.{dtype} {sizes} on {device}. "
@@ -96,8 +109,10 @@ def may_be_written(
     )
 
 
-def copy_results(results: Any, out: Sequence[torch.Tensor]) -> None:
-    """Copy what a call without ``out=`` returned to ``out``."""
+def copy_results(name: str, results: Any, device: torch.device, out: Sequence[torch.Tensor]) -> None:
+    """Copy what a call without ``out=`` returned to ``out``, which is checked."""
     tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
-    for target, tensor in zip(out, tensors, strict=True):
+    check_outputs(name, [(tuple(tensor.shape), str(tensor.dtype)[6:]) for tensor in tensors], device, out)
+    apart = [tensor.clone() if any(overlap.share(tensor, target) for target in out) else tensor for tensor in tensors]
+    for target, tensor in zip(out, apart, strict=True):
         target.copy_(tensor)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call import plan_text
-from jitgen.call.outputs import check_distinct, check_outputs, copy_results, may_be_written, outputs_of
+from jitgen.call.outputs import (
+    check_distinct,
+    check_outputs,
+    copy_results,
+    described_results,
+    may_be_written,
+    outputs_of,
+)
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
 from jitgen.call.resolver import BoundLaunch, Resolver
 from jitgen.call.signature import check, is_object
@@ -148,12 +155,21 @@ class LaunchPlan:
             return self._start(*self._find(leaves, None), leaves, tensors, ())
         outputs = outputs_of(out)
         check_distinct(name, outputs)
-        found, captured = self._find(leaves, outputs)
-        if may_be_written(outputs, [*tensors, *captured], found.lowered.laid_out.read_elsewhere):
-            self._start(found, captured, leaves, tensors, outputs)
+        direct = self._find(leaves, outputs) if self._writes_results() else None
+        if direct and may_be_written(outputs, [*tensors, *direct[1]], direct[0].lowered.laid_out.read_elsewhere):
+            self._start(*direct, leaves, tensors, outputs)
         else:
-            copy_results(self._start(*self._find(leaves, None), leaves, tensors, ()), outputs)
+            results = self._start(*self._find(leaves, None), leaves, tensors, ())
+            copy_results(name, results, self._device, outputs)
         return out
+
+    def _writes_results(self) -> bool:
+        """Whether kernels can write to ``out=``."""
+        return described_results(self._resolver.name, self._bound_launch.lowered) is not None
+
+    @property
+    def _device(self) -> torch.device:
+        return self._tensor_facts[0].device if self._tensor_facts else torch.device("cpu")
 
     def _start(
         self,
@@ -189,8 +205,8 @@ class LaunchPlan:
         captured = found.captured_tensors(leaves) if found is not None else None
         if found is None or captured is None:
             if out is not None:
-                device = self._tensor_facts[0].device if self._tensor_facts else torch.device("cpu")
-                check_outputs(self._resolver.name, self._find(leaves, None)[0].lowered, device, out)
+                name, lowered = self._resolver.name, self._find(leaves, None)[0].lowered
+                check_outputs(name, described_results(name, lowered) or [], self._device, out)
             found, captured = self._resolver.resolve(leaves, self._tree, out or ())
         self._remember(found, [leaves[index] for index in self._tensor_indices], out)
         return found, captured

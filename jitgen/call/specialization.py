@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen import pipeline
+from jitgen import pipeline, progress
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import OVERLAPS
 from jitgen.families.operands import item_size
 from jitgen.ir import symbols
+from jitgen.ir.draws import offsets_drawn
 from jitgen.ir.graph import Guard, described_inputs
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided
@@ -107,7 +108,8 @@ class Specialization:
             return ()
         found = self._built.get(lowered.key)
         if found is None:
-            found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
+            with progress.line(f"compiling {lowered.graph.name} for {lowered.route.target}"):
+                found = self._built[lowered.key] = pipeline.fetch(lowered, store, remedy)
         return found
 
     # ------------------------------------------------------------------------------------------------ launching
@@ -155,6 +157,7 @@ class Specialization:
             returns=tuple(returns),
             rebuild=rebuild,
             values=values,
+            drawn=offsets_drawn(scalar for kernel in program.kernels for scalar, _ in kernel.scalars),
             caller_outputs=caller_outputs,
             extents=tuple(
                 overlap.extent(memory.view.sizes, memory.view.strides, item_size(buffer.dtype))
@@ -244,6 +247,7 @@ class Specialization:
             cuda.resident_grid(function, shape),
             shape.block,
             shared,
+            cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
             pdl=OVERLAPS in shape.attributes,
         )
         maps = tuple(TensorMap(**vars(described)) for described in arguments.maps)
@@ -322,7 +326,7 @@ def _text(expr: Any, environment: Mapping[str, Any]) -> str:
     """Python text of ``expr`` at the call: sizes are known when it is bound, numeric arguments by name."""
     if not isinstance(expr, Expr):
         return repr(expr)
-    if not any(name.startswith("a") for name in symbols.symbols_of(expr)):
+    if not any(map(symbols.is_known_at_the_call, symbols.symbols_of(expr))):
         value = symbols.evaluate(expr, environment)
         return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
     known = {name: value for name, value in environment.items() if not name.startswith("a")}

@@ -8,40 +8,61 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jitgen import progress
 from jitgen.cli.show import print_table
 
 if TYPE_CHECKING:
     from jitgen.bench.measurement import Measurement
 
 GROUPS = ("streaming", "rows", "columns", "reductions", "products", "batched", "intensity", "overhead", "coldstart")
+"""What runs where nothing is named."""
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice(GROUPS))
+@click.argument("names", nargs=-1, type=click.Choice((*GROUPS, "sweep")))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
 @click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
+@click.option("--backend", type=click.Choice(["cuda", "triton", "cpp"]), help="Default: all that the device has.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random sizes of sweep.")
+@click.option("--cases", type=click.IntRange(1), default=40, show_default=True, help="How many sizes sweep draws.")
 @click.option("--commit", help="The commit to record; default: the checkout's.")
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, hidden=True, help="Compile torch.compile's in so many first."
 )
 def bench(
-    names: tuple[str, ...], device: str | None, path: Path | None, quick: bool, commit: str | None, jobs: int
+    names: tuple[str, ...],
+    device: str | None,
+    path: Path | None,
+    quick: bool,
+    backend: str | None,
+    seed: int,
+    cases: int,
+    commit: str | None,
+    jobs: int,
 ) -> None:
-    """Time generated kernels and their peers in this process. NAMES are groups; all if there is none."""
+    """Time generated kernels and their peers in this process.
+
+    NAMES are groups; all but sweep if there is none. Sweep measures matrix products of random sizes.
+    """
+    from jitgen.bench import sweep
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
 
-    configuration = configure(device, quick)
+    configuration = configure(device, quick, backend, seed, cases)
     facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
     measurements = []
-    for measurement in run(configuration, names, jobs):
-        measurements.append(measurement)
-        click.echo(f"  {measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}", err=True)
+    with progress.line("measuring") as say:
+        for measurement in run(configuration, names, jobs):
+            measurements.append(measurement)
+            case = f"{measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}"
+            say(f"{len(measurements)} done, the last {case}")
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
+    for line in sweep.summary(measurements):
+        click.echo(line)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"environment": facts, "measurements": [measurement.to_json() for measurement in measurements]}

@@ -20,7 +20,7 @@ Built = tuple[dict[str, Any], dict[str, Any]]
 
 _NAMES = {"scalar": "a", "contract": "acc"}
 """Values that are there before the lines: numeric arguments, and accumulators of products."""
-_FOUND = ("load", "iota", "reduce", "scan", "state", *_NAMES)
+_FOUND = ("load", "iota", "reduce", "scan", "state", "sort", "merge", *_NAMES)
 """Operations that no line computes."""
 
 

@@ -162,6 +162,7 @@ ROWS: dict[str, str | dict[str, str]] = {
     "left_shift": "int_left_shift({0}, {1})",
     "right_shift": {"int": "int_right_shift({0}, {1})", "uint8": "unsigned_right_shift({0}, {1})"},
     "where": "tl.where({0}, {1}, {2})",
+    "philox": "philox_bits({0}, {1}, {2})",
 }
 
 _LOADS = {

@@ -13,12 +13,14 @@ from typing import Any
 from jitgen.deploy import expression_schema as expressions
 from jitgen.deploy.fields import Field, shown
 from jitgen.errors import FormatError
+from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.ops import INTS, OPS
 from jitgen.ir.scans import PLACES, SCANS
 from jitgen.ir.scatters import KINDS
+from jitgen.ir.sorts import SORTS
 from jitgen.quant import weights
 from jitgen.quant.formats import FORMATS, check_group_size
 from jitgen.spec import DTYPES, dtype_name
@@ -121,7 +123,7 @@ def _scalar(node: Node) -> None:
     (attr,) = node.attributes(1)
     if not expressions.is_expression(attr):
         attr.refuse(f"{shown(attr.value)} is not an expression; a number is a const")
-    expressions.scalar(attr, node.environment)
+    expressions.scalar(attr, dict.fromkeys(symbols.DRAWN, 0) | dict(node.environment))
     node.has_shape(())
 
 
@@ -284,6 +286,20 @@ def _scan(node: Node) -> None:
     node.is_computed_as("int64" if kind.value in PLACES else operand.dtype)
 
 
+def _sort(node: Node) -> None:
+    what, dim, descending, start = node.attributes(4)
+    what.one_of(SORTS)
+    (operand,) = node.operands
+    along = dim.integer(0, len(operand.shape))
+    node.require(type(descending.value) is bool, "whether it is descending is true or false")
+    node.require(len(node.shape) == len(operand.shape), f"its rank is {len(node.shape)}, its operand's otherwise")
+    node.has_shape((*operand.shape[:along], node.shape[along], *operand.shape[along + 1 :]))
+    first = expressions.scalar(start, node.environment)
+    fits = type(first) is int and first >= 0 and first + node.shape[along] <= operand.shape[along]
+    node.require(fits, f"{shown(first)} and {node.shape[along]} are no ranks of {operand.shape[along]} elements")
+    node.has_dtype("int64" if what.value == "indices" else operand.dtype)
+
+
 def _contract(node: Node) -> None:
     named, accumulator, precision = node.attributes(3)
     precision.one_of(("ieee", "tf32"))
@@ -371,6 +387,7 @@ NODES: dict[str, Row] = {
     "gather": Row(2, 1 + expressions.RANK_LIMIT, _gather),
     "scatter": Row(2, 2 + expressions.RANK_LIMIT, _scatter),
     "scan": Row(1, 1, _scan),
+    "sort": Row(1, 1, _sort),
     "contract": Row(2, 2, _contract, weights=True),
     "dequantize": Row(2, 3, _dequantize),
     "cast": Row(1, 1, _cast),

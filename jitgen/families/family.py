@@ -158,7 +158,9 @@ class LaunchShape:
 
     Attributes:
         grid, block: in blocks and in threads.
-        cluster: blocks of a cluster; compiled into the kernel.
+        cluster: blocks of a cluster.
+        any_cluster: whether the kernel takes clusters of any size, so that the launch must say which; else the size is
+            compiled into the kernel.
         shared_bytes: dynamic shared memory of a block. A kernel that Triton compiled says itself what it takes.
         attributes: of the launch, such as ``OVERLAPS``.
         persistence: None where each block has one piece of work.
@@ -167,6 +169,7 @@ class LaunchShape:
     grid: Dim3
     block: Dim3 = (1, 1, 1)
     cluster: int = 1
+    any_cluster: bool = False
     shared_bytes: int = 0
     attributes: frozenset[str] = frozenset()
     persistence: Persistence | None = None

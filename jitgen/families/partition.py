@@ -225,7 +225,7 @@ class Partitioner:
         """The tensors, or views of them, that one element of ``root`` is computed from."""
         for node in topological([root]) if root not in self.reads else ():
             if node not in self.reads:
-                if node.op in ("input", "view", "contract", "scan"):
+                if node.op in ("input", "view", "contract", "scan", "sort"):
                     self.reads[node] = frozenset([node])
                 elif node.op == "cat":
                     self.reads[node] = max(map(self._reads, node.inputs), key=len)

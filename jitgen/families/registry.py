@@ -8,9 +8,10 @@ from jitgen.families.gemm import FAMILY as GEMM
 from jitgen.families.reduction import FAMILY as REDUCTION
 from jitgen.families.scan import FAMILY as SCAN
 from jitgen.families.scatter import FAMILY as SCATTER
+from jitgen.families.sort import FAMILY as SORT
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [GEMM, SCAN, REDUCTION, SCATTER, ELEMENTWISE]
+FAMILIES: list[Family] = [GEMM, SORT, SCAN, REDUCTION, SCATTER, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 

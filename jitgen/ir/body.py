@@ -22,6 +22,7 @@ from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, row_rank_of, shape_of
+from jitgen.ir.sorts import Order
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
 
@@ -56,7 +57,8 @@ class Instruction:
             row's value is known. A ``reduce`` (its kind in ``attr``) of stage-0 elements is of stage 1, and so is a
             ``scan`` (likewise), which is a value for each element again. Of a scan in chunks, further arguments are the
             components of the state of every chunk of the row (``ir/scans.py``), and a ``state`` (the component's number
-            in ``attr``) gives one of them.
+            in ``attr``) gives one of them. A ``sort`` of stage-0 elements, and a ``merge`` of the values and indices of
+            sorted chunks, are of stage 1; their ``attr`` is what they give, and the ``Order`` (``ir/sorts.py``).
     """
 
     op: str
@@ -251,6 +253,10 @@ class BodyBuilder:
         if node.op == "gather":
             return self._gather(node, dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
+        if node.op == "sort":
+            what, dim, descending, start = node.attrs
+            order = Order(descending, start, node.shape[dim], node.inputs[0].dtype)
+            return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
         if node.op in ("reduce", "scan"):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs[0], node.location))
         if node.op == "cast":
@@ -351,7 +357,7 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
     stage = max((argument.stage for argument in arguments), default=0)
     if instruction.op == "reduce":
         return replace(instruction, row=True, stage=stage + 1)
-    if instruction.op == "scan":
+    if instruction.op in ("scan", "sort"):
         return replace(instruction, row=False, stage=stage + 1)
     if instruction.op == "state":
         return replace(instruction, row=True, stage=stage)

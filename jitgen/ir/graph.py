@@ -19,6 +19,8 @@ Node operations:
                third on, choose replaced by the second one's or combined with them (``ir/scatters.py``)
 ``scan``       attrs ``(kind, dim, reverse)``: at every element, those up to it along ``dim`` combined; kinds in
                ``ir/scans.py``
+``sort``       attrs ``(what, dim, descending, start)``: along ``dim``, the elements of the ranks from ``start`` on, or
+               their indices, as many as the node's shape has; see ``ir/sorts.py``
 ``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
                formats, zero-points represent; its users are ``contract`` nodes, directly or through views
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
@@ -55,7 +57,7 @@ CHANNELS_LAST = ("channels_last",)
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""
 
-READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter"})
+READS_ELSEWHERE = frozenset({"cat", "contract", "gather", "scatter", "sort"})
 """Operations whose result at an element needs inputs at others, and not only rows (or beginnings of rows) of them."""
 
 

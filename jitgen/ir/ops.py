@@ -113,6 +113,8 @@ OPS: dict[str, Op] = {
         Op("bitwise_not", 1, (*INTS, "bool")),
         Op("left_shift", 2, INTS, doc="0 when the count is negative or no smaller than the width"),
         Op("right_shift", 2, INTS, doc="arithmetic; sign fill when the count is negative or no smaller than the width"),
+        # random bits
+        Op("philox", 3, ("int64",), flops=60, doc="64 bits of Philox 4x32-10 for (index, seed, offset)"),
         # selection: operands are (bool condition, value, value)
         Op("where", 3),
     )

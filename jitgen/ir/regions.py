@@ -9,6 +9,7 @@ as K of a product. The *stages* are the steps of a kernel in the order in which 
 ``contract``  a product summed over an axis
 ``reduce``    the elements along the sequential axes combined to one value
 ``scan``      at every element, the combination of the elements up to it
+``sort``      the elements in another order
 ``scatter``   values combined with elements of the result, which is read and written in place; by the region's order
               along the sequential axes
 ============  ==========================================================================================
@@ -37,7 +38,7 @@ MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those
 that read most tensors first."""
 
-STAGES = ("map", "contract", "reduce", "scan", "scatter")
+STAGES = ("map", "contract", "reduce", "scan", "sort", "scatter")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class Region:
         family: the name of the family that computes it.
         axes: first those that index results, in the order of the results' dimensions, then the inner ones.
         stores: the values and the results they are written to. A value's shape is ``shape``, or has sizes of 1 at the
-            sequential axes.
+            sequential axes. A sorted value has as many elements along the sequential axis as ranks are
+            asked for.
         stated: the stages, where the family states them; otherwise they follow from the stores.
     """
 
@@ -159,7 +161,7 @@ def stages_of(values: Sequence[Node], axes: Sequence[Axis]) -> tuple[Stage, ...]
         "contract": tuple(axis.name for axis in axes if axis.inner),
         "reduce": tuple(axis.name for axis in axes if axis.walk == "sequential" and not axis.inner),
     }
-    names["scan"] = names["scatter"] = names["reduce"]
+    names["scan"] = names["sort"] = names["scatter"] = names["reduce"]
     level: dict[int, int] = {}
     after_product: set[int] = set()
     found: dict[tuple[int, int], Stage] = {}

@@ -1,7 +1,8 @@
 """Symbolic host scalars: sizes, numeric arguments, and integer arithmetic over them.
 
 An ``Expr`` is an immutable tree over symbols. ``s2_0`` is the size of dimension 0 of tensor input 2, ``a1`` the value
-of numeric argument 1. Plain Python numbers stand for constants, so most code never sees an ``Expr`` for a static size.
+of numeric argument 1; ``rng_seed`` and ``rng_offset`` are drawn at the call. Plain Python numbers stand for constants,
+so most code never sees an ``Expr`` for a static size.
 
 Integer sums and products have a normal form (a constant plus sorted ``coefficient * atom`` terms), so that
 ``n - n // 2 + n // 2`` is ``n``, and equal sizes that were computed differently compare equal. Float arithmetic is
@@ -56,6 +57,17 @@ def size_symbol(tensor: int, dim: int) -> Expr:
 
 def argument_symbol(index: int, kind: str) -> Expr:
     return symbol(f"a{index}", kind)
+
+
+SEED, OFFSET = symbol("rng_seed"), symbol("rng_offset")
+"""What a call draws from torch's generator, if its kernels make random numbers (``runtime/random.py``). Neither is
+known before the call, so no size, guard or schedule may depend on one."""
+DRAWN = (SEED.args[0], OFFSET.args[0])
+
+
+def is_known_at_the_call(name: str) -> bool:
+    """Whether a symbol has a value only when the kernels are launched: numeric arguments, and what a call draws."""
+    return name.startswith("a") or name in DRAWN
 
 
 def kind_of(value: Scalar) -> str:

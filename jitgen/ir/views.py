@@ -66,6 +66,7 @@ class Mover:
             "gather": lambda *of: moved_gather(self, *of),
             "reduce": self._move_reduce,
             "scan": self._move_scan,
+            "sort": self._move_sort,
         }
 
     def likely(self, conditions: Sequence[Scalar]) -> bool:
@@ -208,6 +209,26 @@ class Mover:
         value = self.move(node.inputs[0], attrs, shape)
         return self.builder.make("scan", (value,), node.dtype, shape, (kind, moved, reverse), node.location)
 
+    def _move_sort(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
+        """The movement applied to what ``node`` sorts. Of the sorted dimension, a slice gives fewer ranks of it."""
+        (what, dim, descending, start), operand, movement = node.attrs, node.inputs[0], attrs[0]
+        if movement == "permute":
+            moved = attrs[1].index(dim)
+        elif movement == "unsqueeze":
+            moved = dim + (attrs[1] <= dim)
+        elif movement == "squeeze" and attrs[1] != dim:
+            moved = dim - (attrs[1] < dim)
+        elif movement == "slice" and (attrs[1] != dim or attrs[3] == 1):
+            moved = dim
+        else:
+            return None
+        if movement == "slice" and attrs[1] == dim:
+            start = symbols.add(start, attrs[2])
+        else:
+            whole: Any = (*shape[:moved], operand.shape[dim], *shape[moved + 1 :])
+            operand = self.move(operand, attrs, whole)
+        return self.builder.make("sort", (operand,), node.dtype, shape, (what, moved, descending, start), node.location)
+
     def _slices_whole_tiles(self, weight: Node, attrs: tuple[Any, ...]) -> bool:
         """Whether a slice of a quantised weight's rows starts at a tile, so that every layout can be sliced so."""
         while weight.op == "view" and weight.attrs[:2] == ("slice", 0):
@@ -305,7 +326,8 @@ class Mover:
         return self.move(node, ("slice", dim, start, 1), (*node.shape[:dim], length, *node.shape[dim + 1 :]))
 
 
-BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "gather", "scatter", "contract", "dequantize"})
+BARRIERS = frozenset({"input", "iota", "cat", "view", "reduce", "scan", "sort", "gather", "scatter", "contract"})
+BARRIERS |= {"dequantize"}
 """Operations that are not pointwise: a movement of the result is not always the same movement of the operands."""
 
 

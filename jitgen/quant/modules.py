@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from jitgen import progress
 from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.formats import check_group_size, find
@@ -143,26 +144,28 @@ def quantize_(
             skipped.append(SkippedLayer(name, reason))
     layers: list[QuantizedLayer] = []
     frozen: list[str] = []
-    for owners in wanted.values():
-        names = tuple(name for name, _ in owners)
-        weight = owners[0][1].weight
-        if len(owners) < len(users[id(weight)]):
-            skipped += [SkippedLayer(name, "tied to a weight that filter_fn keeps") for name in names]
-            continue
-        try:
-            quantised = quantize(weight, row.name, group_size, layout=layout)
-        except FormatError as error:
-            skipped += [SkippedLayer(name, str(error)) for name in names]
-            continue
-        shape = (weight.shape[0], weight.shape[1])
-        noise = sqnr(weight, quantised)
-        layers.append(QuantizedLayer(names, shape, row.name, group_size, noise, weight.nbytes, quantised.nbytes))
-        parameter = nn.Parameter(quantised, requires_grad=False)
-        for name, module in owners:
-            module.weight = parameter
-            if module.bias is not None and module.bias.requires_grad and not trainable_bias:
-                module.bias.requires_grad_(False)
-                frozen.append(f"{name}.bias".lstrip("."))
+    with progress.line(f"quantising to {row.name}") as say:
+        for number, owners in enumerate(wanted.values(), 1):
+            names = tuple(name for name, _ in owners)
+            say(f"{number} of {len(wanted)} weights: {names[0]}")
+            weight = owners[0][1].weight
+            if len(owners) < len(users[id(weight)]):
+                skipped += [SkippedLayer(name, "tied to a weight that filter_fn keeps") for name in names]
+                continue
+            try:
+                quantised = quantize(weight, row.name, group_size, layout=layout)
+            except FormatError as error:
+                skipped += [SkippedLayer(name, str(error)) for name in names]
+                continue
+            shape = (weight.shape[0], weight.shape[1])
+            noise = sqnr(weight, quantised)
+            layers.append(QuantizedLayer(names, shape, row.name, group_size, noise, weight.nbytes, quantised.nbytes))
+            parameter = nn.Parameter(quantised, requires_grad=False)
+            for name, module in owners:
+                module.weight = parameter
+                if module.bias is not None and module.bias.requires_grad and not trainable_bias:
+                    module.bias.requires_grad_(False)
+                    frozen.append(f"{name}.bias".lstrip("."))
     return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen))
 
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.runtime import overlap
+from jitgen.runtime import overlap, random
 from jitgen.runtime.generated import define
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 
@@ -100,6 +100,8 @@ class LaunchSpec:
         rebuild: makes the return value of the list of output tensors; None for exactly one tensor.
         caller_outputs: the results that the caller allocates (``out=``), as ``o0 ...`` with their pointers ``q0 ...``.
         values: text of values computed at the call, which ``rebuild`` takes after the tensors.
+        drawn: offsets that a call draws from torch's generator for its random numbers, if it makes any. ``scalars``
+            have ``rng_seed`` and ``rng_offset`` for what was drawn.
         extents: bytes each input spans; a launch that updates one refuses another that shares memory with it.
     """
 
@@ -115,6 +117,7 @@ class LaunchSpec:
     caller_outputs: frozenset[int] = frozenset()
     values: tuple[str, ...] = field(default=())
     extents: tuple[int, ...] = ()
+    drawn: int = 0
 
 
 def make_launcher(spec: LaunchSpec) -> Callable[..., Any]:
@@ -139,6 +142,9 @@ class _Writer:
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
         parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.caller_outputs)]
         self._refuse_overlaps()
+        if spec.drawn:
+            self.names["draw"] = random.drawer(spec.name, spec.device, spec.drawn)
+            self.lines.append("rng_seed, rng_offset = draw()")
         for index, allocation in enumerate(spec.temporaries):
             self._allocate(f"w{index}", allocation)
         for index, result in enumerate(spec.results):

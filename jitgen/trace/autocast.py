@@ -40,7 +40,7 @@ LOWER: Mapping[str, frozenset[str]] = {
 FLOAT32: Mapping[str, frozenset[str]] = {
     "cpu": frozenset(
         (
-            *(*_LOSSES, "binary_cross_entropy", "prod", "cdist", "trace"),
+            *(*_LOSSES, "binary_cross_entropy", "prod", "cdist", "trace", "quantile", "nanquantile"),
             *("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
             *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
         )

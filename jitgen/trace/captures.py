@@ -54,11 +54,13 @@ from jitgen.trace.mentions import (
     imports,
     is_library,
     is_third_party,
+    lacks,
     line_of,
     mentioned,
     overridden,
     plain_function,
     special_methods,
+    static_attribute,
     with_methods,
 )
 from jitgen.trace.weak_method import WeakMethod
@@ -104,6 +106,7 @@ class Captures:
         self._function = function
         self._arguments = arguments
         self._unknown: list[tuple[weakref.ref[Any], str, frozenset[str]]] = []
+        self._names: dict[tuple[type, frozenset[str]], frozenset[str]] = {}
         self._mentioned: frozenset[str] = frozenset()
         self._asks_identity = False
         self._follow()
@@ -301,7 +304,7 @@ class Captures:
             self.guards.append(hooks)
             for index in range(len(hooks.value)):
                 yield item(hooks, index), names
-        names = with_methods(type(module), names | {"forward"})
+        names = self._reached(type(module), names | {"forward"})
         if contents.reaches_all_members(module, names):
             self.guards.append(derived(f"names in {path}", captured, contents.member_names))
             yield from self._object_children(captured, names, contents.member_names(module))
@@ -316,11 +319,12 @@ class Captures:
         """
         value = captured.value
         owner = value if isinstance(value, type) else type(value)
-        names = with_methods(owner, names | special_methods(owner))
-        names |= frozenset().union(*(mentioned(method) for method in descriptors(owner, names)))
+        names = self._reached(owner, names)
         # The class is guarded with the object, and its attributes are read through the object.
         for name in sorted({*names, *members} - {"__class__"}):
-            found = inspect.getattr_static(value, name, MISSING)
+            found = static_attribute(value, name, MISSING)
+            if found is MISSING and lacks(value, name):
+                continue
             path = f"{captured.path}.{name}"
             if plain_function(found) is not None:
                 if not is_library(plain_function(found).__module__):
@@ -332,6 +336,14 @@ class Captures:
                 yield attribute(captured, name), names
             elif not is_library(type(found).__module__):
                 yield derived(path, captured, functools.partial(inspect.getattr_static, attr=name)), names
+
+    def _reached(self, owner: type, names: frozenset[str]) -> frozenset[str]:
+        """``names``, and those that methods and descriptors of ``owner`` mention which they, or operators, call."""
+        key = owner, names
+        if key not in self._names:
+            found = with_methods(owner, names | special_methods(owner))
+            self._names[key] = found.union(*(mentioned(method) for method in descriptors(owner, found)))
+        return self._names[key]
 
     def _function_children(self, captured: Captured, function: types.FunctionType) -> Children:
         code, variables = function.__code__, function.__globals__

@@ -18,7 +18,7 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Builder, Node, topological
 
 _NARROW = ("float16", "bfloat16")
-_OF_ONE_DTYPE = frozenset({"cat", "contract", "dequantize", "gather", "scatter"})
+_OF_ONE_DTYPE = frozenset({"cat", "contract", "dequantize", "gather", "scatter", "sort"})
 """Operations on operands as they are in memory."""
 
 

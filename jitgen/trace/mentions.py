@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 _NOT_SYNTAX = frozenset(
     f"__{name}__"
     for name in (
@@ -114,6 +116,27 @@ def plain_function(attribute: Any) -> types.FunctionType | None:
 
 def static_function(value: Any, name: str) -> types.FunctionType | None:
     return plain_function(inspect.getattr_static(value, name, None))
+
+
+def static_attribute(value: Any, name: str, default: Any) -> Any:
+    """``inspect.getattr_static`` of an object, in a tenth of the time."""
+    if isinstance(value, type):
+        return inspect.getattr_static(value, name, default)
+    found = next((vars(each)[name] for each in type(value).__mro__ if name in vars(each)), default)
+    own = getattr(value, "__dict__", None)
+    if isinstance(own, dict) and name in own and not hasattr(type(found), "__set__"):
+        return own[name]
+    return found
+
+
+def lacks(value: Any, name: str) -> bool:
+    """Whether an object that has no static attribute ``name`` has none that its class computes either."""
+    owner = type(value)
+    if isinstance(value, type) or owner.__getattribute__ is not object.__getattribute__:
+        return False
+    if isinstance(value, torch.nn.Module) and owner.__getattr__ is torch.nn.Module.__getattr__:
+        return not any(name in vars(value).get(table, ()) for table in ("_parameters", "_buffers", "_modules"))
+    return not hasattr(owner, "__getattr__")
 
 
 def current_method(value: Any, name: str) -> types.FunctionType | None:

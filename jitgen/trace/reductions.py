@@ -209,7 +209,7 @@ def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -
     number = count(input, dims)
     if trace.guards.decide(symbols.compare("gt", number, unwrap(correction))):
         return pointwise(trace, "div", total, symbols.sub(_number(number), float(correction))), middle
-    return pointwise(trace, "div", total, as_node(trace, 0.0)), middle
+    return pointwise(trace, "div", total, trace.cast(as_node(trace, 0.0), total.dtype)), middle
 
 
 def _correction(unbiased: Any, correction: Any) -> Any:

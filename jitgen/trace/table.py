@@ -206,7 +206,7 @@ ROW_MODULES: tuple[str, ...] = (
     "movement",
     "normalizations",
 )
-ROW_MODULES += ("pointwise", "reductions", "scans", "scatters", "selection")
+ROW_MODULES += ("pointwise", "quantiles", "random", "reductions", "scans", "scatters", "selection", "sorting")
 ROW_MODULES += tuple(
     f"compositions.{name}"
     for name in (

@@ -158,6 +158,8 @@ class Trace:
         self.tracer = _Tracer(self)
         self.inputs: list[InputSpec] = []
         self.mutated: dict[int, Node] = {}
+        self.draws = 0
+        """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
         self.host_scalars: list[TensorProxy] = []

@@ -60,8 +60,14 @@ def assert_waits_first(entry: str) -> None:
     assert entry.index("griddepcontrol.wait") < access.start()
 
 
+WAITS = (
+    *(("elementwise", backend) for backend in ("cuda", "triton")),
+    *((name, "cuda") for name in ("rows of a block", "few rows of a cluster", "columns")),
+)
+
+
 @pytest.mark.parametrize(("name", "backend"), list(product(FUNCTIONS, ("cuda", "triton"))))
-@pytest.mark.quick(where=lambda name, backend: backend == "cuda" or name in ("elementwise", "rows of a block"))
+@pytest.mark.quick(where=lambda name, backend: (name, backend) in WAITS)
 def test_memory_is_touched_after_the_wait(name: str, backend: str) -> None:
     text = ptx(*FUNCTIONS[name], "sm_90a", backend)
     (entry,) = text.split(".entry")[1:]
@@ -72,6 +78,7 @@ def test_memory_is_touched_after_the_wait(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.quick(where=lambda name: name in ("rows of a block", "few rows of a cluster", "columns"))
 def test_kept_rows_are_prefetched_before_the_wait(name: str) -> None:
     """And of what all rows read and a later pass needs every block asks for a share, where that are few blocks and rows
     are not long."""

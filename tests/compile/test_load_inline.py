@@ -72,6 +72,7 @@ def path(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_building_registers_nothing(artifact: Artifact) -> None:
     code = f"import torch; assert not hasattr(torch.ops.jitgen, {artifact.meta['operator']!r})"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -153,6 +153,7 @@ def _run(code: str, home: Path, cwd: Path, **environment: str) -> subprocess.Com
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=given, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_same_bytes_in_two_homes_and_no_cache_left(tmp_path: Path) -> None:
     """One of which cannot be written."""
     outputs = []

@@ -20,6 +20,7 @@ from jitgen.compile import nvrtc
 from jitgen.ir.ops import COMPUTE_DTYPES, FLOATS, INTS, OPS
 from jitgen.runtime import cuda
 from jitgen.spec import DTYPES, KernelSource, Target
+from tests import philox
 
 pytestmark = [
     pytest.mark.gpu,
@@ -161,6 +162,11 @@ def _exact_fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tenso
     return result
 
 
+def _philox(*columns: torch.Tensor) -> torch.Tensor:
+    found = [philox.bits(*operands) for operands in zip(*(column.tolist() for column in columns), strict=True)]
+    return torch.tensor([value - 2**64 if value >= 2**63 else value for value in found])
+
+
 def _numpy(name: str, integer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """numpy's function on floats, torch's on integers."""
 
@@ -181,6 +187,7 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "remainder": _whole(_numpy("remainder", torch.remainder)),
     "sqrt": _numpy("sqrt", torch.sqrt),
     "fma": lambda a, b, c: a * b + c,
+    "philox": _philox,
     "left_shift": _shift(torch.bitwise_left_shift, torch.zeros_like),
     "right_shift": _shift(torch.bitwise_right_shift, lambda a: torch.where(a < 0, -1, 0).to(a.dtype)),
     "where": torch.where,

@@ -27,6 +27,10 @@ struct States {
   void join(const States& behind, int64_t) {
     scan0.join(behind.scan0);
   }
+  // Whether other pieces may be scanned from what this one has come to.
+  bool is_regular(int64_t) const {
+    return scan0.is_regular();
+  }
 };
 
 // What a thread keeps from row to row.
@@ -115,6 +119,12 @@ void jitgen_running_total(const float* p0, const float* p1, float* p2, int32_t t
       }
       of_row[thread] = states;
 #pragma omp barrier
+      bool regular = true;
+      for (int64_t other = 0; other < team; ++other) regular &= of_row[other].is_regular(together);
+      if (!regular) {  // one thread walks all that is left in the row's order
+        if (thread == 0) walk<true>(middle, length, length, together, states, room, streaming, x0, x1, x2);
+        continue;
+      }
       States before = of_row[0];
       for (int64_t other = 1; other <= thread; ++other) before.join(of_row[other], together);
       walk<true>(middle, end, length, together, before, room, streaming, x0, x1, x2);

@@ -9,14 +9,15 @@ import jitgen
 from jitgen.ir.equations import axes, equation
 from tests.batched_products import CASES, difference, tensors
 
+QUICK = (
+    *("baddbmm", "addbmm", "five dimensions", "a matrix on the left", "a vector on the right", "heads side by side"),
+    *("prologue and epilogue", "gated", "softmax behind", "einsum of heads", "einsum over two dimensions", "no length"),
+)
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick(
-    where=lambda name, dtype: (
-        dtype == torch.float32 and (not name.startswith("einsum") or "heads" in name or "two" in name)
-    )
-)
+@pytest.mark.quick(where=lambda name, dtype: dtype == torch.float32 and name in QUICK)
 def test_against_float64(name: str, dtype: torch.dtype) -> None:
     function, shapes, _ = CASES[name]
     arguments = tensors(shapes, dtype)
@@ -83,3 +84,24 @@ def test_lowers_for_gpus(target: str) -> None:
         low = jitgen.jit(torch.bmm).lower(x, w, target=target, backend=backend)
         assert len(low.kernels) == 1
         assert "matrix" in low.source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype is torch.float32)
+def test_small_products(dtype: torch.dtype) -> None:
+    """On a CPU they have a path without packing: sizes about its limits, both orders of the weight, an epilogue."""
+
+    def scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.bmm(a, b)) * 0.5
+
+    function = jitgen.jit(scaled)
+    sizes = [(4, 4, 4), (17, 17, 17), (3, 0, 5), (64, 64, 32), (65, 64, 32), (64, 65, 32), (64, 64, 33), (7, 9, 31)]
+    for m, k, n in sizes:
+        for a in (torch.randn(5, m, k).to(dtype), torch.randn(5, k, m).to(dtype).mT):
+            for b in (torch.randn(5, k, n).to(dtype), torch.randn(5, n, k).to(dtype).mT):
+                exact = scaled(a.double(), b.double())
+                # Of every sum its roundings in the accumulator, and one of the result.
+                half = torch.finfo(torch.float32 if dtype.itemsize < 4 else dtype).eps / 2
+                bound = (k + 2) * half * torch.bmm(a.double().abs(), b.double().abs())
+                bound = bound + torch.finfo(dtype).eps / 2 * (exact.abs() + bound) + torch.finfo(dtype).tiny
+                assert ((function(a, b).double() - exact).abs() <= bound).all(), (m, k, n)

@@ -51,6 +51,7 @@ def _plain_settings(session_store: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("case", streaming.CASES, ids=lambda case: case.name)
+@pytest.mark.quick(where=lambda case: case.name in ("double square", "SwiGLU"))
 def test_a_streaming_case(case: streaming.Case) -> None:
     for dtype in case.dtypes:
         (found,) = streaming.measure(case, dtype, TINY, "streaming")
@@ -126,7 +127,7 @@ def test_a_case_of_columns(case: streaming.Case) -> None:
 
 
 @pytest.mark.parametrize("case", reductions.CASES, ids=lambda case: case.name)
-@pytest.mark.quick(where=lambda case: case.name.endswith(("rows of 32", "rows of 32000")))
+@pytest.mark.quick(where=lambda case: case.name.endswith("rows of 32000"))
 def test_a_case_of_other_reductions(case: streaming.Case) -> None:
     inputs = case.inputs(2**18, torch.float32, "cpu")
     assert inputs[0].numel() <= 2**18
@@ -203,6 +204,7 @@ def test_what_is_compiled_ahead_is_found(tmp_path: Path) -> None:
     assert done.stdout.split() == ["4", "0"], done.stderr
 
 
+@pytest.mark.slow
 def test_what_fails_ahead_is_told_of(capfd: pytest.CaptureFixture[str]) -> None:
     case = dataclasses.replace(streaming.CASES[0], dtypes=(torch.float32,), inputs=_no_inputs)
     ahead.compile_ahead([case], TINY, 1)
@@ -362,7 +364,7 @@ def test_ratios_are_above_one_where_jitgen_is_faster() -> None:
 
 
 def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "configure", lambda device, quick: TINY)
+    monkeypatch.setattr(suite, "configure", lambda *_: TINY)
     path = tmp_path / "results" / "cpu.json"
     result = CliRunner().invoke(jitgen, ["bench", "overhead", "--json", str(path)])
     assert result.exit_code == 0, result.output
@@ -393,7 +395,7 @@ def test_sizes_stand_side_by_side_in_a_table() -> None:
 
 
 def test_the_command_knows_the_groups() -> None:
-    assert set(suite.GROUPS) == set(cli.GROUPS)
+    assert set(suite.GROUPS) == {*cli.GROUPS, *suite.NOT_BY_DEFAULT}
     assert CliRunner().invoke(jitgen, ["bench", "nothing"]).exit_code == 2
 
 

@@ -36,7 +36,7 @@ def test_it_runs(example: Path, tmp_path: Path, session_store: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-@pytest.mark.quick(where=lambda example: example.name[:2] not in ("01", "02", "12"))  # 01 runs below; others take long
+@pytest.mark.quick(where=lambda example: example.name[:2] not in ("01", "02", "05", "07", "12"))
 def test_it_runs_here(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +60,7 @@ def test_they_are_a_ladder() -> None:
     assert [path.name[:2] for path in LADDER] == [f"{number:02d}" for number in range(1, len(LADDER) + 1)]
 
 
+@pytest.mark.slow
 def test_the_second_run_of_the_demo_compiles_nothing(tmp_path: Path) -> None:
     first = run(EXAMPLES[0], tmp_path, store=tmp_path / "store")
     assert "2 kernels compiled" in first

@@ -71,6 +71,11 @@ def running_extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, places
 
 
+def sampled(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = torch.topk(logits / temperature, 50)
+    return values, indices
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -114,6 +119,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "running_total.py": (running_total, 2 * (Spec((4096, 4096), half),), "triton", "sm_90a"),
     "running_extremes.cpp": (running_extremes, (Spec((1024, "N"), single),), "cpp", "x86-64-v4"),
     "running_extremes.cu": (running_extremes, (Spec((1024, 8192), half),), "cuda", "sm_90a"),
+    "sampled.cpp": (sampled, (Spec(("M", 32000), single), 0.7), "cpp", "x86-64-v4"),
+    "sampled.cu": (sampled, (Spec((64, 32000), half), 0.7), "cuda", "sm_90a"),
+    "sampled.py": (sampled, (Spec((64, 1000), half), 0.7), "triton", "sm_90a"),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 

@@ -6,6 +6,7 @@ A call on a GPU is in ``tests/device/test_elementwise.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,17 +23,18 @@ def combine(x: torch.Tensor, s: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", DTYPES, ids=str)
-@pytest.mark.quick(where=lambda kind: kind == torch.bfloat16)
-def test_they_promote_as_0d_tensors_do(kind: torch.dtype) -> None:
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16, torch.int32), DTYPES], ids=["few", "all"])
+@pytest.mark.quick(where=lambda kind, dtypes: kind == torch.bfloat16 and dtypes is not DTYPES)
+def test_they_promote_as_0d_tensors_do(kind: torch.dtype, dtypes: Sequence[torch.dtype]) -> None:
     function = jitgen.jit(combine)
-    for dtype in DTYPES:
+    for dtype in dtypes:
         x = torch.tensor([0, 1, 3, 5]).to(dtype)
         for value in (1, 2.75):
             scalar = torch.tensor(value).to(kind)
             for got, want in zip(function(x, host_scalar(scalar)), combine(x, scalar), strict=True):
                 assert got.dtype == want.dtype
                 torch.testing.assert_close(got, want)
-    assert len(function.specializations) == len(DTYPES)
+    assert len(function.specializations) == len(dtypes)
 
 
 def test_they_are_read_at_every_call() -> None:

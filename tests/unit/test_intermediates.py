@@ -39,6 +39,7 @@ WITHIN_ONE_FUNCTION: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", EPS, ids=str)
 @pytest.mark.parametrize("name", WITHIN_ONE_FUNCTION)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float16)
 def test_sums_within_a_function_do_not_overflow(name: str, dtype: torch.dtype) -> None:
     """Sums of 65,536 elements are beyond float16's largest number, 65,504; the results are not."""
     function, a = WITHIN_ONE_FUNCTION[name], twos(dtype)

@@ -178,23 +178,27 @@ def test_a_cpu_takes_long_rows_in_chunks_where_one_reduction_waits_for_another(f
     assert chunks(1, CPU_CHUNKED_ROW - 1) == []
 
 
+LONG: dict[str, Callable[..., Any]] = {
+    "variance": lambda x: x.var(-1),
+    "moments": lambda x: (x.std(-1, correction=0), x.mean(-1), x.amax(-1)),
+    "of everything": lambda x: x.var(),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "cross entropy": lambda x: F.cross_entropy(x, torch.arange(len(x)) * 1000, reduction="none"),
+}
+
+
 @pytest.mark.parametrize("shape", [(1, CPU_CHUNKED_ROW), (3, CPU_CHUNKED_ROW + 77)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.quick(where=lambda shape, dtype: shape[0] > 1 and dtype == torch.float32)
-def test_long_rows_on_a_cpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    functions: dict[str, Callable[..., Any]] = {
-        "variance": lambda x: x.var(-1),
-        "moments": lambda x: (x.std(-1, correction=0), x.mean(-1), x.amax(-1)),
-        "of everything": lambda x: x.var(),
-        "logsumexp": lambda x: x.logsumexp(-1),
-        "cross entropy": lambda x: F.cross_entropy(x, torch.arange(len(x)) * 1000, reduction="none"),
-    }
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.quick(
+    where=lambda name, shape, dtype: shape[0] > 1 and dtype == torch.float32 and name in ("variance", "logsumexp")
+)
+def test_long_rows_on_a_cpu(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = (torch.randn(shape, dtype=torch.float64) * 3 + 5).to(dtype)
-    for name, function in functions.items():
-        wanted = results(function(x.double()))
-        for got, want in zip(results(jitgen.jit(function)(x)), wanted, strict=True):
-            assert got.dtype == dtype, name
-            close(got, want, dtype, 16, x.numel(), 8.0)
+    wanted = results(LONG[name](x.double()))
+    for got, want in zip(results(jitgen.jit(LONG[name])(x)), wanted, strict=True):
+        assert got.dtype == dtype
+        close(got, want, dtype, 16, x.numel(), 8.0)
 
 
 def test_special_long_rows_on_a_cpu() -> None:

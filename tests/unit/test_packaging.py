@@ -83,6 +83,7 @@ def test_nothing_of_a_store_is_shipped(wheel: Path) -> None:
         assert not [name for name in archive.namelist() if "/store/v" in name]
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_finds_its_data(installed: Path, tmp_path: Path) -> None:
     script = "from jitgen import _data\nprint(_data.templates_directory(), _data.data_directory('cache/tuned'))\n"
     templates, tuned = map(Path, run_installed(installed, tmp_path, "-c", script).split())
@@ -92,6 +93,7 @@ def test_the_installed_wheel_finds_its_data(installed: Path, tmp_path: Path) -> 
     assert tuned.is_dir()
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
     printed = run_installed(installed, tmp_path, "-m", "jitgen", "cache", "path").strip()
     if sys.platform == "linux":
@@ -135,6 +137,7 @@ def test_the_installed_wheel_runs_a_kernel(installed: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.slow
 def test_the_installed_wheel_has_the_checkouts_keys(installed: Path, tmp_path: Path) -> None:
     script = "import jitgen, torch\nprint(jitgen.jit(torch.nn.functional.silu).lower(torch.empty(4)).key)\n"
     theirs = run_installed(installed, tmp_path, "-c", script).strip()

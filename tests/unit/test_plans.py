@@ -73,6 +73,29 @@ def test_wrong_out(out: Any, what: str) -> None:
         jitgen.jit(lambda x: x * 2)(x3, out=out)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda a: a, lambda a: a.T, lambda a: a.T[1:], lambda a: (a + 1).T, lambda a: a.roll(2), lambda a: (a + 1, a.T)],
+)
+def test_out_of_results_that_are_views(function: Any) -> None:
+    for a in (torch.randn(6, 6), torch.randn(6, 6).T, torch.randn(6, 12)[:, ::2]):
+        jitted, want = jitgen.jit(function), function(a)
+        out = tuple(map(torch.empty_like, want)) if isinstance(want, tuple) else torch.empty(want.shape)
+        for _ in range(2):
+            assert jitted(a, out=out) is out
+            same(out, want)
+        with pytest.raises(ValueError, match=r"result is|returns"):
+            jitted(a, out=torch.empty(6, 7))
+    if not isinstance(want, tuple) and want.shape == a.shape:
+        expected = want.clone()
+        same(jitted(a, out=a), expected)
+
+
+def test_out_of_a_function_that_updates_an_argument_is_refused() -> None:
+    with pytest.raises(jitgen.UnsupportedError, match="updates an argument"):
+        jitgen.jit(lambda x: x.add_(1) * 2)(x3.clone(), out=torch.empty(3))
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions whose plans were made, in order."""

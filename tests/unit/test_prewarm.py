@@ -150,7 +150,7 @@ def test_what_a_cpu_recorded_serves_a_gpu_strictly(
 
 
 @pytest.mark.parametrize("strided_first", [False, True])
-@pytest.mark.quick(where=lambda strided_first: strided_first)
+@pytest.mark.slow
 def test_what_was_called_before_does_not_change_a_key(
     strided_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +178,7 @@ def test_what_was_called_before_does_not_change_a_key(
     assert len(contiguous.kernels) == len(served.lower(calls[1]).kernels) - 1
 
 
+@pytest.mark.slow
 def test_a_step_of_decoding_prewarms_the_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(q: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q * cos, -1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jitgen
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "2"))
 PROFILE = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -119,6 +119,7 @@ print([str(one.message) for one in told if issubclass(one.category, jitgen.error
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can")
 @pytest.mark.parametrize("home", [None, "/proc/nope", "/nonexistent"])
+@pytest.mark.quick(where=lambda home: home == "/proc/nope")
 def test_a_user_without_a_name_and_a_home(home: str | None, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     environment |= {"JITGEN_CACHE_DIR": str(tmp_path)} | ({"HOME": home} if home else {})

@@ -52,6 +52,7 @@ def _die_at(step: int, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("damaged_before", [False, True], ids=["fresh", "over damage"])
+@pytest.mark.quick(where=lambda damaged_before: damaged_before)
 def test_a_writer_killed_at_any_step_leaves_no_part(tmp_path: Path, damaged_before: bool) -> None:
     finished = False
     for step in range(80):

@@ -1,4 +1,4 @@
-"""``tools/store_trial.py`` with a few faults and kills; ``bench-results/store.json`` has the figures of many."""
+"""``tools/store_trial.py`` with a few faults and kills; ``docs/measured/store.json`` has the figures of many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_faults_and_kills(tmp_path: Path) -> None:
 
 def test_the_figures_that_are_kept_are_of_enough_faults() -> None:
     assert CHECKOUT is not None
-    found = json.loads((CHECKOUT / "bench-results" / "store.json").read_text())
+    found = json.loads((CHECKOUT / "docs/measured" / "store.json").read_text())
     assert found["faults"]["faults"] >= 1000
     assert [found["faults"][name] for name in ("wrong", "hung", "error", "lost")] == [0, 0, 0, 0]
     assert found["storm"]["killed"] >= 100

@@ -27,20 +27,39 @@ CHANNELS_LAST = torch.randn(2, 3, 6, 7).to(memory_format=torch.channels_last)
     ("function", "tensors"),
     [
         pytest.param(lambda a: a.tril().sum(), (torch.randn(5, 7),), id="indices"),
-        pytest.param(lambda a: a.tril().sum(), (TRANSPOSED,), id="indices beside a transpose"),
+        pytest.param(lambda a: a.tril().sum(), (TRANSPOSED,), id="indices beside a transpose", marks=pytest.mark.slow),
         pytest.param(lambda a: (a * torch.arange(7)).sum(), (torch.randn(5, 7),), id="an index for each column"),
-        pytest.param(lambda a, b: (a * b).sum(), (torch.randn(5, 7), torch.randn(7)), id="a broadcast vector"),
+        pytest.param(
+            lambda a, b: (a * b).sum(),
+            (torch.randn(5, 7), torch.randn(7)),
+            id="a broadcast vector",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda a, b: (a * b).sum(), (torch.randn(5, 7), TRANSPOSED), id="two orders"),
-        pytest.param(lambda a: a - a.mean((0, 1), keepdim=True), (TRANSPOSED,), id="a transpose as the result"),
+        pytest.param(
+            lambda a: a - a.mean((0, 1), keepdim=True),
+            (TRANSPOSED,),
+            id="a transpose as the result",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda a: a.T - a.mean(), (torch.randn(5, 7),), id="a transposed result"),
-        pytest.param(lambda a: a / a.norm(), (torch.randn(6, 9)[1:, 2:],), id="a piece"),
+        pytest.param(lambda a: a / a.norm(), (torch.randn(6, 9)[1:, 2:],), id="a piece", marks=pytest.mark.slow),
         pytest.param(lambda a: F.layer_norm(a, (7, 6)), (torch.randn(4, 6, 7).transpose(1, 2),), id="layer_norm"),
-        pytest.param(lambda a: F.layer_norm(a, (3, 6, 7)), (CHANNELS_LAST,), id="channels last"),
-        pytest.param(lambda a: F.group_norm(a, 1), (CHANNELS_LAST,), id="group_norm"),
-        pytest.param(lambda a: a.flip(0).sum() + a.flip((0, 1)).amax(), (torch.randn(5, 7),), id="flipped"),
+        pytest.param(
+            lambda a: F.layer_norm(a, (3, 6, 7)), (CHANNELS_LAST,), id="channels last", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda a: F.group_norm(a, 1), (CHANNELS_LAST,), id="group_norm", marks=pytest.mark.slow),
+        pytest.param(
+            lambda a: a.flip(0).sum() + a.flip((0, 1)).amax(),
+            (torch.randn(5, 7),),
+            id="flipped",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda a: a.sum((0, 2)) * a.amax((0, 2)), (torch.randn(3, 4, 5).permute(2, 0, 1),), id="two of 3"),
         pytest.param(lambda a: a.roll(1), (TRANSPOSED,), id="roll"),
-        pytest.param(lambda a: a.roll(3) + 1, (torch.randn(4, 5, 6).permute(2, 0, 1),), id="roll of 3"),
+        pytest.param(
+            lambda a: a.roll(3) + 1, (torch.randn(4, 5, 6).permute(2, 0, 1),), id="roll of 3", marks=pytest.mark.slow
+        ),
         pytest.param(lambda a: torch.softmax(a.reshape(-1), 0).reshape(a.shape), (TRANSPOSED,), id="softmax of all"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_cat_of_many_tensors() -> None:
 
 
 @pytest.mark.parametrize(("count", "step"), [(50, 20), (100, 5)])
-@pytest.mark.quick(where=lambda count: count == 50)
+@pytest.mark.slow
 def test_wide_expressions_of_every_shape(count: int, step: int) -> None:
     """A product of two wide sums, one of them broadcast; many wide results; a wide update of an argument."""
     given = tensors(count, 4, 5)

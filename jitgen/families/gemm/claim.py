@@ -167,7 +167,7 @@ def _with_operands_in_memory(
     do computed weights and activations, unless the activation becomes a prologue."""
     mover, memo = partition.mover, dict[int, Node]()
     for node in topological((store.value for store in region.stores), leaves="contract"):
-        if node.op in ("reduce", "cat", "scan", "gather", "scatter"):
+        if node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter"):
             memo[id(node)] = materialize(node)
         elif node.op == "contract":
             x, weight = node.inputs
@@ -189,7 +189,7 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
     x, (*_, rows, columns) = product.inputs[0], product.shape
     nodes = topological([x])
     if under_views(x).op == "input" or any(
-        node.op in ("reduce", "cat", "scan", "gather", "scatter", "contract") for node in nodes
+        node.op in ("reduce", "cat", "scan", "sort", "gather", "scatter", "contract") for node in nodes
     ):
         return None
     weight = under_views(product.inputs[1])

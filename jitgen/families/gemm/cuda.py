@@ -189,7 +189,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
         "shape_type": "jitgen::QuantizedShape<Config, Weight>" if quantised else "jitgen::DenseShape<Config>",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
         "function": f"gemm_{schedule.path}<{'Config, Weight' if quantised else 'Config'}>",
-        "cluster_attribute": f"__cluster_dims__({schedule.cluster}, 1, 1) " if schedule.cluster > 1 else "",
+        "cluster_attribute": f"__cluster_dims__({schedule.multicast}, 1, 1) " if schedule.multicast > 1 else "",
         "element": first.x.storage,
         "regions": regions,
         "alike": True,
@@ -239,7 +239,6 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
             "blocks": wgmma.blocks_of_rows(schedule, count),
             "span": schedule.block_k // wgmma.CHUNK,
             "steps": schedule.steps,
-            "split": schedule.cluster_k_splits,
             "stagger": schedule.stagger,
         }
     else:
@@ -248,6 +247,7 @@ def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tu
         yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
     yield "bool", "trimmed", str(wgmma.is_trimmed(schedule)).lower()
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
+    numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}
     if schedule.path == wgmma.DENSE and schedule.steps > 1:
         numbers |= {"turn": schedule.steps}

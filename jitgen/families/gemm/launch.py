@@ -104,7 +104,8 @@ def launch(
     device: Device,
 ) -> LaunchShape:
     """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once."""
-    blocks, matrices = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries]), 1
+    splits = wgmma.splits(schedule, kernel.bodies, geometries) if schedule.tensor_maps else schedule.cluster_k_splits
+    blocks, matrices = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries], splits), 1
     if schedule.tensor_maps:  # these mainloops number the tiles of all matrices in one sequence
         blocks *= geometries[0].matrices
     else:
@@ -112,11 +113,19 @@ def launch(
     return LaunchShape(
         grid=(blocks, *_grid_of_matrices(matrices)),
         block=(schedule.block_threads, 1, 1),
-        cluster=schedule.cluster,
+        cluster=max(splits, schedule.multicast),
+        any_cluster=schedule.tensor_maps and schedule.multicast == 1,
         shared_bytes=schedule.shared_bytes,
         attributes=frozenset({OVERLAPS} if schedule.dependent_launch and device.overlaps_launches else ()),
-        persistence=Persistence("multiprocessors", schedule.resident) if schedule.resident else None,
+        persistence=_persistence(schedule, splits),
     )
+
+
+def _persistence(schedule: GemmSchedule, splits: int) -> Persistence | None:
+    """Blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
+    if not schedule.resident:
+        return None
+    return Persistence("clusters") if splits > 1 else Persistence("multiprocessors", schedule.resident)
 
 
 def _grid_of_matrices(matrices: int) -> tuple[int, int]:

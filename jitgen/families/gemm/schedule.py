@@ -24,8 +24,14 @@ from jitgen.ir.graph import Graph, topological
 from jitgen.ir.program import Decision, Kernel
 from jitgen.spec import Target
 
-ROW_BUCKETS = (1, 4, 8, 16, 64, 256, 1024)
-"""Upper ends of the buckets of M, in rows. Rows beyond the last end are one bucket more."""
+ROW_BUCKETS = (1, 8, 16, 64, 192, 512, 1536)
+"""Upper ends of the buckets of M, in rows. Rows beyond the last end are one bucket more.
+
+Of the ends that were compared by the models of ``wgmma_tiles`` on random M, N and K, tiles chosen for these buckets
+lose the least beside tiles chosen for each M."""
+
+MOST_ROWS = 4096
+"""The rows up to which the tiles of the last bucket are chosen."""
 
 MATRIX_BUCKETS = (1, 8, 32, 128, 512)
 """Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
@@ -46,7 +52,8 @@ class GemmSchedule:
     """The mainloop of a kernel, its tiles, and how blocks share the work.
 
     K can be split in two ways. With ``cluster_k_splits`` the blocks of one cluster share a tile's K, exchange their
-    sums through distributed shared memory, add them in rank order, and run the epilogue in the same kernel. With
+    sums through distributed shared memory, add them in rank order, and run the epilogue in the same kernel. (The wgmma
+    mainloops do so with tiles that would leave blocks idle, and the launch chooses how many blocks share them.) With
     ``k_splits`` independent blocks store the sums of their ranges of K to a temporary, and a second kernel adds them in
     order and runs the epilogue (``split_k.py``).
 
@@ -57,7 +64,7 @@ class GemmSchedule:
         block_k: extent of K that one iteration reads; see the table.
         warps: warps of a block (GPU).
         stages: iterations whose loads are in flight at once.
-        cluster_k_splits: blocks of a cluster that share one tile's K.
+        cluster_k_splits: blocks of a cluster that share one tile's K; of the wgmma mainloops the most that may.
         k_splits: ranges of K whose sums go to a temporary.
         multicast: blocks of a cluster that share one operand's tile, of which each copies a piece for all.
         steps: an unrolling factor; see the table.
@@ -160,22 +167,17 @@ class GemmSchedule:
     def block_threads(self) -> int:
         return self.warps * 32
 
-    def blocks(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Blocks of the grid for regions of these (rows, columns)."""
+    def blocks(self, sizes: Sequence[tuple[int, int]], splits: int) -> int:
+        """Blocks of the grid for regions of these (rows, columns), with ``splits`` blocks of a cluster that share K."""
         if self.resident and self.multicast > 1:
-            return sum(self._blocks_of_clusters(rows, columns) for rows, columns in sizes)
+            return splits * sum(self._blocks_of_clusters(rows, columns) for rows, columns in sizes)
         tiles = sum(-(-rows // self.block_m) * -(-columns // self.block_n) for rows, columns in sizes)
-        return self.cluster_k_splits * self.k_splits * tiles
+        return splits * self.k_splits * tiles
 
     def _blocks_of_clusters(self, rows: int, columns: int) -> int:
         """Blocks for one region where a cluster's tiles are neighbours along M or N: an incomplete cluster idles."""
         down, across = -(-rows // self.block_m), -(-columns // self.block_n)
         return self.multicast * max(down * -(-across // self.multicast), -(-down // self.multicast) * across)
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return max(self.cluster_k_splits, self.multicast)
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ class Problem:
 
     Attributes:
         rows: the upper end of the call's bucket of M, so that a rule cannot distinguish two calls of one bucket; for
-            the last bucket twice its lower end.
+            the last bucket ``MOST_ROWS``.
+        fewest_rows: the lower end of the bucket.
         columns: N of each region.
         length: K.
         bodies: the regions. Their contractions agree in everything but the weight and its N.
@@ -202,6 +205,7 @@ class Problem:
     wide: bool
     target: Target
     matrices: int = 1
+    fewest_rows: int = 1
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
@@ -225,12 +229,17 @@ class Problem:
 
 
 def bucket(rows: int) -> int:
-    """The upper end of the bucket of M that ``rows`` is in; for the last bucket twice its lower end.
+    """The upper end of the bucket of M that ``rows`` is in; for the last bucket ``MOST_ROWS``.
 
     A call without rows launches nothing. It is put into the bucket of two rows, the fewest that a trace has a symbol
     for, so that no kernel is compiled for it alone.
     """
-    return next((end for end in ROW_BUCKETS if (rows or 2) <= end), 2 * ROW_BUCKETS[-1])
+    return next((end for end in ROW_BUCKETS if (rows or 2) <= end), MOST_ROWS)
+
+
+def fewest_rows(rows: int) -> int:
+    """The lower end of the bucket of M that ``rows`` is in."""
+    return 1 + max((end for end in ROW_BUCKETS if end < (rows or 2)), default=0)
 
 
 def problem(
@@ -246,6 +255,7 @@ def problem(
         wide=any(layout.wide for layout in layouts),
         target=device.target,
         matrices=next((end for end in MATRIX_BUCKETS if geometries[0].matrices <= end), 2 * MATRIX_BUCKETS[-1]),
+        fewest_rows=fewest_rows(geometries[0].rows),
     )
 
 

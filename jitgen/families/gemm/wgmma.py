@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.wgmma_tiles import (
+    DenseTiles,
+    DenseWeights,
+    Tiles,
+    Weights,
+    dense_splits_and_microseconds,
+    splits_and_microseconds,
+)
 from jitgen.families.operands import item_size
 from jitgen.ir.body import Body, Contraction
 from jitgen.quant import formats
@@ -86,8 +96,57 @@ def shared_bytes(schedule: GemmSchedule, contractions: Sequence[Contraction]) ->
     zero_bytes = scales if format.zero_point else 0
     stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
     tokens = 16 if schedule.block_m == 16 else 32 // count
-    staging = warpgroups * count * tokens * STAGING_PITCH * 4 if schedule.cluster_k_splits == 1 else 0
+    staging = warpgroups * count * tokens * STAGING_PITCH * 4
     return schedule.stages * (stage + 16) + staging
+
+
+def tiles_of(schedule: GemmSchedule, contractions: int) -> Tiles:
+    """The tiles that a schedule of the quantised mainloop stands for."""
+    return Tiles(
+        tokens=schedule.block_m,
+        warpgroups=consumers(schedule),
+        blocks=blocks_of_rows(schedule, contractions),
+        span=schedule.block_k // CHUNK,
+        most_splits=schedule.cluster_k_splits,
+        steps=schedule.steps,
+    )
+
+
+def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int) -> Weights:
+    """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
+    first = contractions[0]
+    format = formats.find(first.format or "")
+    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    return Weights(tuple(columns), length, len(contractions), format.bits, light)
+
+
+def dense_tiles_of(schedule: GemmSchedule) -> DenseTiles:
+    """The tiles that a schedule of the dense mainloop stands for."""
+    down = schedule.block_m // 64
+    return DenseTiles(
+        down=down,
+        across=consumers(schedule) // down,
+        columns=schedule.block_n,
+        stages=schedule.stages,
+        multicast=schedule.multicast,
+        most_splits=schedule.cluster_k_splits,
+        resident=schedule.resident,
+        epilogue_steps=schedule.steps,
+    )
+
+
+def splits(schedule: GemmSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry]) -> int:
+    """How many blocks of a cluster share K in one launch."""
+    contractions, first = bodies[0].contractions, geometries[0]
+    if schedule.multicast > 1 or schedule.cluster_k_splits == 1 or not first.elements:
+        return schedule.cluster_k_splits
+    columns = [geometry.columns for geometry in geometries]
+    if schedule.path == DENSE:
+        dense = DenseWeights(tuple(columns), first.length, len(contractions), False)
+        return dense_splits_and_microseconds(dense_tiles_of(schedule), first.rows, dense)[0]
+    weights = weights_of(contractions, columns, first.length)
+    return splits_and_microseconds(tiles_of(schedule, len(contractions)), first.rows, weights)[0]
 
 
 def tensor_maps(

@@ -1,22 +1,25 @@
 """Tiles of the wgmma mainloops: those that a small model of an H200 estimates to be fastest.
 
-The models were fitted to about 1100 timings: eleven layer shapes of models of 7 to 70 billion parameters, at 16 to 4096
-rows, quantised weights being W4A16 with groups of 128. Among the tiles that were measured for a shape, the choice for
-quantised weights takes 2 % longer than the best on average and 22 % at worst; the choice for dense weights takes 1 %
-longer on average and 16 % at worst.
+The models were fitted to about 2800 timings on an H200: 120 random shapes (17 to 8192 rows on a logarithmic scale, N
+and K from 512 to 60000, neither rounded), each with the tiles and the numbers of splits that looked promising,
+quantised weights being W4A16 with groups of 128. Of the tiles that were measured for a shape, those that a model
+chooses take 2 % (quantised) and 3 % (dense) longer than the best, by the geometric mean, and 8 % and 17 % at the 95th
+percentile.
 
 What the models say of one multiprocessor:
 
 * wgmma computes 64 x 32 products of 16 k's in 16 cycles.
 * Instructions that decode weights or control the loop share issue slots with wgmma, so their time is added.
-* The L2 cache delivers at least 32 bytes a cycle.
-* The last wave of blocks may leave multiprocessors idle, and takes as long as a full one.
-* Blocks that share K form a cluster. A cluster lies within one group of 16 or 18 multiprocessors (a GPC), so fewer
-  clusters run at once than the number of multiprocessors suggests.
+* The L2 cache delivers at least 32 bytes a cycle where codes are copied, and 56 where both operands are.
+* The last round of blocks may leave multiprocessors idle, and takes as long as a full one, unless clusters of blocks
+  split the K of its tiles.
+* A cluster lies within one group of 16 or 18 multiprocessors (a GPC), so fewer clusters run at once than the number of
+  multiprocessors suggests.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,9 +30,12 @@ CYCLES_PER_MICROSECOND = 1750.0
 """Clock of the multiprocessors, in MHz (H200)."""
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
-TYPICAL_LENGTH = 4096
-"""K for which tiles of one dense product are compared. No dense tile splits K, so that K has little influence on the
-choice."""
+WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256)
+"""The n's of wgmma that ``gemm_wgmma_ptx.cuh`` has."""
+MANY_TOKENS = (128, 96, 64, 192, 256)
+"""Rows of a tile where x has more than 64; up to 128 rows, those that are not above it."""
+SAMPLES = 9
+"""How many numbers of rows of a bucket tiles are compared for."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Tiles:
         warpgroups: warpgroups that compute.
         blocks: blocks of 64 rows of the weight that a warpgroup computes, of all contractions.
         span: chunks of K in a stage.
-        cluster_k_splits: blocks of a cluster that share K (``Config::split``).
+        most_splits: the most blocks of a cluster that share K (``Config::most_splits``); a launch chooses.
         steps: wgmma steps of 16 along K that are started together.
     """
 
@@ -49,7 +55,7 @@ class Tiles:
     warpgroups: int
     blocks: int
     span: int
-    cluster_k_splits: int
+    most_splits: int = 1
     steps: int = 2
 
     @property
@@ -62,42 +68,135 @@ class Tiles:
         return self.warpgroups * self.blocks * 64 // contractions
 
 
-def candidates(rows: int, length: int, contractions: int, bits: int, light: bool) -> Iterator[Tiles]:
-    """The tiles that a kernel for x[rows, length] and a quantised weight can have.
+@dataclass(frozen=True)
+class Weights:
+    """What a choice of tiles for quantised weights depends on, besides the rows of x.
 
-    Args:
+    Attributes:
+        columns: N of each region.
+        length: K.
         contractions: contractions of each region, 1 or 2.
         bits: bits of a code.
         light: whether codes have 4 bits and no zero-points, x is bfloat16, and scales are bfloat16 or there are no
             groups. Other weights take more registers to decode, which a thread has only with two warpgroups.
     """
-    tallest = next((tokens for tokens in (16, 32, 64) if rows <= tokens), 128)
-    for tokens in (tallest, 64) if tallest == 128 else (tallest,):
-        for warpgroups, blocks in ((2, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2)):
+
+    columns: tuple[int, ...]
+    length: int
+    contractions: int
+    bits: int
+    light: bool
+
+
+def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
+    """The tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits that any of
+    these rows gains from."""
+    found = []
+    for tiles in _all_tiles(most, weights):
+        splits = [splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
+        found.append(replace(tiles, most_splits=max(splits)))
+    return found
+
+
+def cost(tiles: Tiles, fewest: int, most: int, weights: Weights) -> float:
+    """The time of ``tiles`` as a multiple of the best tiles' for the same rows, on average over rows from ``fewest`` to
+    ``most``. Tiles that are the best for the most rows may take twice the time that others take for fewer."""
+    least = _least(fewest, most, weights)
+    times = [splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
+    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
+
+
+@functools.lru_cache(maxsize=256)
+def _least(fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
+    """The estimated time of the best tiles, for each of the sampled rows."""
+    every = list(_all_tiles(most, weights))
+    return tuple(
+        min(splits_and_microseconds(tiles, rows, weights)[1] for tiles in every) for rows in sampled_rows(fewest, most)
+    )
+
+
+def sampled_rows(fewest: int, most: int) -> list[int]:
+    """Numbers of rows of a bucket for which tiles are compared, evenly spaced on a logarithmic scale."""
+    return sorted({round(fewest * (most / fewest) ** (i / (SAMPLES - 1))) for i in range(SAMPLES)})
+
+
+def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
+    fitting = next(((tokens,) for tokens in (16, 32, 64) if rows <= tokens), MANY_TOKENS)
+    for tokens in fitting:
+        if tokens > 128 >= rows:
+            continue
+        for warpgroups, blocks in ((2, 2), (2, 1), (3, 1), (4, 1)):
             most = {2: 256, 3: 128, 4: 64}[warpgroups]  # the registers of a thread limit blocks * tokens
-            if blocks % contractions or blocks * tokens > most or (warpgroups > 2 and not light):
+            if blocks % weights.contractions or blocks * tokens > most or (warpgroups > 2 and not weights.light):
                 continue
-            codes_fit = warpgroups * blocks < 8  # registers hold the codes of a stage of two chunks
-            span = 2 if bits == 4 and blocks * tokens <= 128 and length > CHUNK and codes_fit else 1
-            for splits in range(1, 9):
-                if splits == 1 or length >= 4 * splits * span * CHUNK:
-                    yield Tiles(tokens, warpgroups, blocks, span, splits)
+            span = 2 if weights.bits == 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
+            yield Tiles(tokens, warpgroups, blocks, span, most_splits=max(RESIDENT))
 
 
-def microseconds(
-    tiles: Tiles, rows: int, columns: Sequence[int], length: int, contractions: int, bits: int = 4
-) -> float:
-    """The estimated time of a quantised kernel that has the device for itself, in microseconds."""
-    width, height = tiles.columns(contractions), tiles.warpgroups * tiles.blocks
-    items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in columns)
-    waves = -(-items // RESIDENT[tiles.cluster_k_splits])
-    products = height * 4 * max(tiles.tokens / 2, 8)
-    instructions = tiles.warpgroups * (45 / tiles.span + 36 * tiles.blocks)
-    fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * bits
-    chunks = -(-length // (CHUNK * tiles.span * tiles.cluster_k_splits)) * tiles.span
-    cycles = max(products + instructions, fetched / 32) + 40 / tiles.span
-    combining = 1.0 + 2.5 * (waves - 1) if tiles.cluster_k_splits > 1 else 0.0  # copies do not overlap it
-    return 4.5 + combining + waves * (chunks * cycles / CYCLES_PER_MICROSECOND + 0.003 * tiles.tokens * height)
+def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
+    """How many blocks of a cluster should share K, at most ``tiles.most_splits``, and the estimated time of a kernel
+    that has the device for itself, in microseconds."""
+    width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
+    items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns)
+    products = height * 4 * max(tiles.tokens / 2, 8) * 1.03
+    instructions = tiles.warpgroups * (30 / tiles.span + 40 * tiles.blocks)
+    fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
+    cycles = max(products + instructions, fetched / 32) + 35 / tiles.span
+    chunk = cycles * tiles.span / CYCLES_PER_MICROSECOND
+    chunks = -(-weights.length // (CHUNK * tiles.span))
+    epilogue = 0.007 * tiles.tokens * height
+    times = _Times(1.4, chunks, chunk, epilogue, 1.6 * epilogue, 1.6, 5.0)
+    return times.least(items, tiles.most_splits)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times that a kernel is composed of, in microseconds.
+
+    Attributes:
+        fixed: of the kernel, whatever its work.
+        chunks, chunk: chunks of a tile, and the time of one.
+        epilogue: of a tile that one block computes.
+        split_epilogue: of a tile that a cluster computes.
+        exchange: of the first exchange of sums.
+        more_exchanges: of each further one, which the copies for the next tile wait for.
+    """
+
+    fixed: float
+    chunks: int
+    chunk: float
+    epilogue: float
+    split_epilogue: float
+    exchange: float
+    more_exchanges: float
+
+    def least(self, items: int, most: int, fewest: int = 1, resident: int = 1) -> tuple[int, float]:
+        """(splits, microseconds) with the number of splits, ``fewest`` to ``most``, for which the kernel takes least.
+
+        Args:
+            items: tiles.
+            resident: blocks that a multiprocessor holds at once.
+        """
+        found = []
+        for splits, clusters in RESIDENT.items():
+            if splits < fewest or (splits > fewest and (splits > most or self.chunks < 4 * splits)):
+                continue
+            whole, rounds = tile_rounds(items, splits, clusters * resident)
+            time = self.fixed + whole * (self.chunks * self.chunk + self.epilogue)
+            if rounds:
+                time += rounds * (-(-self.chunks // splits) * self.chunk + self.split_epilogue)
+                time += self.exchange + self.more_exchanges * (rounds - 1)
+            found.append((splits, time))
+        return min(found, key=lambda one: one[1])
+
+
+def tile_rounds(items: int, splits: int, clusters: int) -> tuple[int, int]:
+    """(rounds in which each block computes a tile of its own, rounds in which each cluster computes one), as
+    ``TileWalk`` of gemm_wgmma_walk.cuh has them, for ``clusters`` clusters of ``splits`` blocks."""
+    whole, left = divmod(items, clusters * splits)
+    if left > clusters * (splits - 1):
+        return whole + 1, 0
+    return whole, -(-left // clusters)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -113,6 +212,7 @@ class DenseTiles:
         columns: columns of a tile: in the tables of all contractions, in a choice of one of them.
         stages: stages of 64 along K; shared memory may hold fewer.
         multicast: blocks of a cluster that share the weight's tile.
+        most_splits: the most blocks of a cluster that share K; with ``multicast`` equal to it. A launch chooses.
         resident: blocks that a multiprocessor holds at once.
         epilogue_steps: an epilogue takes 32 times as many columns through shared memory at once (``Config::turn``).
     """
@@ -122,17 +222,39 @@ class DenseTiles:
     columns: int
     stages: int
     multicast: int = 1
+    most_splits: int = 1
     resident: int = 1
     epilogue_steps: int = 1
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """What a choice of tiles for dense weights depends on, besides the rows of x.
+
+    Attributes:
+        columns: N of each region.
+        length: K.
+        contractions: contractions of each region, 1 or 2.
+        transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
+    """
+
+    columns: tuple[int, ...]
+    length: int
+    contractions: int
+    transposed: bool
 
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
     DenseTiles(2, 1, 192, 5),
     DenseTiles(2, 1, 128, 6),
+    DenseTiles(2, 1, 96, 7),
+    DenseTiles(2, 1, 64, 8),
     DenseTiles(1, 2, 256, 5),
+    DenseTiles(1, 2, 192, 6),
     DenseTiles(1, 2, 128, 8),
-    DenseTiles(1, 1, 64, 6, resident=2),
+    DenseTiles(1, 1, 128, 8),
+    DenseTiles(1, 1, 96, 8),
     DenseTiles(1, 1, 32, 8, resident=2),
 )
 """Tiles of one product of matrices."""
@@ -148,36 +270,77 @@ _BATCHED = (
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
 
-def dense_candidates(rows: int, matrices: int, contractions: int, transposed: bool) -> list[DenseTiles]:
-    """The tiles that a kernel for ``matrices`` dense x of these rows can have.
+def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[DenseTiles]:
+    """As ``candidates``, for dense weights."""
+    found = []
+    for tiles in _all_dense_tiles(most, weights):
+        splits = [dense_splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
+        found.append(replace(tiles, most_splits=max(splits)))
+    return found
 
-    Args:
-        contractions: contractions of each region, 1 or 2.
-        transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
-    """
+
+def dense_cost(tiles: DenseTiles, fewest: int, most: int, weights: DenseWeights) -> float:
+    """As ``cost``, for dense weights."""
+    least = _least_dense(fewest, most, weights)
+    times = [dense_splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
+    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
+
+
+@functools.lru_cache(maxsize=256)
+def _least_dense(fewest: int, most: int, weights: DenseWeights) -> tuple[float, ...]:
+    every = _all_dense_tiles(most, weights)
+    return tuple(
+        min(dense_splits_and_microseconds(tiles, rows, weights)[1] for tiles in every)
+        for rows in sampled_rows(fewest, most)
+    )
+
+
+def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
+    fitting = _fitting(_DENSE, rows, weights.contractions, weights.transposed)
+    return [_splitting(tiles, weights.contractions) for tiles in fitting]
+
+
+def _splitting(tiles: DenseTiles, contractions: int) -> DenseTiles:
+    """``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
+    rows, columns = 64 * tiles.down, tiles.columns * contractions
+    stages = tiles.stages * (rows + columns) * 2 * CHUNK
+    sums = contractions * rows * (tiles.columns + 8) * 4
+    if sums > stages:
+        return tiles
+    return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(RESIDENT))
+
+
+def batched_candidates(rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
+    """The tiles that a kernel for a batch of x of these rows can have; the arguments are those of ``DenseWeights``."""
+    return _fitting(_BATCHED, rows, contractions, transposed)
+
+
+def _fitting(all_tiles: Sequence[DenseTiles], rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
     return [
         replace(tiles, columns=tiles.columns // contractions)
-        for tiles in (_BATCHED if matrices > 1 else _DENSE)
+        for tiles in all_tiles
         if (rows > 64 or tiles.down == 1) and _fits(tiles.columns // contractions, tiles, transposed)
     ]
 
 
 def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
-    return columns % ((64 if transposed else 16) * max(tiles.across, tiles.multicast)) == 0
+    width = columns // tiles.across
+    return width in WGMMA_SIZES and columns % ((64 if transposed else 16) * max(tiles.across, tiles.multicast)) == 0
 
 
-def dense_microseconds(tiles: DenseTiles, rows: int, columns: Sequence[int], length: int, contractions: int) -> float:
-    """The estimated time of a dense kernel that has the device for itself, in microseconds."""
-    height, width = 64 * tiles.down, tiles.columns * contractions
+def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWeights) -> tuple[int, float]:
+    """As ``splits_and_microseconds``, for dense weights."""
+    height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
-    items = down * sum(-(-n // tiles.columns) for n in columns)
-    waves = -(-items // (RESIDENT[1] * tiles.resident))
+    items = down * sum(-(-n // tiles.columns) for n in weights.columns)
     sharing = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
-    products = height * width / 32 * 1.1
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
-    cycles = max(products, fetched / 48) * sharing + 40
-    chunks = -(-length // CHUNK)
-    return 5.0 + waves * (chunks * cycles / CYCLES_PER_MICROSECOND + height * width / 32768)
+    alone = width / tiles.across * 3 + 55  # of a warpgroup, for whose wgmmas nothing else waits
+    cycles = max(max(height * width / 32 * 1.25, fetched / 56) * sharing + 65, alone)
+    size = height * width / 32768
+    times = _Times(1.6, -(-weights.length // CHUNK), cycles / CYCLES_PER_MICROSECOND, 3.3 * size, 7.4 * size, 1.4, 5.0)
+    # With multicast a cluster always has all its blocks.
+    return times.least(items, tiles.most_splits, tiles.multicast, tiles.resident)
 
 
 def batched_microseconds(

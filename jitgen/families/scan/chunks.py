@@ -17,7 +17,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import KernelRewrite, SizeBuckets
 from jitgen.families.scan.context import grouped, kind_of
-from jitgen.families.scan.schedule import WARP
+from jitgen.families.scan.schedule import CPU_SHORT_ROW, WARP
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Graph, topological
@@ -52,6 +52,8 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             ends = tuple(most * (WARP if columns else 1) for most, _ in CHUNKS) if in_chunks else ()
             rows = symbols.product(size for dim, size in enumerate(node.shape) if dim != scanned)
             found.append(SizeBuckets(rows, ends))
+            if not device.is_gpu:
+                found.append(SizeBuckets(node.shape[scanned], (CPU_SHORT_ROW - 1,), varies=False))
     return found
 
 

@@ -2,12 +2,13 @@
 
 A row by itself is walked in blocks: what is scanned is computed into an array, scanned there, and results are computed
 from it. Where neighbouring elements belong to neighbouring rows, a tile of rows is walked element by element, each row
-with a state of its own, and everything is one loop over the rows.
+with a state of its own, and everything is one loop over the rows. A short row is walked so too, as a tile of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -15,6 +16,7 @@ from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.scan.context import Operand, Rows, Scan
 from jitgen.families.scan.layout import Layout
 from jitgen.families.scan.schedule import Schedule
+from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import EXTREMA, PLACES
 
@@ -30,7 +32,9 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Template context and source options; see ``scan/render.py``."""
-    columns = layout.columns
+    columns = layout.columns or schedule.items == 1
+    if columns and schedule.rows == 1:
+        rows = _one_row(rows)
     stores = [_store(operand, columns) for operand in rows.stores]
     scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]
     scalars = [f"{kind} {name}" for name, kind in rows.scalars]
@@ -50,6 +54,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
         + [f"int64_t {name}" for name in strides]
         + scalars,
         "walk_arguments": [*(_local(o) for o in rows.operands), *strides, *(name for name, _ in rows.scalars)],
+        "checked": [f"scan{s.number}" for s in rows.scans if s.kind in ("sum", "prod") and s.dtype in FLOATS],
         "row_loads": [_load(operand, columns) for operand in rows.row_loads],
         "scans": scans,
         "streamed": [store for store in stores if store["group"]],
@@ -71,6 +76,22 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
         context["after"]["loads"] += results
         context["after"]["streamed"] = context["streamed"]
     return context, {"interleaved": True}
+
+
+def _one_row(rows: Rows) -> Rows:
+    """``rows`` with operands as those of a tile of one row: nothing is beside it."""
+
+    def alone(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+        return tuple(replace(operand, beside="broadcast") for operand in operands)
+
+    return replace(
+        rows,
+        operands=alone(rows.operands),
+        row_loads=alone(rows.row_loads),
+        loads_before=alone(rows.loads_before),
+        loads_after=alone(rows.loads_after),
+        stores=alone(rows.stores),
+    )
 
 
 def _op(scan: Scan) -> str:

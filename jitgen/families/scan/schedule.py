@@ -21,6 +21,9 @@ CPU_BLOCK = 1024
 first-level cache together."""
 CPU_BESIDE = 1024
 """Neighbouring rows that a CPU thread walks together: 4 KiB of float32, a page of each operand."""
+CPU_SHORT_ROW = 32
+"""Elements below which a CPU thread walks a row element by element: a block of so few does not pay, unless exponentials
+are computed of it, a vector at a time."""
 WARP = 32
 BLOCK_THREADS = 256
 ITEM_BYTES = 16
@@ -49,7 +52,7 @@ class Schedule:
         threads: of a block (GPU); 1 on the CPU.
         rows: that a block, or a CPU thread, has at once.
         items: consecutive elements of a row that a thread takes at once; in Triton, that a program takes; on the CPU,
-            that are walked before they are scanned.
+            that are walked before they are scanned: 1 where each is combined as it is met.
         vector: of these, how many one access moves where they are neighbours in memory.
         beside: neighbouring rows that a thread moves in one access.
         chunks: into how many chunks a row is cut, each walked by a block of its own.
@@ -69,8 +72,8 @@ class Schedule:
     def __str__(self) -> str:
         """The schedule in words, for people; ``repr`` tells any two schedules apart."""
         if self.threads == 1:
-            one_by_one = f"rows one by one, {self.items} elements at once"
-            return f"tiles of {self.rows} neighbouring rows" if self.rows > 1 else one_by_one
+            at_once = f"{self.items} elements at once" if self.items > 1 else "element by element"
+            return f"tiles of {self.rows} neighbouring rows" if self.rows > 1 else f"rows one by one, {at_once}"
         words = [f"{self.threads} threads a block", f"{self.rows} {'rows' if self.rows > 1 else 'row'} at once"]
         words.append(f"{self.items} elements of a row at once")
         if self.vector > 1:
@@ -98,7 +101,10 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
-        return (Schedule(1, CPU_BESIDE if layout.columns else 1, CPU_BLOCK, 1, 1, body.chunks, True, True),)
+        exponentials = any(i.op == "scan" and i.attr == "logsumexp" for i in body.instructions)
+        is_short = geometry.length < CPU_SHORT_ROW and not (layout.columns or exponentials)
+        items = 1 if is_short else CPU_BLOCK
+        return (Schedule(1, CPU_BESIDE if layout.columns else 1, items, 1, 1, body.chunks, True, True),)
     length, beside = max(geometry.length, 1), geometry.sizes[-1]
     if device.dialect == "triton":
         threads, rows, items = _triton(layout.columns, length, beside, body.chunks)

@@ -397,6 +397,18 @@ def int8_values_packed(words, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def philox_bits(index, seed, offset):
+    """64 bits of Philox 4x32-10, its first two words; the counter is the offset and the index, the key the seed."""
+    none = index * 0
+    c0 = (none + offset).to(tl.int32)
+    c1 = (none + (offset >> 32)).to(tl.int32)
+    c2 = index.to(tl.int32)
+    c3 = (index >> 32).to(tl.int32)
+    low, high, _, _ = tl.philox(seed, c0, c1, c2, c3)
+    return low.to(tl.int64) | (high.to(tl.int64) << 32)
+
+
+@triton.jit
 def within(index, size):
     """``index`` where it is in [0, size), else 0: no access leaves the tensor."""
     return tl.where((index >= 0) & (index < size), index, 0)

@@ -21,13 +21,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
-from jitgen.quant import formats
 
 __all__ = ["candidates", "cost", "prologue"]
 
@@ -67,33 +64,19 @@ def candidates(problem: Problem) -> list[GemmSchedule]:
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
-    """The estimated time in microseconds; 0 for a mainloop that has only one candidate."""
+    """The estimated time: of one product of matrices as a multiple of the best candidate's, on average over the rows of
+    the bucket; of a batch in microseconds; 0 for a mainloop that has only one candidate."""
     if not candidate.tensor_maps:
         return 0.0
-    rows, count, groups = problem.rows, len(problem.contractions), candidate.warps // wgmma.WARPGROUP - 1
+    contractions, fewest, most = problem.contractions, problem.fewest_rows, problem.rows
     if problem.quantized:
-        tiles = wgmma_tiles.Tiles(
-            tokens=candidate.block_m,
-            warpgroups=groups,
-            blocks=candidate.block_n * count // (64 * groups),
-            span=candidate.block_k // wgmma.CHUNK,
-            cluster_k_splits=candidate.cluster_k_splits,
-        )
-        bits = formats.find(problem.contractions[0].format or "").bits
-        return wgmma_tiles.microseconds(tiles, rows, problem.columns, problem.length, count, bits)
-    down = candidate.block_m // 64
-    dense = wgmma_tiles.DenseTiles(
-        down=down,
-        across=groups // down,
-        columns=candidate.block_n,
-        stages=candidate.stages,
-        multicast=candidate.multicast,
-        resident=candidate.resident,
-    )
+        weights = wgmma.weights_of(contractions, problem.columns, problem.length)
+        return wgmma_tiles.cost(wgmma.tiles_of(candidate, len(contractions)), fewest, most, weights)
+    dense = wgmma.dense_tiles_of(candidate)
     if problem.matrices == 1:
-        return wgmma_tiles.dense_microseconds(dense, rows, problem.columns, wgmma_tiles.TYPICAL_LENGTH, count)
+        return wgmma_tiles.dense_cost(dense, fewest, most, _dense_weights(problem))
     (columns,) = problem.columns
-    return wgmma_tiles.batched_microseconds(dense, rows, columns, problem.length, problem.matrices, count)
+    return wgmma_tiles.batched_microseconds(dense, most, columns, problem.length, problem.matrices, len(contractions))
 
 
 def _with_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
@@ -131,9 +114,11 @@ def _takes_wgmma(problem: Problem) -> bool:
 
 
 def _wgmma_dense(problem: Problem) -> list[GemmSchedule]:
-    count = len(problem.contractions)
-    first = problem.bodies[0].contractions[0].weight[0]
-    transposed = problem.layouts[0].operands[first] == "outer"
+    weights = _dense_weights(problem)
+    if problem.matrices > 1:
+        found = wgmma_tiles.batched_candidates(problem.rows, weights.contractions, weights.transposed)
+    else:
+        found = wgmma_tiles.dense_candidates(problem.fewest_rows, problem.rows, weights)
     return [
         GemmSchedule(
             path=wgmma.DENSE,
@@ -142,20 +127,25 @@ def _wgmma_dense(problem: Problem) -> list[GemmSchedule]:
             block_k=wgmma.CHUNK,
             warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
             stages=tiles.stages,
+            cluster_k_splits=tiles.most_splits,
             multicast=tiles.multicast,
             resident=tiles.resident,
             raster=8,
             steps=tiles.epilogue_steps,
         )
-        for tiles in wgmma_tiles.dense_candidates(problem.rows, problem.matrices, count, transposed)
+        for tiles in found
     ]
 
 
+def _dense_weights(problem: Problem) -> wgmma_tiles.DenseWeights:
+    first = problem.bodies[0].contractions[0].weight[0]
+    transposed = problem.layouts[0].operands[first] == "outer"
+    return wgmma_tiles.DenseWeights(problem.columns, problem.length, len(problem.contractions), transposed)
+
+
 def _wgmma_quantized(problem: Problem) -> list[GemmSchedule]:
-    count, first = len(problem.contractions), problem.contractions[0]
-    format = formats.find(first.format or "")
-    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
-    light = problem.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    count = len(problem.contractions)
+    weights = wgmma.weights_of(problem.contractions, problem.columns, problem.length)
     return [
         GemmSchedule(
             path=wgmma.QUANTIZED,
@@ -164,13 +154,13 @@ def _wgmma_quantized(problem: Problem) -> list[GemmSchedule]:
             block_k=wgmma.CHUNK * tiles.span,
             warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
             stages=tiles.stages,
-            cluster_k_splits=tiles.cluster_k_splits,
+            cluster_k_splits=tiles.most_splits,
             steps=tiles.steps,
             resident=1,
             raster=16,
             stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
         )
-        for tiles in wgmma_tiles.candidates(problem.rows, problem.length, count, format.bits, light)
+        for tiles in wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
     ]
 
 

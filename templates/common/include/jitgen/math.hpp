@@ -17,4 +17,5 @@
 #include "jitgen/coarse.hpp"
 #include "jitgen/exponential.hpp"
 #include "jitgen/libm.hpp"
+#include "jitgen/philox.hpp"
 #include "jitgen/trigonometry.hpp"

@@ -31,6 +31,31 @@ namespace gemm {
 constexpr int64_t rows_at_once = 240;    // rows of x whose sums fit the second-level cache
 constexpr int64_t fill_elements = 1024;  // elements of a row that are packed at a time
 
+// Memory that products computed one after another share. It grows, and is freed at the end.
+struct Workspace {
+  char* memory = nullptr;
+  int64_t bytes = 0;
+
+  inline char* of(int64_t wanted) {
+    if (wanted > bytes) {
+      __builtin_free(memory);
+      memory = static_cast<char*>(aligned_memory(4096, wanted));
+      if (memory == nullptr) __builtin_trap();
+      bytes = wanted;
+    }
+    return memory;
+  }
+  ~Workspace() { __builtin_free(memory); }
+};
+
+// The workspace that this thread's products use; nullptr where each has its own.
+static thread_local Workspace* thread_workspace = nullptr;
+
+struct WorkspaceScope {
+  explicit WorkspaceScope(Workspace& workspace) { thread_workspace = &workspace; }
+  ~WorkspaceScope() { thread_workspace = nullptr; }
+};
+
 namespace detail {
 
 // Packs the rows of x from `first` on, as many as `to` has, by all threads. There are zeros beyond `k`.
@@ -128,8 +153,8 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
   const int64_t sums = contractions * most_rows * detail::row_stride_of(group);
   const int64_t sums_bytes = round_up(sums * sizeof(Accumulator), 4096);
   const int64_t own_bytes = sums_bytes + round_up(panel * sizeof(Element), 4096);
-  char* const memory = static_cast<char*>(aligned_memory(4096, packed_bytes + threads * own_bytes));
-  if (memory == nullptr) __builtin_trap();
+  Workspace own_workspace, &workspace = thread_workspace != nullptr ? *thread_workspace : own_workspace;
+  char* const memory = workspace.of(packed_bytes + threads * own_bytes);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int64_t thread = threads > 1 ? omp_get_thread_num() : 0;
@@ -164,7 +189,6 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
       }
     }
   }
-  __builtin_free(memory);
 }
 
 // Calls function(matrix, threads) for each of `count` matrices. As many as there are threads are computed at once, each
@@ -175,10 +199,14 @@ void each_matrix(int64_t count, int32_t threads, const Function& function) {
   if (shared_out != 0) {
 #pragma omp parallel num_threads(threads)
     {
+      Workspace workspace;
+      const WorkspaceScope scope(workspace);
       const Range mine = share(shared_out, 1, omp_get_thread_num(), omp_get_num_threads());
       for (int64_t matrix = mine.begin; matrix < mine.end; ++matrix) function(matrix, 1);
     }
   }
+  Workspace workspace;
+  const WorkspaceScope scope(workspace);
   for (int64_t matrix = shared_out; matrix < count; ++matrix) function(matrix, threads);
 }
 

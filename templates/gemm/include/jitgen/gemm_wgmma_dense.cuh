@@ -16,7 +16,9 @@
 //     static constexpr int contractions = 1;  // weights that share x and have equal N
 //     static constexpr int regions = 1;       // weights of different N, each with its own outputs
 //     static constexpr int stages = 4;        // stages of the ring, of 64 k's each
-//     static constexpr int multicast = 2;     // blocks of a cluster: 1, 2, 4
+//     static constexpr int multicast = 2;     // blocks of a cluster that share a weight's tile: 1, 2, 4
+//     static constexpr int most_splits = 1;   // the most blocks of a cluster that split K: 1 to 8; with multicast equal
+//                                             // to it. A launch without multicast may have fewer
 //     static constexpr bool transposed = false;  // whether weights are [K, N], with stride 1 along n
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
@@ -36,8 +38,9 @@
 // Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
 // [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
 // has one region, and epilogue.at(matrix) is the epilogue of one matrix.
-// Cluster: {multicast, 1, 1}. Grid: along x only, a multiple of the cluster. Any such grid is correct; the best has as
-// many blocks as are resident at once, or tiles times the cluster if those are fewer.
+// Cluster: {multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
+// a multiple of the cluster. Any such grid is correct; the best has as many blocks as are resident at once, or tiles
+// times the cluster if those are fewer. Which tiles are split, `TileWalk` says.
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
@@ -98,6 +101,10 @@ struct DenseShape {
   static constexpr int barriers_at = staging_at + staging_bytes;
   static constexpr int bytes = barriers_at + Config::stages * 16;
 
+  // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
+  static constexpr int sum_pitch = Config::columns + 8;
+  static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
+                "partial sums fit where the stages were");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "accumulators of a thread");
   static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
   static_assert(!Config::transposed || width % 64 == 0, "a transposed operand lies in runs of 64 columns");
@@ -117,6 +124,7 @@ struct DenseKernel {
   const Epilogue& epilogue;
   const int rows, chunks, row_tiles;  // row_tiles: rounded up to whole clusters
   const int rank;                     // this block's, in the cluster
+  const int splits;                   // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
   const Batch& batch;
@@ -128,20 +136,21 @@ struct DenseKernel {
     return x_at(stage) + Shape::x_bytes + contraction * Shape::weight_bytes;
   }
 
-  JITGEN_DEVICE TilePlace place(int item, int column_tiles) const {
+  // `which`: of the tiles of an item, which a cluster's blocks share out.
+  JITGEN_DEVICE TilePlace place(int item, int which, int column_tiles) const {
     TilePlace tile = place_in<Config::raster, Config::columns>(item, row_tiles, column_tiles, regions);
-    const int row = (Config::multicast > 1 ? tile.row * Config::multicast + rank : tile.row) * Shape::rows;
+    const int row = (tile.row * Config::multicast + (Config::multicast > 1 ? which : 0)) * Shape::rows;
     return {tile.region, row, tile.column * Config::columns};
   }
 
-  // Called by one thread.
-  JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, Ring& ring) const {
+  // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
+  JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, int first, int last, bool alone, Ring& ring) const {
     constexpr uint16_t all = (1 << Config::multicast) - 1;
     const Region region = region_of(regions, tile.region);
     const int copied = is_trimmed<Config> ? smaller(rows, Shape::rows) : Shape::rows;
     const int bytes = copied * 128 + Shape::weight_bytes * contractions;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk, ring.next()) {
+    for (int chunk = first; chunk < last; ++chunk, ring.next()) {
       const int stage = ring.stage;
       barrier_wait_in_place(empty(stage), ring.phase ^ 1);
       barrier_arrive_expect(full(stage), bytes);
@@ -156,15 +165,19 @@ struct DenseKernel {
         const TensorMap& map = *region.weights[c];
         if constexpr (Config::transposed) {
 #pragma unroll
-          for (int i = 0; i < Config::columns / 64 / Config::multicast; ++i) {
-            const int share = i * Config::multicast + rank;  // 64 columns each
+          for (int share = 0; share < Config::columns / 64; ++share) {
+            if (Config::multicast > 1 && !alone && share % Config::multicast != rank) continue;
             const uint32_t to = weight_at(stage, c) + share * 8192;
-            copy_shared(to, map, tile.column + share * 64, chunk * 64, full(stage), all, matrix, c);
+            copy_weight(to, map, tile.column + share * 64, chunk * 64, full(stage), all, alone, matrix, c);
           }
         } else {
           constexpr int share = Config::columns / Config::multicast;
-          const uint32_t to = weight_at(stage, c) + rank * (share * 128);
-          copy_shared(to, map, chunk * 64, tile.column + rank * share, full(stage), all, matrix, c);
+#pragma unroll
+          for (int i = 0; i < Config::multicast; ++i) {
+            if (Config::multicast > 1 && !alone && i != rank) continue;
+            const uint32_t to = weight_at(stage, c) + i * (share * 128);
+            copy_weight(to, map, chunk * 64, tile.column + i * share, full(stage), all, alone, matrix, c);
+          }
         }
       }
     }
@@ -172,34 +185,38 @@ struct DenseKernel {
   JITGEN_DEVICE int inner_of(int matrix, const MatrixWalk& walk) const { return matrix % batch.inner * walk.inner; }
   JITGEN_DEVICE int outer_of(int matrix, const MatrixWalk& walk) const { return matrix / batch.inner * walk.outer; }
 
-  JITGEN_DEVICE void copy_shared(
-      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, int matrix,
+  JITGEN_DEVICE void copy_weight(
+      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, bool alone, int matrix,
       int contraction) const {
+    const bool shared = Config::multicast > 1 && !alone;
     if constexpr (Batch::several) {
       const MatrixWalk& walk = batch.weights[contraction];
       const int inner = inner_of(matrix, walk), outer = outer_of(matrix, walk);
-      if constexpr (Config::multicast > 1) {
+      if (shared) {
         copy_box_of_matrix_multicast(to, map, column, row, inner, outer, barrier, mask);
       } else {
         copy_box_of_matrix(to, map, column, row, inner, outer, barrier);
       }
-    } else if constexpr (Config::multicast > 1) {
+    } else if (shared) {
       copy_box_multicast(to, map, column, row, barrier, mask);
     } else {
       copy_box(to, map, column, row, barrier);
     }
   }
 
-  JITGEN_DEVICE void release(int stage) const {  // by each consumer warp, for every block that writes to the stage
+  // By each consumer warp, for every block that writes to the stage. A barrier always waits for as many arrivals, so
+  // that a block that nothing is shared with arrives for the others.
+  JITGEN_DEVICE void release(int stage, bool alone) const {
     const int lane = threadIdx.x % 32;
     if constexpr (Config::multicast > 1) {
-      if (lane < Config::multicast) barrier_arrive_at(empty(stage), lane);
+      if (lane < Config::multicast) barrier_arrive_at(empty(stage), alone ? rank : lane);
     } else {
       if (lane == 0) barrier_arrive(empty(stage));
     }
   }
 
-  JITGEN_DEVICE void consume(float (&acc)[contractions][accumulators], Ring& ring) const {
+  JITGEN_DEVICE void consume(
+      float (&acc)[contractions][accumulators], int first, int last, bool alone, Ring& ring) const {
     const int warpgroup = threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
 #pragma unroll
@@ -209,7 +226,7 @@ struct DenseKernel {
     }
     int before = 0;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
       barrier_wait_in_place(full(stage), ring.phase);
       const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
@@ -228,12 +245,12 @@ struct DenseKernel {
       }
       wgmma_commit();
       wgmma_wait<1>();
-      if (chunk > 0) release(before);
+      if (chunk > first) release(before, alone);
       before = stage;
       ring.next();
     }
     wgmma_wait<0>();
-    if (chunks > 0) release(before);
+    if (first < last) release(before, alone);
   }
 
   template <class Own>
@@ -286,33 +303,93 @@ struct DenseKernel {
     }
   }
 
+  // Where K is split: each block writes its sums to its own shared memory; block r adds its share of them, by rank.
+  JITGEN_DEVICE void leave(const float (&acc)[contractions][accumulators]) const {
+    constexpr int pitch = Shape::sum_pitch;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
+    const int row = warpgroup % Config::down * 64 + warp % 4 * 16 + lane / 4;
+    const int column = warpgroup / Config::down * Shape::width + lane % 4 * 2;
+    float* const corner = reinterpret_cast<float*>(memory) + row * pitch + column;
+    group_barrier<Shape::consumers>(1);  // the stages are not read any more
+#pragma unroll
+    for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+      for (int i = 0; i < Shape::width / 8; ++i) {
+        const float* const from = acc[c] + i * 4;
+        float* const to = corner + c * Shape::rows * pitch + i * 8;
+        *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+        *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
+      }
+    }
+  }
+  template <class Own>
+  JITGEN_DEVICE void finish_split(const Own& epilogue, const TilePlace& tile, int columns) const {
+    constexpr int pitch = Shape::sum_pitch, width = Config::columns / 8;
+    const int runs = smaller(rows - tile.row, Shape::rows) * width;  // runs of 8 columns
+    const int last = runs * (rank + 1) / splits;
+#pragma unroll 1
+    for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
+      const int m = i / width, n = i % width * 8;
+      float sums[contractions][8];
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) {
+        add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
+      }
+      const int live = smaller(8, columns - tile.column - n);
+      if (live <= 0) continue;
+      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.row + m, tile.column + n, sums, live);
+    }
+  }
+
+  template <class Own>
+  JITGEN_DEVICE void finish_tile(
+      const Own& epilogue, const TilePlace& tile, const float (&acc)[contractions][accumulators], bool split) const {
+    const int columns = columns_of(regions, tile.region);
+    if (!split) return finish(epilogue, tile, acc, columns);
+    leave(acc);
+    cluster_sync();
+    finish_split(epilogue, tile, columns);
+    proxy_fence();
+    __syncwarp();
+    cluster_sync();
+  }
+
   JITGEN_DEVICE void work() const {
     const int column_tiles = column_tiles_of<Config::columns>(regions);
     const int tiles = row_tiles * column_tiles;
-    const auto items = tiles * batch.matrices();
     using Item = decltype(batch.matrices());
-    const int step = gridDim.x / Config::multicast;
+    const Item items = tiles * batch.matrices();
+    const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
     Ring ring;
+    TileWalk<Config::most_splits, Config::multicast, Item> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
-      if (threadIdx.x == Shape::consumers) {
-        for (Item item = blockIdx.x / Config::multicast; item < items; item += step) {
-          const int matrix = Batch::several ? int(item / tiles) : 0;
-          produce(matrix, place(int(item - Item(matrix) * tiles), column_tiles), ring);
+      for (; walk.item < items; walk.next()) {
+        if (threadIdx.x == Shape::consumers) {
+          const int matrix = Batch::several ? int(walk.item / tiles) : 0;
+          const int item = int(walk.item - Item(matrix) * tiles);
+          const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
+          produce(matrix, tile, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
+        }
+        if (walk.split) {
+          __syncwarp();
+          cluster_sync();
+          cluster_sync();
         }
       }
       __syncwarp();
     } else {
       registers_deal<Shape::warpgroups, Config::resident, false>();
-      for (Item item = blockIdx.x / Config::multicast; item < items; item += step) {
-        const int matrix = Batch::several ? int(item / tiles) : 0;
-        const TilePlace tile = place(int(item - Item(matrix) * tiles), column_tiles);
+      for (; walk.item < items; walk.next()) {
+        const int matrix = Batch::several ? int(walk.item / tiles) : 0;
+        const int item = int(walk.item - Item(matrix) * tiles);
+        const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
         float acc[contractions][accumulators];
-        consume(acc, ring);
+        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
         if constexpr (Batch::several) {
-          finish(epilogue.at(matrix), tile, acc, columns_of(regions, tile.region));
+          finish_tile(epilogue.at(matrix), tile, acc, walk.split);
         } else {
-          finish(epilogue, tile, acc, columns_of(regions, tile.region));
+          finish_tile(epilogue, tile, acc, walk.split);
         }
       }
       __syncwarp();
@@ -330,7 +407,8 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   constexpr int band = Shape::rows * Config::multicast;
   const DenseKernel<Config, Epilogue, Batch> kernel{
       x, regions, epilogue, rows, (depth + 63) / 64, (rows + band - 1) / band,
-      Config::multicast > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory), batch};
+      Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
+      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
   if (threadIdx.x == 0) {
     prefetch_map(x);
     for (int stage = 0; stage < Config::stages; ++stage) {

@@ -18,7 +18,8 @@ struct QuantizedFinish {
 
   const Epilogue& epilogue;
   const int rows;
-  const int rank;  // this block's, in the cluster
+  const int rank;    // this block's, in the cluster
+  const int splits;  // blocks of the cluster
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
 
@@ -112,27 +113,15 @@ struct QuantizedFinish {
   JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {
     constexpr int pitch = Shape::sum_pitch, width = Shape::columns / 8;
     const int runs = smaller(rows - tile.row, Config::tokens) * width;  // runs of 8 columns
-    const int last = runs * (rank + 1) / Config::split;
+    const int last = runs * (rank + 1) / splits;
 #pragma unroll 1
-    for (int i = runs * rank / Config::split + threadIdx.x; i < last; i += Shape::consumers) {
+    for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
       const int token = i / width, column = i % width * 8;
       float sums[contractions][8];
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
         const uint32_t at = base + ((c * Config::tokens + token) * pitch + column) * 4;
-        float4 low[Config::split], high[Config::split];
-#pragma unroll
-        for (int r = 0; r < Config::split; ++r) {
-          low[r] = load_remote(at, r);
-          high[r] = load_remote(at + 16, r);
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sums[c][j] = 0.0f;
-#pragma unroll
-        for (int r = 0; r < Config::split; ++r) {
-          sums[c][0] += low[r].x, sums[c][1] += low[r].y, sums[c][2] += low[r].z, sums[c][3] += low[r].w;
-          sums[c][4] += high[r].x, sums[c][5] += high[r].y, sums[c][6] += high[r].z, sums[c][7] += high[r].w;
-        }
+        add_of_cluster<Config::most_splits>(sums[c], at, splits);
       }
       run(tile, tile.row + token, tile.column + column, sums, columns);
     }

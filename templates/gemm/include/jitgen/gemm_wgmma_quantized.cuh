@@ -17,8 +17,8 @@
 //     static constexpr int stages = 8;       // stages of the ring, of span chunks of 64 k's each
 //     static constexpr int span = 1;         // 1 or 2 (less work per k, for codes of 4 bits). Optional
 //     static constexpr int steps = 1;        // k16 steps in a group of wgmmas: 1, or 2, with more registers
-//     static constexpr int split = 1;        // blocks of a cluster that split K: 1 to 8
-//     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with split
+//     static constexpr int most_splits = 1;  // the most blocks of a cluster that split K: 1 to 8; a launch may have fewer
+//     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with most_splits
 //     static constexpr bool trimmed = false; // whether x's box has no more rows than x; not with multicast. Optional
 //     static constexpr int stagger = 0;      // chunks by which a tile begins later along k than its neighbour
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
@@ -35,8 +35,11 @@
 // [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits * span], no swizzle. So x has
 // stride 1 along k, is aligned to 16 bytes, and its row stride is a multiple of 16 bytes. Scales and zero-points are
 // aligned to 16 bytes.
-// Cluster: {Shape::cluster, 1, 1}. Grid: along x only, a multiple of the cluster. Any such grid is correct; the best
-// has as many blocks as are resident at once, or tiles times the cluster if those are fewer.
+// Cluster: {multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
+// a multiple of the cluster. Any such grid is correct; the best has as many blocks as are resident at once, or tiles
+// times the cluster if those are fewer.
+// Where a cluster splits K: as long as there is a tile for each block of the grid, each computes one of its own. The
+// tiles that are then left, which would leave some blocks idle, are computed by whole clusters, whose blocks share K.
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
@@ -67,6 +70,7 @@ struct QuantizedKernel {
   const int rows, chunks, row_tiles;  // chunks: of the length of a stage
   const int groups;  // groups of a row of the weight
   const int rank;    // this block's, in the cluster
+  const int splits;  // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
 
@@ -84,17 +88,14 @@ struct QuantizedKernel {
     if constexpr (Config::stagger == 0) return first;
     return first < last ? first + tile.column / Shape::columns * Config::stagger % (last - first) : first;
   }
-  JITGEN_DEVICE int first_chunk() const { return Config::split > 1 ? chunks * rank / Config::split : 0; }
-  JITGEN_DEVICE int last_chunk() const { return Config::split > 1 ? chunks * (rank + 1) / Config::split : chunks; }
 
   // ------------------------------------------------------------------------------------------------------- producer
 
   // Called by two warps. A thread of the first starts the copies of x and the codes; the second copies scales and
   // zero-points.
-  JITGEN_DEVICE void produce(TilePlace tile, Ring& ring) const {
+  JITGEN_DEVICE void produce(TilePlace tile, int first, int last, Ring& ring) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const Region region = region_of(regions, tile.region);
-    const int first = first_chunk(), last = last_chunk();
     int chunk = begin(tile, first, last);
     if (warp == 0 && lane == 0) {
       const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
@@ -191,8 +192,7 @@ struct QuantizedKernel {
     }
   }
 
-  JITGEN_DEVICE void consume(Sums& acc, Ring& ring) const {
-    const int first = first_chunk(), last = last_chunk();
+  JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring) const {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
 #pragma unroll
@@ -247,13 +247,14 @@ struct QuantizedKernel {
   JITGEN_DEVICE void work() const {
     const int column_tiles = column_tiles_of<band>(regions);
     const int items = row_tiles * column_tiles;
-    const int step = gridDim.x / Shape::cluster;
+    const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
     Ring ring;
+    TileWalk<Config::most_splits, Config::multicast> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Config::warpgroups, Config::resident, true>();
-      for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
-        produce(place(item, column_tiles), ring);
-        if constexpr (Config::split > 1) {
+      for (; walk.item < items; walk.next()) {
+        produce(place(walk.item, column_tiles), walk.split ? from : 0, walk.split ? to : chunks, ring);
+        if (walk.split) {
           __syncwarp();
           cluster_sync();
           cluster_sync();
@@ -262,14 +263,14 @@ struct QuantizedKernel {
       __syncwarp();
     } else {
       registers_deal<Config::warpgroups, Config::resident, false>();
-      const Finish end{epilogue, rows, rank, memory, base};
-      for (int item = blockIdx.x / Shape::cluster; item < items; item += step) {
-        const TilePlace tile = place(item, column_tiles);
+      const Finish end{epilogue, rows, rank, splits, memory, base};
+      for (; walk.item < items; walk.next()) {
+        const TilePlace tile = place(walk.item, column_tiles);
         Sums acc;
-        consume(acc, ring);
+        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, ring);
         const Region region = region_of(regions, tile.region);
         if constexpr (!Shape::group_scales) end.scale_rows(acc, tile, region);
-        if constexpr (Config::split > 1) {
+        if (walk.split) {
           end.leave(acc);
           cluster_sync();
           end.finish_split(tile, region.columns);
@@ -295,7 +296,8 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   const int chunks = (depth + 64 * Shape::span - 1) / (64 * Shape::span);
   const QuantizedKernel<Config, Weight, Epilogue> kernel{
       x, regions, epilogue, rows, chunks, (rows + Config::tokens - 1) / Config::tokens, Shape::groups(depth),
-      Shape::cluster > 1 ? cluster_rank() : 0, gemm_memory, shared_address(gemm_memory)};
+      Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
+      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory)};
   if (threadIdx.x == 0) {
     prefetch_map(x);
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);

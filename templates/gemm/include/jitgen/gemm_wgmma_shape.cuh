@@ -24,7 +24,6 @@ struct QuantizedShape {
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
   static constexpr int tiles = Config::warpgroups * Config::blocks * 4;  // tiles of 16 weight rows, of all contractions
   static constexpr int columns = tiles * 16 / Config::contractions;      // columns of the output
-  static constexpr int cluster = Config::split > Config::multicast ? Config::split : Config::multicast;
 
   static constexpr int contraction_blocks = Config::blocks / Config::contractions;
   static constexpr int contraction_tiles = tiles / Config::contractions;
@@ -57,8 +56,7 @@ struct QuantizedShape {
   // The epilogue stages a warpgroup's [contractions][chunk][64 columns]; each row is padded by 4 floats (banks).
   static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
   static constexpr int pitch = 68;
-  static constexpr int staging_bytes =
-      Config::split > 1 ? 0 : Config::warpgroups * Config::contractions * chunk * pitch * 4;
+  static constexpr int staging_bytes = Config::warpgroups * Config::contractions * chunk * pitch * 4;
 
   static constexpr int codes_at = Config::stages * x_bytes;
   static constexpr int side_at = codes_at + Config::stages * code_bytes;
@@ -68,10 +66,10 @@ struct QuantizedShape {
 
   // Where K is split, the partial sums, [contractions][tokens][columns], overwrite the stages.
   static constexpr int sum_pitch = columns + 4;
-  static_assert(Config::split == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
+  static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
-  static_assert(Config::split == 1 || Config::multicast == 1, "a cluster has one purpose");
+  static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");
   static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");
   static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % chunk == 0, "tokens of a tile");
 };

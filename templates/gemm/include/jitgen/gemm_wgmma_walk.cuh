@@ -2,6 +2,7 @@
 #pragma once
 
 #include "jitgen/gemm_ptx.cuh"
+#include "jitgen/gemm_wgmma_ptx.cuh"
 
 namespace jitgen {
 
@@ -36,6 +37,72 @@ JITGEN_DEVICE TilePlace place_in(int item, int row_tiles, int column_tiles, cons
     }
   }
   return tile;
+}
+
+// The pieces of work of this block, one after another, where a cluster's blocks can split K (most_splits > 1). As long as
+// there is a piece for each block of the grid, each computes one of its own. The pieces that are then left would leave
+// some blocks idle: they are computed by whole clusters, unless those would take as long as single blocks.
+//
+// With multicast, the blocks of a cluster together take an item of `multicast` tiles, and as many blocks split K: then
+// `tile` says which of the item's tiles it is.
+template <int most_splits, int multicast, class Item = int>
+struct TileWalk {
+  Item item;
+  int tile = 0;
+  Item single;  // the items before this one are computed by single blocks
+  bool split = false;
+  const int splits;  // blocks of a cluster
+  static_assert(most_splits == 1 || multicast == 1 || most_splits == multicast, "all blocks of a cluster split K");
+
+  JITGEN_DEVICE TileWalk(Item items, int splits)
+      : item(blockIdx.x / multicast), single(items), splits(most_splits > 1 ? splits : 1) {
+    if constexpr (most_splits > 1) {
+      const int clusters = int(gridDim.x) / splits;
+      const int left = int(items % (int(gridDim.x) / multicast));
+      if (left * multicast <= clusters * (splits - 1)) single = items - left;
+      begin_split();
+    }
+  }
+  JITGEN_DEVICE void next() {
+    if (split) {
+      place(number() + int(gridDim.x) / splits);
+    } else {
+      item += int(gridDim.x) / multicast;
+      if constexpr (most_splits > 1) begin_split();
+    }
+  }
+  JITGEN_DEVICE void begin_split() {
+    if (item < single) return;
+    split = true;
+    place(single * multicast + int(blockIdx.x) / splits);
+  }
+  JITGEN_DEVICE Item number() const { return item * multicast + tile; }
+  JITGEN_DEVICE void place(Item number) { item = number / multicast, tile = int(number % multicast); }
+};
+
+// The sum of eight floats of each of the first `splits` blocks of the cluster, by rank. They are at `at` in each block's
+// shared memory, aligned to 16 bytes. Four blocks' are loaded at a time: more would take registers that a mainloop has
+// not left.
+template <int most_splits>
+JITGEN_DEVICE void add_of_cluster(float (&sums)[8], uint32_t at, int splits) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sums[j] = 0.0f;
+#pragma unroll
+  for (int from = 0; from < most_splits; from += 4) {
+    float4 low[4], high[4];
+#pragma unroll
+    for (int r = 0; r < 4 && from + r < most_splits; ++r) {
+      if (from + r >= splits) break;
+      low[r] = load_remote(at, from + r);
+      high[r] = load_remote(at + 16, from + r);
+    }
+#pragma unroll
+    for (int r = 0; r < 4 && from + r < most_splits; ++r) {
+      if (from + r >= splits) break;
+      sums[0] += low[r].x, sums[1] += low[r].y, sums[2] += low[r].z, sums[3] += low[r].w;
+      sums[4] += high[r].x, sums[5] += high[r].y, sums[6] += high[r].z, sums[7] += high[r].w;
+    }
+  }
 }
 
 // all[region]. It is selected by comparisons, because an array of parameters that is indexed has to be in local memory.

@@ -8,6 +8,9 @@
 // A block is scanned a vector at a time: its lanes in log2(lanes) steps, each combining a lane with one to its left
 // (Hillis and Steele, "Data parallel algorithms", 1986); of the vectors before it only their totals are waited for. What
 // is combined is always combined in the same order. `Columns` scans neighbouring rows, of each the next element.
+//
+// Sums and products of floats are carried as torch carries them, those of float32 in double. Where another order than the
+// row's could overflow, elements are combined in the row's order, so that a result is finite where torch's is.
 #pragma once
 
 #include "jitgen/group.hpp"
@@ -222,6 +225,49 @@ constexpr int64_t longest_block = 1024;
 
 // -------------------------------------------------------------------------------------------------------------- a row's
 
+namespace detail {
+
+template <class T>
+struct Range;
+template <>
+struct Range<float> {
+  static constexpr float least = __FLT_MIN__, most = __FLT_MAX__;
+};
+template <>
+struct Range<double> {
+  static constexpr double least = __DBL_MIN__, most = __DBL_MAX__;
+};
+
+// The largest absolute value.
+template <class T>
+inline T largest(const T* values, int64_t count) {
+  T found = 0;
+#pragma omp simd reduction(max : found)
+  for (int64_t i = 0; i < count; ++i) {
+    const T size = values[i] < T(0) ? -values[i] : values[i];
+    found = size > found ? size : found;
+  }
+  return found;
+}
+// Each of `count` values with those before it in the row, in the row's order.
+template <class Op, class T, class State>
+inline State scan_in_order(T* values, int64_t count, State state) {
+  for (int64_t i = 0; i < count; ++i) {
+    state = Op::combine(state, State(values[i]));
+    values[i] = T(state);
+  }
+  return state;
+}
+// Whether a piece of a row that has come to `state` by itself may follow any other piece: it has not overflowed and, if it
+// is a product, not become too small for a normal number, as it need not have after what is before it.
+template <class Op>
+JITGEN_INLINE bool is_regular(double state) {
+  const double size = state < 0 ? -state : state;
+  return size <= Range<double>::most && size >= Op::template identity<double> * Range<double>::least;
+}
+
+}  // namespace detail
+
 template <class Op, class T>
 struct Scan {
   T state = Op::template identity<T>;
@@ -237,13 +283,52 @@ struct Scan {
     return T(Op::combine(Wrapping(a), Wrapping(b)));
   }
 };
-template <>
-struct Scan<Sum, float> {
-  double state = 0;
+template <class T>
+struct FloatSum {
+  typename Wider<T>::type state = 0;
 
-  inline void take(float* values, int64_t count) { state += detail::scan_block<Sum>(values, count, float(state)); }
-  JITGEN_MEMBER void join(const Scan& behind) { state += behind.state; }
+  inline void take(T* values, int64_t count) {
+    using State = decltype(state);
+    const State room = State(detail::Range<T>::most) - (state < 0 ? -state : state);
+    if (State(detail::largest(values, count)) * State(count) <= room) {
+      state += State(detail::scan_block<Sum>(values, count, T(state)));
+    } else {
+      state = detail::scan_in_order<Sum>(values, count, state);
+    }
+  }
+  JITGEN_MEMBER void join(const FloatSum& behind) { state += behind.state; }
+  JITGEN_MEMBER bool is_regular() const { return detail::is_regular<Sum>(state); }
 };
+template <>
+struct Scan<Sum, float> : FloatSum<float> {};
+template <>
+struct Scan<Sum, double> : FloatSum<double> {};
+
+template <class T>
+struct FloatProduct {
+  double state = 1;
+
+  inline void take(T* values, int64_t count) {
+    int64_t i = 0;
+    if constexpr (sizeof(T) == 4) {  // a product of four floats has its place among the doubles, whatever they are
+      for (; i + 4 <= count; i += 4) {
+        typedef double Four __attribute__((vector_size(32)));
+        Four own = {values[i], values[i + 1], values[i + 2], values[i + 3]};
+        own *= Four{1, own[0], own[1], own[2]};
+        own *= Four{1, 1, own[0], own[1]};
+        for (int lane = 0; lane < 4; ++lane) values[i + lane] = T(state * own[lane]);
+        state *= own[3];
+      }
+    }
+    state = detail::scan_in_order<Prod>(values + i, count - i, state);
+  }
+  JITGEN_MEMBER void join(const FloatProduct& behind) { state *= behind.state; }
+  JITGEN_MEMBER bool is_regular() const { return detail::is_regular<Prod>(state); }
+};
+template <>
+struct Scan<Prod, float> : FloatProduct<float> {};
+template <>
+struct Scan<Prod, double> : FloatProduct<double> {};
 
 template <class Op, class T>
 struct Scan<Placed<Op>, T> {
@@ -272,12 +357,12 @@ struct Scan<Placed<Op>, T> {
   }
 };
 
-// State: the greatest element so far, and the sum of exp(x - top). Where two are equal (infinities too), their
-// difference counts as 0.
+// State: the greatest element so far, and the sum of exp(x - top), of float32 in double. Where two are equal (infinities
+// too), their difference counts as 0.
 template <class T>
 struct Scan<LogSumExp, T> {
   T top = -T(__builtin_huge_val());
-  T total = 0;
+  double total = 0;
 
   inline void take(T* values, int64_t count) {
     alignas(cache_line) T tops[detail::longest_block + 1], terms[detail::longest_block], scales[detail::longest_block];
@@ -289,7 +374,7 @@ struct Scan<LogSumExp, T> {
       terms[i] = power(values[i], tops[i + 1]);
       scales[i] = power(tops[i], tops[i + 1]);
     }
-    for (int64_t i = 0; i < count; ++i) terms[i] = total = total * scales[i] + terms[i];
+    for (int64_t i = 0; i < count; ++i) terms[i] = T(total = total * double(scales[i]) + double(terms[i]));
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) values[i] = tops[i + 1] + log(terms[i]);
     top = tops[count];
@@ -297,7 +382,7 @@ struct Scan<LogSumExp, T> {
   JITGEN_MEMBER void join(const Scan& behind) {
     const T least = top;
     top = Max::combine(top, behind.top);
-    total = total * power(least, top) + behind.total * power(behind.top, top);
+    total = total * double(power(least, top)) + behind.total * double(power(behind.top, top));
   }
   JITGEN_INLINE T power(T x, T top) { return exp(x == top ? T(0) : x - top); }
 };
@@ -322,19 +407,32 @@ struct Columns {
     for (int64_t j = 0; j < rows; ++j) take(j, 0, behind.state[j]);
   }
 };
-template <int64_t width>
-struct Columns<Sum, float, width> {
+template <class Op, class T, int64_t width>
+struct FloatColumns {
   alignas(cache_line) double state[width];
 
   inline void clear(int64_t rows) {
-    for (int64_t j = 0; j < rows; ++j) state[j] = 0;
+    for (int64_t j = 0; j < rows; ++j) state[j] = Op::template identity<double>;
   }
-  JITGEN_MEMBER void take(int64_t j, int64_t, float value) { state[j] += double(value); }
-  JITGEN_MEMBER float result(int64_t j) const { return float(state[j]); }
-  inline void join(const Columns& behind, int64_t rows) {
-    for (int64_t j = 0; j < rows; ++j) state[j] += behind.state[j];
+  JITGEN_MEMBER void take(int64_t j, int64_t, T value) { state[j] = Op::combine(state[j], double(value)); }
+  JITGEN_MEMBER T result(int64_t j) const { return T(state[j]); }
+  inline void join(const FloatColumns& behind, int64_t rows) {
+    for (int64_t j = 0; j < rows; ++j) state[j] = Op::combine(state[j], behind.state[j]);
+  }
+  inline bool is_regular(int64_t rows) const {
+    bool regular = true;
+    for (int64_t j = 0; j < rows; ++j) regular &= detail::is_regular<Op>(state[j]);
+    return regular;
   }
 };
+template <int64_t width>
+struct Columns<Sum, float, width> : FloatColumns<Sum, float, width> {};
+template <int64_t width>
+struct Columns<Sum, double, width> : FloatColumns<Sum, double, width> {};
+template <int64_t width>
+struct Columns<Prod, float, width> : FloatColumns<Prod, float, width> {};
+template <int64_t width>
+struct Columns<Prod, double, width> : FloatColumns<Prod, double, width> {};
 template <class Op, class T, int64_t width>
 struct Columns<Placed<Op>, T, width> {
   alignas(cache_line) T state[width];
@@ -361,7 +459,7 @@ struct Columns<Placed<Op>, T, width> {
 template <class T, int64_t width>
 struct Columns<LogSumExp, T, width> {
   alignas(cache_line) T top[width];
-  alignas(cache_line) T total[width];
+  alignas(cache_line) double total[width];
 
   inline void clear(int64_t rows) {
     for (int64_t j = 0; j < rows; ++j) {
@@ -369,16 +467,17 @@ struct Columns<LogSumExp, T, width> {
       total[j] = 0;
     }
   }
-  JITGEN_MEMBER void take(int64_t j, int64_t, T value) { with(j, value, T(1)); }
-  JITGEN_MEMBER T result(int64_t j) const { return top[j] + log(total[j]); }
+  JITGEN_MEMBER void take(int64_t j, int64_t, T value) { with(j, value, 1); }
+  JITGEN_MEMBER T result(int64_t j) const { return top[j] + log(T(total[j])); }
   inline void join(const Columns& behind, int64_t rows) {
     for (int64_t j = 0; j < rows; ++j) with(j, behind.top[j], behind.total[j]);
   }
 
  private:
-  JITGEN_MEMBER void with(int64_t j, T value, T times) {
+  JITGEN_MEMBER void with(int64_t j, T value, double times) {
+    using Row = Scan<LogSumExp, T>;
     const T least = top[j], most = Max::combine(least, value);
-    total[j] = total[j] * Scan<LogSumExp, T>::power(least, most) + times * Scan<LogSumExp, T>::power(value, most);
+    total[j] = total[j] * double(Row::power(least, most)) + times * double(Row::power(value, most));
     top[j] = most;
   }
 };

@@ -1,0 +1,88 @@
+"""What sort kernels claim: the values and the indices of sorted rows, with pointwise work before.
+
+A *sort region* iterates over ``(outer..., row)`` of what is sorted. Its stages are ``map, sort``: the elements of a row
+may be computed, and one sort gives values, indices or both. What is computed of these, and what a row is computed from
+by another kind of kernel, is materialized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jitgen.families.family import Claim, Partition
+from jitgen.ir.analysis import rewritten
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.regions import Movement, Region, Store, row_axes
+
+NAME = "sort"
+_IN_MEMORY = ("sort", "scan", "reduce", "cat", "contract", "gather", "scatter")
+"""Operations whose results a row is read from."""
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """A region for each value that is a sort; every other one is left with its sorts materialized."""
+    regions: list[Region] = []
+    rest: list[Node | None] = list(values)
+    for position, node in enumerate(values):
+        if node.op == "sort":
+            regions.append(_region(node, position, partition))
+            rest[position] = None
+        elif any(part.op == "sort" for part in topological([node])):
+            rest[position] = _without_sorts(node, partition)
+    return Claim(_joined(regions), rest)
+
+
+def merge(left: Region, right: Region, result: int) -> Region | None:
+    """Values and indices of one sort are one region, and so are ranks of one sort: those of the same beginning."""
+    if _sorted(left) != _sorted(right):
+        return None
+    return replace(left, stores=(*left.stores, *(replace(store, result=result) for store in right.stores)))
+
+
+def _sorted(region: Region) -> tuple[object, ...]:
+    """What a region sorts, and which ranks it stores."""
+    value = region.stores[0].value
+    return id(value.inputs[0]), value.attrs[1:], value.shape
+
+
+def _joined(regions: Sequence[Region]) -> list[Region]:
+    found: list[Region] = []
+    for region in regions:
+        for position, other in enumerate(found):
+            merged = merge(other, region, region.stores[0].result)
+            if merged is not None:
+                found[position] = merged
+                break
+        else:
+            found.append(region)
+    return found
+
+
+def _region(node: Node, position: int, partition: Partition) -> Region:
+    """The region of ``node``, with the sorted dimension last."""
+    rank, dim = len(node.shape), node.attrs[1]
+    order = (*(other for other in range(rank) if other != dim), dim)
+    movements: tuple[Movement, ...] = ()
+    if order != tuple(range(rank)):
+        shape = tuple(node.shape[other] for other in order)
+        attrs: tuple[Any, ...] = ("permute", order)
+        movements = ((attrs, shape),)
+        node = partition.mover.move(node, attrs, shape)
+
+    def change(part: Node, rebuilt: Node) -> Node:
+        return partition.materialize(rebuilt) if part.op in _IN_MEMORY else rebuilt
+
+    operand = rewritten(node.inputs[0], partition.mover, change)
+    node = partition.mover.builder.like(node, [operand])
+    return Region(NAME, row_axes(operand.shape, 1), (Store(position, node, movements),))
+
+
+def _without_sorts(root: Node, partition: Partition) -> Node:
+    """``root`` with every sort read from a temporary."""
+    memo: dict[int, Node] = {}
+    for node in topological([root]):
+        if node.op == "sort" and id(node) not in memo:
+            memo[id(node)] = partition.materialize(partition.mover.substituted(node, dict(memo)))
+    return partition.mover.substituted(root, memo)

@@ -1,0 +1,137 @@
+"""What the sort templates read: the operands, what is computed once for a row and of each element, and the stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Line, printed
+from jitgen.families.sort.chunks import order_of
+from jitgen.families.sort.launch import integer_names, is_merge
+from jitgen.families.sort.layout import Layout
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.program import Kernel
+from jitgen.ir.sorts import Order
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand.
+
+    Attributes:
+        index: among the body's operands.
+        role: ``"load"``, ``"iota"`` or ``"store"``.
+        what: of a store: ``"values"`` or ``"indices"``; empty for the others.
+        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
+        value: the name of its value.
+        strides: expressions of the outer strides; ``inner`` of the row's.
+        pointer: the parameter; None for an iota, whose first value is ``offset``.
+        once: whether it has one element for a row.
+    """
+
+    index: int
+    role: str
+    what: str
+    dtype: str
+    storage: str
+    type: str
+    value: str
+    strides: tuple[str, ...]
+    inner: str
+    pointer: str | None
+    offset: str
+    once: bool
+
+    def base(self, outer: Sequence[str]) -> str:
+        """Its offset, in elements, where the row at indices ``outer`` begins."""
+        terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
+        return " + ".join(term for term in terms if term)
+
+    def along(self, place: str) -> str:
+        """Offset of the element at ``place`` from where its row begins."""
+        return {"0": "0", "1": place}.get(self.inner, f"{place} * {self.inner}")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The whole kernel.
+
+    Attributes:
+        title: in words.
+        sizes: names of the outer sizes.
+        operands: all of them, in order.
+        row_loads: operands with one element for a row, and ``row_lines`` what follows from them.
+        loads, lines: of each element.
+        key: the name of the value that is sorted by; empty where chunks are merged.
+        storage: the dialect's name of the dtype in which elements are compared; ``type`` that of its compute dtype.
+        order: which ranks are stored; see ``ir/sorts.py``.
+        merges: whether sorted chunks are merged; then ``loads`` are their values and indices.
+    """
+
+    title: str
+    sizes: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    row_loads: tuple[Operand, ...]
+    row_lines: tuple[Line, ...]
+    loads: tuple[Operand, ...]
+    lines: tuple[Line, ...]
+    key: str
+    storage: str
+    type: str
+    order: Order
+    merges: bool
+    stores: tuple[Operand, ...]
+    integers: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]
+
+    @property
+    def outer(self) -> int:
+        return len(self.sizes)
+
+
+def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Rows:
+    """The context of ``kernel`` in ``dialect``."""
+    (body,) = kernel.bodies
+    instructions, order = body.instructions, order_of(body)
+    found = printed(instructions, dialect, coarse=body.coarse)
+    stored = {i.attr: instructions[i.args[0]].attr[0] for i in instructions if i.op == "store"}
+    operands = tuple(
+        Operand(
+            index=index,
+            role=operand.kind,
+            what=stored.get(index, ""),
+            dtype=operand.dtype,
+            storage=dialect.storage_types[operand.dtype],
+            type=dialect.types[compute_dtype(operand.dtype)],
+            value=found.values[index],
+            strides=tuple(f"s{index}_{dim}" for dim in range(layout.outer)),
+            inner={"contiguous": "1", "strided": f"r{index}"}.get(layout.along[index], "0"),
+            pointer=f"p{index}" if operand.buffer is not None else None,
+            offset=f"o{index}" if operand.kind == "iota" else "",
+            once=operand.row or (layout.along[index] == "broadcast" and operand.kind != "store"),
+        )
+        for index, operand in enumerate(body.operands)
+    )
+    merges = is_merge(body)
+    rows = {position for position, instruction in enumerate(instructions) if instruction.row}
+    key = "" if merges else next(found.names[i.args[0]] for i in instructions if i.op == "sort")
+    kinds = ", ".join(f"{o.kind} {o.dtype} {along}" for o, along in zip(body.operands, layout.along, strict=True))
+    sources = tuple(operand for operand in operands if operand.role != "store")
+    return Rows(
+        title=f"({', '.join(map(str, body.shape))}), rows of the last dimension: {kinds}",
+        sizes=tuple(f"n{dim}" for dim in range(layout.outer)),
+        operands=operands,
+        row_loads=() if merges else tuple(operand for operand in sources if operand.once),
+        row_lines=tuple(line for position, line in found.lines.items() if position in rows),
+        loads=sources if merges else tuple(operand for operand in sources if not operand.once),
+        lines=tuple(line for position, line in found.lines.items() if position not in rows),
+        key=key,
+        storage=dialect.storage_types[order.dtype],
+        type=dialect.types[compute_dtype(order.dtype)],
+        order=order,
+        merges=merges,
+        stores=tuple(operand for operand in operands if operand.role == "store"),
+        integers=tuple(name for name, *_ in integer_names(kernel, layout)),
+        scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
+    )

@@ -1,0 +1,67 @@
+"""The context of ``templates/sort/sort.cpp.j2``: a thread reads a row into an array, sorts it, and stores ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built
+from jitgen.families.sort.context import Operand, Rows
+from jitgen.families.sort.layout import Layout
+from jitgen.families.sort.schedule import Schedule
+from jitgen.ir.program import Kernel
+
+
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
+    """Template context and source options; see ``sort/render.py``."""
+    outer = [f"at.index[{dim}]" for dim in range(rows.outer)]
+    context: dict[str, Any] = {
+        "parameters": _parameters(rows),
+        "place": "int64_t" if schedule.wide else "uint32_t",
+        "bases": [(f"{_pointer(o)} const x{o.index}", _base(o, outer)) for o in rows.operands],
+        "row_loads": [_load(operand) for operand in rows.row_loads],
+        "group": {
+            "loads": [_load(operand) for operand in rows.loads],
+            "lines": rows.lines,
+            "scratch_stores": [
+                {"scratch": "elements", "index": "i", "value": f"jitgen::store<{rows.storage}>({rows.key})"},
+            ],
+            "gathers": [],
+            "reductions": [],
+            "stores": [],
+            "streamed": [],
+        },
+        "stores": [_store(operand) for operand in rows.stores],
+        "descending": "true" if rows.order.descending else "false",
+    }
+    return context, {"interleaved": True}
+
+
+def _parameters(rows: Rows) -> list[str]:
+    """Of the entry, as the launcher passes them: what differs between calls of one shape comes first."""
+    pointers = [f"{_pointer(o)} {o.pointer}" for o in rows.operands if o.pointer]
+    scalars = [f"{kind} {name}" for name, kind in rows.scalars]
+    integers = [f"int64_t {name}" for name in rows.integers]
+    return [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"]
+
+
+def _load(operand: Operand) -> dict[str, Any]:
+    local, place = f"x{operand.index}", operand.along("i")
+    expression = f"jitgen::load({local}[{place}])" if operand.pointer else f"{local} + {place}"
+    return {"type": operand.type, "value": operand.value, "halves": "", "expression": expression}
+
+
+def _store(operand: Operand) -> dict[str, str]:
+    found = {"values": "elements[found[rank]]", "indices": "int64_t(found[rank])"}
+    return {"local": f"x{operand.index}", "at": operand.along("(rank - start)"), "found": found[operand.what]}
+
+
+def _base(operand: Operand, outer: list[str]) -> str:
+    start = operand.base(outer)
+    return f"{operand.pointer} + {start}" if operand.pointer else start
+
+
+def _pointer(operand: Operand) -> str:
+    if not operand.pointer:
+        return "int64_t"
+    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"

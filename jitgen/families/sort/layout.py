@@ -1,0 +1,93 @@
+"""Where a sort kernel's operands lie: strides over collapsed outer dimensions, and along the row.
+
+The *layout* decides what source is generated; the *geometry* is what a launch passes as plain integers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jitgen.families.family import Call
+from jitgen.families.operands import INDEX_LIMIT, base_of, collapse, locate
+from jitgen.families.sort.chunks import order_of
+from jitgen.ir import symbols
+from jitgen.ir.program import Kernel
+
+_KINDS = {1: "contiguous", 0: "broadcast"}
+"""What an operand with that stride is; with any other it is strided."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of the strides decides the source.
+
+    Attributes:
+        outer: collapsed dimensions that count rows (1 of size 1 for a single row), the innermost last.
+        along: for each operand, what it is along the row: ``"contiguous"`` (stride 1), ``"strided"`` or ``"broadcast"``
+            (stride 0, which includes operands with one element for a row).
+        wide: whether an index can reach 2**31.
+    """
+
+    outer: int
+    along: tuple[str, ...]
+    wide: bool
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A call's sizes and strides.
+
+    Attributes:
+        sizes: of the outer dimensions, outermost first.
+        length: elements of a row; where chunks are merged, of the row that they were cut from.
+        start, count: the ranks that are stored: from ``start`` on, ``count`` of them.
+        ranks: where chunks are merged, ranks of each chunk.
+        strides: for each operand, in elements: one for each outer dimension, then the row's.
+        offsets: for each operand, in elements from its buffer's pointer.
+    """
+
+    sizes: tuple[int, ...]
+    length: int
+    start: int
+    count: int
+    ranks: int
+    strides: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def elements(self) -> int:
+        """Elements that are sorted."""
+        return self.rows * self.length
+
+
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geometry, ...]]:
+    """Layout and geometry of the kernel's one body; NotViewable when a movement needs a copy first."""
+    (body,) = kernel.bodies
+    order = order_of(body)
+    sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
+    every: list[tuple[int, ...]] = []
+    offsets: list[int] = []
+    for operand in body.operands:
+        view = locate(operand.movements, base_of(operand, call.environment, call.buffers), call.environment)
+        every.append((*view.strides[:-1], 0) if operand.row else view.strides)
+        offsets.append(view.offset)
+    # Rows are numbered in the order in which the first operand has them in memory.
+    outer_sizes, outer = collapse(sizes[:-1], [strides[:-1] for strides in every], 0)
+    strides = tuple((*walked, whole[-1]) for walked, whole in zip(outer, every, strict=True))
+    start, count = (symbols.evaluate(number, call.environment) for number in (order.start, order.count))
+    length = symbols.evaluate(order.length, call.environment) if order.chunk else sizes[-1]
+    ranks = sizes[-1] // -(-length // order.chunk) if order.chunk else 0
+    geometry = Geometry(outer_sizes, length, start, count, ranks, strides, tuple(offsets))
+    extents = (*outer_sizes, max(length, sizes[-1]))
+    reach = [sum((size - 1) * abs(s) for size, s in zip(extents, step, strict=True)) for step in strides]
+    found = Layout(
+        outer=len(outer_sizes),
+        along=tuple(_KINDS.get(step[-1], "strided") for step in strides),
+        wide=geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach),
+    )
+    return (found,), (geometry,)

@@ -1,0 +1,60 @@
+"""How a sort kernel takes its rows: pure functions from sizes and target to numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitgen.device import Device
+from jitgen.families.family import Problem
+
+MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
+"""Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of
+shared memory that need no attribute; Triton's compile time grows with the square of the number's logarithm."""
+BLOCK_THREADS = 512
+"""Threads of a CUDA block at most; each compares two elements at once or more."""
+BLOCK_ELEMENTS = 1024
+"""Elements of short rows that a block sorts together."""
+MERGE_THREADS = 256
+TRITON_MERGED = 1024
+"""Elements whose ranks a Triton program finds."""
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How rows are taken.
+
+    Attributes:
+        threads: of a block (GPU); 1 on the CPU.
+        rows: that a block sorts at once.
+        tile: a power of two: room for the elements of a row, or where chunks are merged, elements of a block.
+        steps: where chunks are merged: steps of a bisection of a chunk.
+        wide: 64-bit indices.
+    """
+
+    threads: int
+    rows: int
+    tile: int
+    steps: int
+    wide: bool
+
+
+def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (Schedule(1, 1, 1, 0, layout.wide),)
+    if any(instruction.op == "merge" for instruction in body.instructions):
+        steps = geometry.ranks.bit_length()
+        tile = TRITON_MERGED if device.dialect == "triton" else MERGE_THREADS
+        return (Schedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
+    most = MOST_ELEMENTS[device.dialect]
+    tile = min(most, max(2, _power_of_two(geometry.length)))
+    rows = max(1, min(BLOCK_ELEMENTS // tile, _power_of_two(geometry.rows)))
+    threads = max(WARP, min(BLOCK_THREADS, rows * tile // (8 if device.dialect == "triton" else 2)))
+    return (Schedule(threads, rows, tile, 0, layout.wide),)
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is no less than ``number``."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,24 @@
+"""Offsets of random numbers: a call draws a seed and an offset (``symbols.SEED``, ``symbols.OFFSET``), and each tensor
+of random numbers in it has an offset of its own from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jitgen.ir import symbols
+from jitgen.ir.symbols import Scalar
+
+OFFSETS = 4
+"""Offsets from one tensor of random numbers to the next: torch's CUDA generators count in these."""
+
+
+def offset_of(number: int) -> Scalar:
+    """The offset of the tensor of random numbers ``number`` of a call."""
+    return symbols.add(symbols.OFFSET, OFFSETS * number)
+
+
+def offsets_drawn(scalars: Iterable[Scalar]) -> int:
+    """By how much kernels with these run-time scalars move a generator's offset on; 0 if they draw nothing."""
+    (name,) = symbols.symbols_of(symbols.OFFSET)
+    drawn = [scalar for scalar in scalars if name in symbols.symbols_of(scalar)]
+    return max((symbols.evaluate(scalar, {name: 0}) + OFFSETS for scalar in drawn), default=0)

@@ -1,0 +1,77 @@
+"""One line on a terminal that says what long work is at; nothing where standard error is no terminal.
+
+``with progress.line("quantising") as say: say("3 of 36: layers.0.query")`` shows the last thing said once the work has
+lasted for ``PATIENCE`` seconds, with the seconds it has taken, and wipes the line at the end. Of lines within one
+another the innermost is shown. This module imports nothing of jitgen, so that whatever takes long may import it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PATIENCE = 2.0
+"""Seconds of work before a line is shown."""
+EVERY = 0.5
+"""Seconds between two states of a line."""
+
+_lines: list[_Line] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def line(work: str) -> Iterator[Callable[[str], None]]:
+    """A line about ``work``, while the body runs; the function that it gets says how far the work has come."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    shown = _Line(work)
+    with _lock:
+        _lines.append(shown)
+    try:
+        yield shown.say
+    finally:
+        shown.end()
+
+
+class _Line:
+    """A line of a terminal, which a thread of its own writes."""
+
+    def __init__(self, work: str):
+        self._work, self._text = work, ""
+        self._started, self._ended = time.monotonic(), threading.Event()
+        self._written = False
+        self._thread = threading.Thread(target=self._run, name="jitgen progress", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        self._text = text
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        with _lock:
+            _lines.remove(self)
+            if self._written:
+                _write("\r\x1b[K")
+
+    def _run(self) -> None:
+        wait = PATIENCE
+        while not self._ended.wait(wait):
+            wait = EVERY
+            with _lock:
+                if _lines[-1] is self:
+                    seconds = time.monotonic() - self._started
+                    said = f"jitgen: {self._work}{f', {self._text}' if self._text else ''} ({seconds:.0f} s)"
+                    plain = "".join(c if c.isprintable() else "?" for c in said)
+                    _write("\r\x1b[K" + plain[: shutil.get_terminal_size().columns - 1])
+                    self._written = True
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

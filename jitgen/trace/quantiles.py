@@ -1,0 +1,163 @@
+"""Order statistics as compositions: medians, the k-th values, quantiles and modes, from sorted rows.
+
+Where torch may give any index of
+an element that occurs several times, the result here is always the same one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.trace.table import composition
+
+INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def _at(row: Tensor, place: Tensor) -> Tensor:
+    """The element of each row at ``place`` (..., 1), which is in the row; a 0-d ``place`` is that of every row."""
+    place = place if place.dim() else place.reshape([1] * row.dim())
+    return torch.take_along_dim(row, place, -1)
+
+
+def _rows(input: Tensor, dim: Any) -> Tensor:
+    """``input`` with dimension ``dim`` last; all of it as one row for None, and a 0-d tensor as a row of one."""
+    if dim is None or input.dim() == 0:
+        return input.reshape(-1)
+    return input.movedim(dim, -1)
+
+
+def _back(found: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    """``found`` (..., 1), of rows of ``input``, in the shape of torch's result."""
+    if dim is None:
+        return found.reshape([1] * input.dim() if keepdim else [])
+    if input.dim() == 0:
+        return found.reshape([])
+    return found.movedim(-1, dim) if keepdim else found.squeeze(-1)
+
+
+def _numbers_only(name: str, input: Tensor) -> None:
+    if input.dtype == torch.bool:
+        raise TypeError(f"{name} is not defined for bool tensors, in torch neither")
+
+
+def _not_empty(name: str, row: Tensor, dim: Any) -> None:
+    if row.shape[-1] == 0:
+        raise IndexError(f"{name}: expected dimension {dim} to have a size other than 0")
+
+
+@composition("median")
+def median(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    _numbers_only("median", input)
+    row = _rows(input, dim)
+    if dim is None and row.shape[-1] == 0:
+        return torch.full((), float("nan") if row.is_floating_point() else torch.iinfo(row.dtype).min, dtype=row.dtype)
+    _not_empty("median", row, dim)
+    middle = (row.shape[-1] - 1) // 2
+    sorted, places = torch.sort(row)
+    value, place = sorted[..., middle : middle + 1], places[..., middle : middle + 1]
+    if row.is_floating_point():
+        missing = torch.isnan(row).any(-1, keepdim=True)
+        value = torch.where(missing, float("nan"), value)
+        place = torch.where(missing, torch.argmax(row, -1, keepdim=True), place)
+    return _both(torch.return_types.median, value, place, input, dim, keepdim)
+
+
+@composition("nanmedian")
+def nanmedian(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    if not input.is_floating_point():
+        found = median(input, dim, keepdim)
+        return found if dim is None else torch.return_types.nanmedian(found)
+    row = _rows(input, dim)
+    if dim is None and row.shape[-1] == 0:
+        return torch.full((), float("nan"), dtype=row.dtype)
+    _not_empty("nanmedian", row, dim)
+    sorted, places = torch.sort(row)
+    there = torch.logical_not(torch.isnan(row)).sum(-1, keepdim=True)
+    middle = torch.clamp(there - 1, min=0) // 2
+    return _both(torch.return_types.nanmedian, _at(sorted, middle), _at(places, middle), input, dim, keepdim)
+
+
+@composition("kthvalue")
+def kthvalue(input: Tensor, k: Any, dim: Any = -1, keepdim: bool = False) -> Any:
+    _numbers_only("kthvalue", input)
+    row = _rows(input, dim)
+    if not 1 <= k <= row.shape[-1]:
+        raise ValueError(f"kthvalue: k is {int(k)}, of {int(row.shape[-1])} elements")
+    values, places = (found[..., k - 1 : k] for found in torch.sort(row))
+    return _both(torch.return_types.kthvalue, values, places, input, dim, keepdim)
+
+
+@composition("mode")
+def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
+    """The least of the values that are met most often, and the last place of it."""
+    row = _rows(input, dim)
+    _not_empty("mode", row, dim)
+    sorted, places = torch.sort(row)
+    here = torch.arange(row.shape[-1], device=row.device)
+    changes = torch.cat([torch.zeros_like(sorted[..., :1], dtype=torch.bool), sorted[..., 1:] != sorted[..., :-1]], -1)
+    begins = torch.cummax(torch.where(changes, here, 0), -1).values
+    longest = torch.argmax(here - begins, -1, keepdim=True)
+    return _both(torch.return_types.mode, _at(sorted, longest), _at(places, longest), input, dim, keepdim)
+
+
+def _both(kind: Any, value: Tensor, place: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
+    """torch's pair of values and places; without a dimension the value alone."""
+    if dim is None:
+        return _back(value, input, dim, keepdim)
+    return kind((_back(value, input, dim, keepdim), _back(place, input, dim, keepdim)))
+
+
+@composition("quantile")
+def quantile(input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
+    return _quantile("quantile", input, q, dim, keepdim, interpolation)
+
+
+@composition("nanquantile")
+def nanquantile(
+    input: Tensor, q: Any, dim: Any = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    return _quantile("nanquantile", input, q, dim, keepdim, interpolation)
+
+
+def _quantile(name: str, input: Tensor, q: Any, dim: Any, keepdim: bool, interpolation: str) -> Tensor:
+    if input.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} is defined for float32 and float64 tensors, as in torch; convert the input")
+    if interpolation not in INTERPOLATIONS:
+        raise ValueError(f"{name}: the interpolation is one of {', '.join(INTERPOLATIONS)}, not {interpolation!r}")
+    row = _rows(input, dim)
+    if row.shape[-1] == 0:
+        raise ValueError(f"{name}: the input must not be empty")
+    if not isinstance(q, Tensor):
+        if not 0 <= q <= 1:
+            raise ValueError(f"{name}: q must be in the range from 0 to 1")
+        q = torch.full((), q, dtype=row.dtype, device=row.device)
+    if q.dtype != row.dtype:
+        raise TypeError(f"{name}: q must have the dtype of the input, as in torch")
+    if q.dim() > 1:
+        raise ValueError(f"{name}: q must be a number, or a tensor of at most 1 dimension")
+    missing = torch.isnan(row)
+    last = torch.full((), row.shape[-1] - 1, dtype=row.dtype, device=row.device)
+    if name == "nanquantile":
+        last = torch.clamp(torch.logical_not(missing).sum(-1, keepdim=True) - 1, min=0).to(row.dtype)
+    sorted = torch.sort(row).values
+    if q.dim() == 1:
+        # A dimension in front of the rows': one for each q.
+        q = q.reshape([-1] + [1] * row.dim())
+        sorted, missing = sorted[None], missing[None]
+    ranks = q * last
+    if interpolation in ("lower", "higher", "nearest"):
+        ranks = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](ranks)
+    below = torch.floor(ranks)
+    lower, upper = _at(sorted, below.to(torch.int64)), _at(sorted, torch.ceil(ranks).to(torch.int64))
+    weight = 0.5 if interpolation == "midpoint" else ranks - below
+    found = torch.lerp(lower, upper, torch.full_like(ranks, weight) if interpolation == "midpoint" else weight)
+    if name == "quantile":
+        found = torch.where(missing.any(-1, keepdim=True), float("nan"), found)
+    if q.dim() == 0:
+        return _back(found, input, dim, keepdim)
+    if dim is None or input.dim() == 0:
+        return found.reshape([-1] + [1] * (input.dim() if keepdim else 0))
+    return found.movedim(-1, dim + 1 if dim >= 0 else dim) if keepdim else found.squeeze(-1)

@@ -1,0 +1,263 @@
+"""Rows of random numbers and dropout, of the operation ``philox``: bits that are a function of seed, offset and index.
+
+Each tensor of random numbers has an offset of its own, beyond the one that a call draws from torch's generator
+(``runtime/random.py``). A view of one, or two kernels that read one, see the same numbers. Distributions are torch's;
+uniform numbers have as many bits as torch's have in their dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.draws import offset_of
+from jitgen.ir.graph import Node, Shape
+from jitgen.spec import dtype_name
+from jitgen.trace.guards import default_dtype
+from jitgen.trace.movement import listed, new_shape, view
+from jitgen.trace.numbers import SymbolicNumber
+from jitgen.trace.table import ROWS, Row, row
+from jitgen.trace.typing import expand, is_float, operand, pointwise, require_float
+
+if TYPE_CHECKING:
+    from jitgen.trace.tracer import Trace
+
+_DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Bits of a uniform number of a dtype: with more of them it would round to 1."""
+
+
+# ------------------------------------------------------------------------------------------------------------- bits
+
+
+def bits(trace: Trace, shape: Shape) -> Node:
+    """64 random bits for each element of ``shape``, as int64."""
+    count = symbols.product(shape)
+    index = trace.make("iota", (), "int64", (count,), (0,))
+    if shape != (count,):
+        index = view(trace, index, ("reshape",), shape)
+    number, trace.draws = trace.draws, trace.draws + 1
+    seed = trace.builder.scalar(symbols.SEED, "int64")
+    offset = trace.builder.scalar(offset_of(number), "int64")
+    return trace.make("philox", (index, seed, offset), "int64", shape)
+
+
+def uniform(trace: Trace, shape: Shape, dtype: str) -> Node:
+    """Numbers from [0, 1), every multiple of two to the power of minus the bits of ``dtype``."""
+    return _unit(trace, bits(trace, shape), 0, dtype)
+
+
+def _unit(trace: Trace, random: Node, first: int, dtype: str) -> Node:
+    """The bits from ``first`` on as a number from [0, 1)."""
+    digits = _DIGITS[dtype]
+    moved = pointwise(trace, "right_shift", random, first) if first else random
+    whole = pointwise(trace, "bitwise_and", moved, 2**digits - 1)
+    wide = "float64" if dtype == "float64" else "float32"
+    return trace.cast(pointwise(trace, "mul", trace.cast(whole, wide), 2.0**-digits), dtype)
+
+
+def normal(trace: Trace, shape: Shape, dtype: str) -> Node:
+    """Numbers of the standard normal distribution (Box and Muller, "A Note on the Generation of Random Normal
+    Deviates", 1958)."""
+    random = bits(trace, shape)
+    if dtype == "float64":
+        radius, angle = _unit(trace, random, 0, dtype), _unit(trace, bits(trace, shape), 0, dtype)
+        radius = pointwise(trace, "sub", 1.0, radius)
+    else:
+        low = pointwise(trace, "bitwise_and", random, 2**32 - 1)
+        radius = pointwise(trace, "mul", pointwise(trace, "add", trace.cast(low, "float32"), 0.5), 2.0**-32)
+        angle = _unit(trace, random, 32, "float32")
+    length = pointwise(trace, "sqrt", pointwise(trace, "mul", pointwise(trace, "log", radius), -2.0))
+    found = pointwise(trace, "mul", length, pointwise(trace, "cos", pointwise(trace, "mul", angle, 2 * math.pi)))
+    return trace.cast(found, dtype)
+
+
+# -------------------------------------------------------------------------------------------------------- factories
+
+
+def _float_dtype(dtype: Any, otherwise: str) -> str:
+    name = dtype_name(dtype) if dtype is not None else otherwise
+    if name not in _DIGITS:
+        raise TypeError(f"random numbers of {name} are not floating, as in torch; use randint")
+    return name
+
+
+def _plain(trace: Trace, generator: Any, device: Any) -> None:
+    if generator is not None:
+        raise UnsupportedError(
+            "a generator of one's own is not supported; torch.manual_seed seeds the one that is used"
+        )
+    if device is not None and torch.device(device).type != trace.device.type:
+        raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
+
+
+def _sizes(trace: Trace, sizes: Any) -> Shape:
+    return new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
+
+
+@row("rand")
+def rand(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
+    _plain(trace, generator, device)
+    name = _float_dtype(dtype, dtype_name(default_dtype()))
+    return uniform(trace, _sizes(trace, listed(size)), name)
+
+
+@row("randn")
+def randn(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
+    _plain(trace, generator, device)
+    name = _float_dtype(dtype, dtype_name(default_dtype()))
+    return normal(trace, _sizes(trace, listed(size)), name)
+
+
+@row("rand_like")
+def rand_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
+    _plain(trace, generator, device)
+    return uniform(trace, input.shape, _float_dtype(dtype, input.dtype))
+
+
+@row("randn_like")
+def randn_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
+    _plain(trace, generator, device)
+    return normal(trace, input.shape, _float_dtype(dtype, input.dtype))
+
+
+def _integers(trace: Trace, low: Any, high: Any, shape: Shape, dtype: str) -> Node:
+    """Numbers from [low, high): what 63 bits leave modulo the distance, which favours none by more than 2**-63 of it
+    times the distance."""
+    if not low < high:
+        raise ValueError(f"randint: {int(low)} is not below {int(high)}")
+    random = pointwise(trace, "bitwise_and", bits(trace, shape), 2**63 - 1)
+    within = pointwise(trace, "remainder", random, high - low)
+    return trace.cast(pointwise(trace, "add", within, low), dtype)
+
+
+@row("randint")
+def randint(
+    trace: Trace,
+    *bounds: Any,
+    low: Any = 0,
+    high: Any = None,
+    size: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    generator: Any = None,
+) -> Node:
+    _plain(trace, generator, device)
+    if bounds and isinstance(bounds[-1], (tuple, list, torch.Size)):
+        *bounds, size = bounds  # type: ignore[assignment]
+    if len(bounds) == 2:
+        low, high = bounds
+    elif bounds:
+        (high,) = bounds
+    return _integers(trace, low, high, _sizes(trace, size), dtype_name(dtype) if dtype else "int64")
+
+
+@row("randint_like")
+def randint_like(trace: Trace, input: Node, *bounds: Any, dtype: Any = None, device: Any = None) -> Node:
+    _plain(trace, None, device)
+    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    return _integers(trace, low, high, input.shape, dtype_name(dtype) if dtype else input.dtype)
+
+
+# ----------------------------------------------------------------------------------------------- in place of elements
+
+
+def _chosen(trace: Trace, probability: Any, shape: Shape) -> Node:
+    """True with ``probability``, to within 2**-24."""
+    return pointwise(trace, "lt", uniform(trace, shape, "float32"), probability, dtype="float32", result="bool")
+
+
+def _probability(trace: Trace, p: Any) -> None:
+    if not 0 <= p <= 1:
+        raise ValueError(f"a probability must be between 0 and 1, but is {float(p)}")
+
+
+@row("torch.bernoulli", "Tensor.bernoulli")
+def bernoulli(trace: Trace, input: Node, p: Any = None, *, generator: Any = None) -> Node:
+    """1 with the probability that the element of ``input`` is, or with ``p``."""
+    _plain(trace, generator, None)
+    if p is None:
+        require_float(input.dtype)
+        return trace.cast(_chosen(trace, trace.cast(input, "float32"), input.shape), input.dtype)
+    return bernoulli_in_place(trace, input, p)
+
+
+def bernoulli_in_place(trace: Trace, input: Node, p: Any = 0.5, *, generator: Any = None) -> Node:
+    _plain(trace, generator, None)
+    if isinstance(p, Node):
+        p = expand(trace, trace.cast(p, "float32"), input.shape)
+    else:
+        _probability(trace, p)
+    return trace.cast(_chosen(trace, p, input.shape), input.dtype)
+
+
+ROWS["Tensor.bernoulli_"] = Row(bernoulli_in_place, inplace=True)
+
+
+@row("Tensor.uniform")
+def uniform_in_place(trace: Trace, input: Node, low: Any = 0.0, high: Any = 1.0, *, generator: Any = None) -> Node:
+    _plain(trace, generator, None)
+    require_float(input.dtype)
+    unit = uniform(trace, input.shape, input.dtype)
+    return pointwise(trace, "add", pointwise(trace, "mul", unit, high - low), low, dtype=input.dtype)
+
+
+@row("Tensor.normal")
+def normal_in_place(trace: Trace, input: Node, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Node:
+    _plain(trace, generator, None)
+    require_float(input.dtype)
+    if std < 0:
+        raise ValueError(f"normal_: std is {float(std)}, and must not be negative")
+    standard = normal(trace, input.shape, input.dtype)
+    return pointwise(trace, "add", pointwise(trace, "mul", standard, std), mean, dtype=input.dtype)
+
+
+@row("Tensor.exponential")
+def exponential(trace: Trace, input: Node, lambd: Any = 1.0, *, generator: Any = None) -> Node:
+    _plain(trace, generator, None)
+    require_float(input.dtype)
+    if lambd <= 0:
+        raise ValueError(f"exponential_: lambd is {float(lambd)}, and must be positive")
+    wide = "float64" if input.dtype == "float64" else "float32"
+    above = pointwise(trace, "sub", 1.0, uniform(trace, input.shape, wide))
+    found = pointwise(trace, "div", pointwise(trace, "neg", pointwise(trace, "log", above)), lambd)
+    return trace.cast(found, input.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- dropout
+
+
+@row("torch.dropout")
+def dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
+    _probability(trace, p)
+    if not train or p == 0:
+        return input
+    if not is_float(input):
+        raise TypeError(f"dropout of {input.dtype} tensors: the elements are scaled, as in torch")
+    return _scaled(trace, input, input.shape, p)
+
+
+@row("torch.feature_dropout")
+def feature_dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
+    """Whole channels, dimension 1, are dropped."""
+    _probability(trace, p)
+    if not train or p == 0:
+        return input
+    if len(input.shape) < 2:
+        raise ValueError("feature dropout needs at least 2 dimensions")
+    return _scaled(trace, input, (*input.shape[:2], *[1] * (len(input.shape) - 2)), p)
+
+
+def _scaled(trace: Trace, input: Node, shape: Shape, p: Any) -> Node:
+    """``input`` times a mask of ``shape``: 1 / (1 - p) with probability 1 - p, else 0."""
+    if p == 1:
+        return pointwise(trace, "mul", input, 0.0)
+    wide = "float64" if input.dtype == "float64" else "float32"
+    scale: Any = 1.0 / (1.0 - p)
+    kept = expand(trace, _chosen(trace, 1.0 - p, shape), input.shape)
+    factors = operand(trace, scale, wide), operand(trace, 0.0, wide)
+    mask = trace.make("where", (kept, *factors), wide, input.shape)
+    return trace.cast(pointwise(trace, "mul", trace.cast(input, wide), mask), input.dtype)

@@ -1,0 +1,68 @@
+"""Sorted rows on a GPU, in both dialects, against torch's stable sort, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import jitgen
+from jitgen.families.sort.schedule import MOST_ELEMENTS
+from tests import sorts
+from tests.sorts import FLOATS, INTEGERS, both_ways, sample
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+BACKENDS = ("cuda", "triton")
+
+
+def failures(backend: str, x: torch.Tensor, dim: int) -> list[str]:
+    return sorts.failures(jitgen.jit(lambda x: both_ways(x, dim), backend=backend)(x), x, dim)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [1, 2, 3, 31, 100, 1000, 1024, 1025, 4096, 4097, 32_000, 65_536, 200_001])
+@pytest.mark.quick(where=lambda length: length in (3, 1000, 4097, 32_000))
+def test_lengths(length: int, backend: str) -> None:
+    """Around every change of tiles and chunks."""
+    assert failures(backend, sample((7, length), torch.float32, length, "cuda"), 1) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float64, torch.bfloat16, torch.int8, torch.int64))
+def test_dtypes(dtype: torch.dtype, backend: str) -> None:
+    for shape, dim in (((9, 100), 1), ((3, 9001), 1), ((700, 48), 0)):
+        assert failures(backend, sample(shape, dtype, 0, "cuda"), dim) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dimensions_and_strides(backend: str) -> None:
+    x = sample((4, 3, 40, 6), torch.float32, 1, "cuda")
+    for dim in range(4):
+        assert failures(backend, x, dim) == []
+    y = sample((120, 400), torch.float32, 2, "cuda")
+    for view in (y.t(), y[:, ::2], y[::3, 1:], y.flip(1), y[:, :1].expand(120, 9), y[:1].expand(70, 400)):
+        assert failures(backend, view, 1) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [50, 1500, 32_000])
+def test_first_ranks_of_a_prologue(length: int, backend: str) -> None:
+    x = sample((64, length), torch.bfloat16, length, "cuda")
+    for k, largest in ((1, True), (50, True), (20, False), (min(length, MOST_ELEMENTS[backend] + 3), True)):
+        function = jitgen.jit(lambda x, t, k=k, largest=largest: torch.topk(x / t, k, -1, largest), backend=backend)
+        want = sorts.first_ranks(x / 0.5, k, 1, largest)
+        assert all(sorts.same(got, expected) for got, expected in zip(function(x, 0.5), want, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_order_statistics(backend: str) -> None:
+    x = sample((5, 3000), torch.float32, 3, "cuda")
+    for function in (torch.median, torch.nanmedian, lambda x, dim: torch.kthvalue(x, 70, dim)):
+        values, indices = jitgen.jit(lambda x, f=function: tuple(f(x, 1)), backend=backend)(x)
+        assert torch.equal(values.nan_to_num(9e9), function(x, 1)[0].nan_to_num(9e9))
+        assert torch.equal(x.gather(1, indices[:, None])[:, 0].nan_to_num(9e9), values.nan_to_num(9e9))
+    y = x.nan_to_num(0.5, 1, -1)
+    q = torch.tensor([0.0, 0.3, 1.0], device="cuda")
+    got = jitgen.jit(lambda y, q: torch.quantile(y, q, 1), backend=backend)(y, q)
+    assert torch.allclose(got, torch.quantile(y, q, 1), rtol=1e-6, atol=1e-6)

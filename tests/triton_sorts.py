@@ -1,0 +1,94 @@
+"""Sorted rows in Triton against torch's stable sort, under Triton's interpreter on CPU tensors.
+
+``tests/unit/test_sort_triton.py`` runs them, as ``tests/interpreter.py`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import torch
+
+import jitgen
+from tests import sorts
+from tests.interpreter import Check, serve
+from tests.sorts import FLOATS, INTEGERS, both_ways, sample
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def of_both_ways(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:
+    return jitgen.jit(lambda x: both_ways(x, dim), backend="triton")(x)
+
+
+@check
+def lengths() -> Iterator[str | None]:
+    for shape, dim in (((3, 1), 1), ((2, 2), 1), ((37, 5), 1), ((2, 100), 1), ((40, 3), 0), ((600,), 0)):
+        x = sample(shape, torch.float32, sum(shape))
+        yield from sorts.failures(of_both_ways(x, dim), x, dim)
+
+
+@check
+def dtypes() -> Iterator[str | None]:
+    for dtype in (*FLOATS, *INTEGERS):
+        x = sample((5, 23), dtype)
+        yield from sorts.failures(of_both_ways(x, 1), x, 1)
+
+
+@check
+def dimensions_and_strides() -> Iterator[str | None]:
+    x = sample((2, 3, 4, 5), torch.float32)
+    for dim in range(4):
+        yield from sorts.failures(of_both_ways(x, dim), x, dim)
+    x = sample((12, 20), torch.float32)
+    for view in (x.t(), x[1:, ::2], x.flip(1), x[:, :1].expand(12, 9), x[:1].expand(7, 20)):
+        yield from sorts.failures(of_both_ways(view, 1), view, 1)
+
+
+@check
+def chunks() -> Iterator[str | None]:
+    with patch.dict("jitgen.families.sort.schedule.MOST_ELEMENTS", triton=16):
+        for shape, dim, dtype in (((3, 50), 1, torch.float32), ((70, 2), 0, torch.int16), ((2, 33), 1, torch.float16)):
+            x = sample(shape, dtype)
+            yield from sorts.failures(of_both_ways(x, dim), x, dim)
+
+
+@check
+def first_ranks_of_a_prologue() -> Iterator[str | None]:
+    x = sample((4, 90), torch.float32)
+    for most in (16, 1024):
+        with patch.dict("jitgen.families.sort.schedule.MOST_ELEMENTS", triton=most):
+            for k, largest in ((1, True), (5, False), (40, True)):
+                function = jitgen.jit(
+                    lambda x, t, k=k, largest=largest: torch.topk(x / t, k, -1, largest), backend="triton"
+                )
+                low = function.lower(x, 0.5)
+                yield None if len(low.kernels) == (2 if most == 16 else 1) else f"{len(low.kernels)} kernels"
+                for got, want in zip(function(x, 0.5), sorts.first_ranks(x / 0.5, k, 1, largest), strict=True):
+                    yield None if sorts.same(got, want) else f"{k} ranks, largest {largest}, at most {most}"
+
+
+@check
+def random_numbers_are_those_of_cpp() -> Iterator[str | None]:
+    """Both take seeds from torch's CPU generator."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.rand_like(x), torch.rand_like(x.t()), torch.nn.functional.dropout(x, 0.4)
+
+    x = torch.randn(5, 37)
+    found = []
+    for backend in ("cpp", "triton"):
+        torch.manual_seed(11)
+        found.append(jitgen.jit(function, backend=backend)(x))
+    for number, (left, right) in enumerate(zip(*found, strict=True)):
+        yield None if torch.equal(left, right) else f"result {number} differs"
+
+
+if __name__ == "__main__":
+    serve(CHECKS)
