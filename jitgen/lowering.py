@@ -20,7 +20,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
 from jitgen.families.family import Arguments, Call, LaunchShape, Work
-from jitgen.families.operands import locate, output_strides
+from jitgen.families.operands import locate, ordered_like, output_strides
 from jitgen.families.partition import program_of
 from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
@@ -166,7 +166,8 @@ def _memories(
                     f"{program.name}: argument {updated[position]} is updated in place, but several of its elements "
                     "share memory (an expanded tensor, say); clone it first"
                 )
-        memories.append(owned or Memory(Strided(sizes, output_strides(sizes, () if buffer.contiguous else inputs))))
+        like = ordered_like(sizes, buffer.contiguous, buffer.channels_last, inputs)
+        memories.append(owned or Memory(Strided(sizes, output_strides(sizes, like))))
     return memories
 
 

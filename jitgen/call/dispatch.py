@@ -20,6 +20,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.quant import weights
 from jitgen.runtime.generated import define
 from jitgen.runtime.guards import layout_check
+from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
 from jitgen.trace.readable import TENSORS
@@ -199,7 +200,7 @@ class DispatchState:
         addresses, numbers = launched[count : 2 * count], launched[2 * count :]
         if (needs_grad and torch.is_grad_enabled()) or not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
-        key = (layout, values)
+        key = (layout, values, autocast.settings())
         found, captured = self._known(key, leaves)
         if found is None and (scalars := exchanged(leaves)) is not None:
             return self.dispatchers.find(scalars, self.tree)(*scalars)

@@ -22,6 +22,7 @@ from jitgen.call.signature import check, is_object
 from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
+from jitgen.trace import autocast
 from jitgen.trace.readable import why_unreadable
 
 
@@ -72,8 +73,10 @@ class LaunchPlan:
         tensors = [facts.leaves[index] for index in facts.tensors]
         self._tensor_facts: list[TensorFacts] = [self._bound[index] for index in facts.tensors]
         self._addresses_matter = facts.addresses_matter
-        self._found_by_out: dict[tuple[TensorFacts, ...] | None, BoundLaunch] = {}
-        """The launches by the facts of the outputs that the caller allocates, None where jitgen does."""
+        self._bound_launch = found
+        self._found_by_out: dict[Any, BoundLaunch] = {}
+        """The launches by the state of autocast and the facts of the outputs that the caller allocates, None where
+        jitgen does."""
         self._needs_grad = any(tensor.requires_grad for tensor in tensors)
         self._last: tuple[Any, ...] | None = None
         self._last_out: tuple[Any, ...] | None = None
@@ -83,7 +86,7 @@ class LaunchPlan:
         self, found: BoundLaunch, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None
     ) -> None:
         """Make ``found`` the launch that the next call tries."""
-        self._found_by_out[None if out is None else tuple(map(TensorFacts.of, out))] = found
+        self._found_by_out[_key(out)] = found
         remainders = [tensor.remainder for tensor in self._tensor_facts] if self._addresses_matter else []
         current = found.current(self._needs_grad)
         if out is None:
@@ -108,7 +111,7 @@ class LaunchPlan:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Keys of the compiled kernels this plan launches, in order."""
-        found = self._found_by_out[None]
+        found = self._bound_launch
         built = found.specialization.built(found.lowered, default_store())
         return tuple(kernel.key for kernel in built)
 
@@ -162,7 +165,7 @@ class LaunchPlan:
 
     def _writes_results(self) -> bool:
         """Whether kernels can write to ``out=``."""
-        return described_results(self._resolver.name, self._found_by_out[None].lowered) is not None
+        return described_results(self._resolver.name, self._bound_launch.lowered) is not None
 
     @property
     def _device(self) -> torch.device:
@@ -195,16 +198,19 @@ class LaunchPlan:
         self, leaves: Sequence[Any], out: Sequence[torch.Tensor] | None
     ) -> tuple[BoundLaunch, Sequence[torch.Tensor]]:
         """The launch that writes into tensors laid out as ``out``, which is checked, and the captured tensors."""
-        key = None if out is None else tuple(map(TensorFacts.of, out))
-        found = self._found_by_out.get(key)
+        found = self._found_by_out.get(_key(out))
         for tensor in out or ():
             if not tensor.data_ptr() and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"out= of {self._resolver.name}: {unreadable}")
         captured = found.captured_tensors(leaves) if found is not None else None
         if found is None or captured is None:
             if out is not None:
-                name, lowered = self._resolver.name, self._found_by_out[None].lowered
+                name, lowered = self._resolver.name, self._find(leaves, None)[0].lowered
                 check_outputs(name, described_results(name, lowered) or [], self._device, out)
             found, captured = self._resolver.resolve(leaves, self._tree, out or ())
         self._remember(found, [leaves[index] for index in self._tensor_indices], out)
         return found, captured
+
+
+def _key(out: Sequence[torch.Tensor] | None) -> Any:
+    return autocast.settings(), None if out is None else tuple(map(TensorFacts.of, out))

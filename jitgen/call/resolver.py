@@ -33,6 +33,7 @@ from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
 from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.store.default import default_store
+from jitgen.trace import autocast
 from jitgen.trace.captured import MISSING, argument, arguments_are, call_leaves, same_value, together
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
@@ -54,11 +55,11 @@ class BoundLaunch:
         captured: tensors that the function closes over, inputs of the launch after the arguments.
         guards: values that the function closes over, which must be what they were at the trace.
         captured_extents: the bytes that each captured tensor spans.
-        depends_on_arguments_alone: whether there are neither: equal arguments suffice for this launch.
+        depends_on_arguments_alone: whether there are neither, nor autocast: equal arguments suffice for this launch.
     """
 
     __slots__ = (
-        *("_missing", "_objects", "_read_all", "_remainders", "_same_layout", "_values"),
+        *("_autocast", "_missing", "_objects", "_read_all", "_remainders", "_same_layout", "_values"),
         *(
             "captured",
             "captured_extents",
@@ -77,7 +78,8 @@ class BoundLaunch:
         self.lowered = lowered
         self.guards = specialization.traced.guards
         self.captured = specialization.traced.captured
-        self.depends_on_arguments_alone = not self.captured and not self.guards
+        self._autocast = autocast.settings()
+        self.depends_on_arguments_alone = not (self.captured or self.guards or self._autocast)
         facts = list(map(TensorFacts.of, captured))
         self.captured_extents = [each.extent for each in facts]
         # The CPU's accesses do not depend on the address.
@@ -121,6 +123,8 @@ class BoundLaunch:
             call_leaves.reset(token)
 
     def _read(self) -> list[torch.Tensor] | None:
+        if self._autocast and autocast.settings() != self._autocast:  # without it the check of the arguments suffices
+            return None
         try:
             found = iter(self._read_all())
         except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
@@ -260,7 +264,7 @@ class Resolver:
         route: Route,
         runs: bool,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        key = (route, device, runs, tree, trace_key(leaves))
+        key = (route, device, runs, tree, trace_key(leaves), autocast.settings())
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
             captured = [captured.read() for captured in found.traced.captured]

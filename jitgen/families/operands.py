@@ -102,5 +102,23 @@ def output_strides(sizes: Sequence[int], like: Sequence[Strided]) -> tuple[int, 
     return tuple(strides)
 
 
+def ordered_like(
+    sizes: Sequence[int], contiguous: bool, channels_last: bool, inputs: Sequence[Strided]
+) -> Sequence[Strided]:
+    """What the memory of a new output of ``sizes`` is to be like: the inputs where no order is asked for."""
+    if contiguous:
+        return ()
+    return (channels_last_memory(sizes),) if channels_last else inputs
+
+
+def channels_last_memory(sizes: Sequence[int]) -> Strided:
+    """Dense memory whose innermost dimension is 1, as torch's for images and volumes; other tensors are row-major."""
+    if len(sizes) not in (4, 5):
+        return Strided(tuple(sizes), contiguous_strides(sizes))
+    rows, channels, *rest = sizes
+    first, *others, last = contiguous_strides((rows, *rest, channels))
+    return Strided(tuple(sizes), (first, last, *others))
+
+
 def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     return contiguous_strides(sizes)

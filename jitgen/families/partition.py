@@ -19,9 +19,10 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.kernels import kernels_of, with_coarse
-from jitgen.families.operands import locate, output_strides
+from jitgen.families.operands import channels_last_memory, locate, ordered_like, output_strides
 from jitgen.ir import symbols
 from jitgen.ir.graph import (
+    CHANNELS_LAST,
     CONTIGUOUS,
     READS_ELSEWHERE,
     Builder,
@@ -98,7 +99,7 @@ class Partitioner:
         outputs: list[int | Alias] = []
         results: list[Node] = []
         for node in moved[: len(self.graph.outputs)]:
-            alias = _alias(node, updates)
+            alias = _alias(self._without_needless_copy(node), updates)
             if alias is not None and alias.movements and self.strides(node) is None:
                 alias = None
             if alias is None and not any(node is result for result in results):
@@ -145,7 +146,10 @@ class Partitioner:
             self.graph.name,
             inputs,
             temporaries,
-            tuple(Buffer(node.dtype, node.shape, node.attrs == CONTIGUOUS) for node in results),
+            tuple(
+                Buffer(node.dtype, node.shape, node.attrs == CONTIGUOUS, node.attrs == CHANNELS_LAST)
+                for node in results
+            ),
             tuple(outputs),
             tuple(mutated),
             with_coarse(kernels, buffers, range(len(inputs), first), outputs),
@@ -258,7 +262,8 @@ class Partitioner:
         if owned is not None:
             return owned
         sizes = self._sizes(node)
-        return Strided(sizes, output_strides(sizes, () if node.attrs == CONTIGUOUS else self.memory))
+        like = ordered_like(sizes, node.attrs == CONTIGUOUS, node.attrs == CHANNELS_LAST, self.memory)
+        return Strided(sizes, output_strides(sizes, like))
 
     def is_updated(self, node: Node) -> bool:
         """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
@@ -362,6 +367,18 @@ class Partitioner:
     def depends_on_strides(self) -> None:
         """Record that this partition is valid only for calls with the same strides."""
         self.independent_of_strides = False
+
+    def _without_needless_copy(self, node: Node) -> Node:
+        """What ``node`` copies, where torch returns that itself: it is to be in an order and is so in this call."""
+        if node.attrs not in (CONTIGUOUS, CHANNELS_LAST) or under_views(node.inputs[0]).op != "input":
+            return node
+        self.depends_on_strides()
+        source = self.strides(node.inputs[0])
+        if source is None:
+            return node
+        wanted = channels_last_memory(source.sizes)
+        ordered = source.is_row_major if node.attrs == CONTIGUOUS else source.strides == wanted.strides
+        return node.inputs[0] if ordered else node
 
     def strides(self, node: Node) -> Strided | None:
         """The strides in this call of ``node``, an input or views of one; None where no strides describe it."""

@@ -24,7 +24,7 @@ Node operations:
 ``dequantize`` attrs ``(format, group size or None, layout)``: the weight ``(N, K)`` that codes, scales and, for some
                formats, zero-points represent; its users are ``contract`` nodes, directly or through views
 ``cast``       to the node's dtype, rounding where that is narrower; to the same dtype, a copy. attrs ``CONTIGUOUS``
-               asks for row-major memory where the value is returned
+               asks for row-major memory where the value is returned, ``CHANNELS_LAST`` for dimension 1 innermost
 a name of ``ir/ops.py``  pointwise; operands have the node's shape, and one compute dtype among themselves
 =============  =====================================================================================================
 
@@ -51,6 +51,8 @@ from jitgen.spec import SCHEMA
 
 Shape = tuple[Size, ...]
 CONTIGUOUS = ("contiguous",)
+CHANNELS_LAST = ("channels_last",)
+"""Attrs of a ``cast`` that say in which order its elements are in memory where it is returned."""
 
 REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 """What a ``reduce`` node computes; ``argmax`` and ``argmin`` give the first index, and NaN wins, as in torch."""

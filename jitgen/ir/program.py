@@ -82,11 +82,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that a program takes or allocates; ``contiguous`` where it must be allocated row-major."""
+    """A tensor that a program takes or allocates; ``contiguous`` where it must be allocated row-major, and
+    ``channels_last`` where its dimension 1 must be the innermost one."""
 
     dtype: str
     shape: Shape
     contiguous: bool = False
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)

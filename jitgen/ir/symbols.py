@@ -347,6 +347,10 @@ def format_expr(value: Scalar) -> str:
     left, right = map(format_expr, value.args)
     if value.op in ("min", "max"):
         return f"{value.op}({left}, {right})"
+    if value.op == "pow":  # binds before a product's stars and a number's sign
+        left = f"({left})"
+    if isinstance(value.args[1], Expr) and value.args[1].op == "product":
+        right = f"({right})"
     return f"({left} {_SIGNS[value.op]} {right})"
 
 

@@ -370,6 +370,12 @@ class Strided:
     strides: tuple[int, ...]
     offset: int = 0
 
+    @property
+    def is_row_major(self) -> bool:
+        """Whether torch's ``is_contiguous`` holds: the strides of sizes of 1, and all strides of nothing, are free."""
+        facts = zip(self.sizes, self.strides, contiguous_strides(self.sizes), strict=True)
+        return 0 in self.sizes or all(size == 1 or stride == expected for size, stride, expected in facts)
+
 
 ACCESS_BYTES = 16
 """Bytes of the widest memory access; larger alignments are not told apart."""

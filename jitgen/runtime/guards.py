@@ -82,4 +82,4 @@ def _all_checks(count: int) -> Callable[..., Callable[..., bool]]:
 
 def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
     facts = type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
-    return *facts, tensor.requires_grad, tensor.is_neg()
+    return *facts, tensor.requires_grad, tensor.is_neg(), torch._C._is_any_autocast_enabled()

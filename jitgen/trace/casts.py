@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import CHANNELS_LAST, CONTIGUOUS, Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.table import row
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
+
+
+def ordered(trace: Trace, input: Node, memory_format: torch.memory_format | None) -> Node:
+    """``input`` in a memory format if it is returned; torch returns a tensor that is in it already itself."""
+    if memory_format in (None, torch.preserve_format):
+        return input
+    if memory_format is torch.contiguous_format:
+        return trace.make("cast", (input,), input.dtype, input.shape, CONTIGUOUS)
+    rank = 4 if memory_format is torch.channels_last else 5
+    if len(input.shape) != rank:
+        raise ValueError(f"{memory_format} is for tensors of {rank} dimensions, not {len(input.shape)}")
+    return trace.make("cast", (input,), input.dtype, input.shape, CHANNELS_LAST)
 
 
 CASTS = {"double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64"}
@@ -22,8 +34,8 @@ CASTS |= {"int": "int32", "short": "int16", "char": "int8", "byte": "uint8", "bo
 def _register_casts() -> None:
     for name, dtype in CASTS.items():
 
-        def convert(trace: Trace, input: Node, *, dtype: str = dtype) -> Node:
-            return trace.cast(input, dtype)
+        def convert(trace: Trace, input: Node, *, memory_format: Any = None, dtype: str = dtype) -> Node:
+            return ordered(trace, trace.cast(input, dtype), memory_format)
 
         row(name, view=True)(convert)
 
@@ -40,6 +52,7 @@ def to(
     dtype: torch.dtype | None = None,
     other: Node | None = None,
     copy: bool = False,
+    memory_format: Any = None,
 ) -> Node:
     """Converts the dtype. A device other than that of the inputs is an error.
 
@@ -57,8 +70,8 @@ def to(
                 raise UnsupportedError(f"moving a tensor from {trace.device} to {wanted} is not a kernel's work")
     flags = [value for value in target if isinstance(value, bool)]
     if copy or flags[1:2] == [True]:
-        return trace.copy(input, dtype_name(dtype) if dtype else input.dtype)
-    return trace.cast(input, dtype_name(dtype)) if dtype else input
+        return ordered(trace, trace.copy(input, dtype_name(dtype) if dtype else input.dtype), memory_format)
+    return ordered(trace, trace.cast(input, dtype_name(dtype)) if dtype else input, memory_format)
 
 
 @row("type", view=True)

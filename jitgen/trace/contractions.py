@@ -18,7 +18,7 @@ from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.spec import DTYPES
 from jitgen.trace.guards import matmul_precision
-from jitgen.trace.movement import view
+from jitgen.trace.movement import permuted, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import reduce, squeeze_reduced, sum_
 from jitgen.trace.table import row
@@ -169,10 +169,10 @@ def mv(trace: Trace, input: Node, vec: Node) -> Node:
     return matmul(trace, input, vec)
 
 
-@row("dot", "vdot", "inner", weights=True)
+@row("dot", "vdot", weights=True)
 def dot(trace: Trace, input: Node, other: Node) -> Node:
     if len(input.shape) != 1 or len(other.shape) != 1:
-        raise UnsupportedError("dot and inner take two vectors; write a product with @ otherwise")
+        raise UnsupportedError("dot takes two vectors; write a product with @ otherwise")
     if input.dtype != other.dtype:
         raise TypeError(f"expected both operands to have the same dtype, but got {input.dtype} and {other.dtype}")
     if input.shape != other.shape and not trace.guards.decide(symbols.compare("eq", input.shape[0], other.shape[0])):
@@ -265,7 +265,7 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     nodes = []
     for position, (names, node) in enumerate(zip(inputs, operands, strict=True)):
         others = set(result).union(*(other for number, other in enumerate(inputs) if number != position))
-        _refuse_diagonal(names)
+        names, node = _diagonals(trace, names, node)
         nodes.append(_sum_unshared(trace, names, node, others))
     if len(nodes) == 1:
         return _ordered(trace, *nodes[0], result)
@@ -331,9 +331,22 @@ def _parsed(equation: Any, ranks: list[int]) -> tuple[list[list[str]], list[str]
     return inputs, result
 
 
-def _refuse_diagonal(names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        raise UnsupportedError(f"einsum of a diagonal ({''.join(names)}) is not supported; take it before")
+def _diagonals(trace: Trace, names: list[str], node: Node) -> tuple[list[str], Node]:
+    """Each name once: of two dimensions of one name the diagonal, which is every (size + 1)-th element of both."""
+    while repeated := next((name for name in names if names.count(name) > 1), None):
+        first = names.index(repeated)
+        second = names.index(repeated, first + 1)
+        size = node.shape[first]
+        if not trace.guards.decide(symbols.compare("eq", size, node.shape[second])):
+            raise ValueError(f"einsum: dimension {repeated} has sizes that differ")
+        order = [dim for dim in range(len(names)) if dim not in (first, second)]
+        rest = tuple(node.shape[dim] for dim in order)
+        square = permuted(trace, node, [*order, first, second])
+        flat = view(trace, square, ("reshape",), (*rest, symbols.mul(size, size)))
+        step = trace.guards.value(size) + 1
+        node = view(trace, flat, ("slice", len(rest), 0, step), (*rest, size))
+        names = [*(names[dim] for dim in order), repeated]
+    return names, node
 
 
 def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) -> tuple[list[str], Node]:

@@ -198,11 +198,11 @@ def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node
 
 @row("cat", "concat", "concatenate")
 def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
-    nodes = [node for node in tensors if len(tensors) == 1 or not _is_legacy_empty(trace, node)]
-    if not nodes:
+    if not tensors:
         raise ValueError("cat expects at least one tensor")
+    nodes = [node for node in tensors if not _is_legacy_empty(trace, node)] or tensors[:1]
     joined = dimension(nodes[0], dim)
-    dtype = result_dtype(*nodes)
+    dtype = result_dtype(*tensors)
     total: Any = 0
     for node in nodes:
         if len(node.shape) != len(nodes[0].shape) or not node.shape:
@@ -247,23 +247,42 @@ def vstack(trace: Trace, tensors: Any) -> Node:
 
 @row("pad")
 def pad(trace: Trace, input: Node, pad: Any, mode: str = "constant", value: Any = None) -> Node:
-    """Constant padding: ``input`` concatenated with constant tensors."""
+    """Constant padding: ``input`` concatenated with constant tensors; a negative amount is cut off."""
     if mode in MODES:
+        # torch repeats what is left of the tensor, and reflects and replicates what it was.
+        input, pad = _cut(trace, input, pad) if mode == "circular" else (input, pad)
         return padded(trace, input, pad, mode)
     if mode != "constant":
         raise ValueError(f"pad has no mode {mode!r}")
+    return constant_pad_nd(trace, input, pad, 0 if value is None else value)
+
+
+@row("constant_pad_nd")
+def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node:
+    if len(pad) % 2 or len(pad) > 2 * len(input.shape):
+        raise ValueError(f"{len(pad)} amounts of padding for a tensor of {len(input.shape)} dimensions")
+    input, pad = _cut(trace, input, pad)
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         dim = len(input.shape) - 1 - number
-        if int(before) < 0 or int(after) < 0:
-            raise UnsupportedError("negative padding is not supported; slice instead")
         pieces = [input]
-        for amount, is_front in ((int(before), True), (int(after), False)):
+        for amount, is_front in ((before, True), (after, False)):
             if amount:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
-                fill = filled(trace, operand(trace, 0 if value is None else value, input.dtype), shape)
+                fill = filled(trace, operand(trace, value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input
+
+
+def _cut(trace: Trace, input: Node, pad: Any) -> tuple[Node, list[int]]:
+    """``input`` without the elements that negative amounts of padding cut off, and the other amounts."""
+    amounts = [int(amount) for amount in pad]
+    for number, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=False)):
+        if min(before, after) < 0:
+            dim = len(input.shape) - 1 - number
+            stop = symbols.sub(input.shape[dim], max(0, -after))
+            input = sliced(trace, input, dim, max(0, -before), stop)
+    return input, [max(0, amount) for amount in amounts]
 
 
 @row("roll")

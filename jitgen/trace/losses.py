@@ -345,6 +345,7 @@ def multi_margin_loss(
     require_float(input)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 are supported")
+    input = input.reshape(1) if input.dim() == 0 else input
     if input.dim() > 2:
         raise ValueError("expected (classes,) or (rows, classes)")
     label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
@@ -357,3 +358,52 @@ def multi_margin_loss(
     if weight is not None:
         loss = loss * _of_class(mask, weight, dim)
     return reduced(loss, reduction)
+
+
+@composition("_nn.multilabel_margin_loss")
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """The classes of a row are those in front of its first -1; every one is compared with every other class."""
+    require_float(input)
+    if input.dim() == 0:
+        input, target = input.reshape(1), target.reshape(1)
+    require_shape(target, input.shape, "the target")
+    classes = input.shape[-1]
+    named = (target < 0).long().cumsum(-1) == 0
+    chosen = (target.unsqueeze(-1) == torch.arange(classes)) & named.unsqueeze(-1)
+    other = ~chosen.any(-2, keepdim=True)
+    picked = torch.where(chosen, input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
+    missed = (1 - picked + input.unsqueeze(-2)).clamp(min=0)
+    loss = torch.where(other & named.unsqueeze(-1), missed, 0.0).sum((-2, -1)) / classes
+    return reduced(loss, reduction)
+
+
+@composition("torch_nn._linear_cross_entropy_batch_chunked")
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *chunks: Any,
+) -> tuple[Tensor]:
+    """The loss alone of ``F.linear_cross_entropy``; ``chunks`` says how torch divides the rows and what it keeps for
+    gradients."""
+    logits = F.linear(input, linear_weight, linear_bias)
+    return (F.cross_entropy(logits, target, weight, None, ignore_index, None, reduction, label_smoothing),)
+
+
+@composition("torch_nn._linear_cross_entropy_batch_chunked_no_reduction")
+def linear_cross_entropies(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    *chunks: Any,
+) -> Tensor:
+    logits = F.linear(input, linear_weight, linear_bias)
+    return F.cross_entropy(logits, target, weight, None, ignore_index, None, "none")

@@ -12,7 +12,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Node
-from jitgen.trace.numbers import SymbolicNumber, unwrap
+from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import prop, row
 from jitgen.trace.typing import broadcast_shapes, expand
 
@@ -50,12 +50,14 @@ def new_shape(trace: Trace, sizes: Any) -> tuple[Any, ...]:
 
 
 def sizes_of(trace: Trace, sizes: Any) -> tuple[Any, ...]:
-    """Sizes that the user passed, as ints and ``Expr``."""
-    return tuple(unwrap(size) if isinstance(size, SymbolicNumber) else _plain(size) for size in sizes)
+    """Sizes that the user passed, as ints and ``Expr``; a number that is negative, such as -1, is an int."""
+    return tuple(_size(trace, unwrap(size)) for size in sizes)
 
 
-def _plain(size: Any) -> Any:
-    return size if isinstance(size, symbols.Expr) else int(size)
+def _size(trace: Trace, size: Any) -> Any:
+    if not isinstance(size, symbols.Expr):
+        return int(size)
+    return size if trace.guards.decide(symbols.compare("ge", size, 0)) else trace.guards.value(size)
 
 
 def listed(sizes: tuple[Any, ...]) -> Any:

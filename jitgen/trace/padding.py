@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.trace.gathers import along, gathered
@@ -18,7 +17,7 @@ MODES = ("reflect", "replicate", "circular")
 
 
 def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
-    """``input`` padded along its last ``len(pad) / 2`` dimensions, in one of ``MODES``.
+    """``input`` padded along its last ``len(pad) / 2`` dimensions, in one of ``MODES``; a negative amount is cut off.
 
     Raises:
         ValueError: torch does not pad this rank by so many numbers, or by more elements than there are.
@@ -27,8 +26,6 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
     amounts = [int(amount) for amount in pad]
     if len(pad) % 2 or dims not in (1, 2, 3) or rank not in (dims + 1, dims + 2):
         raise ValueError(f"{mode} padding by {len(pad)} numbers is not defined for {rank} dimensions")
-    if min(amounts) < 0:
-        raise UnsupportedError("negative padding is not supported; slice instead")
     shape, places = list(input.shape), list(range(rank))
     indices: list[Node] = []
     for number in range(dims):
@@ -36,7 +33,8 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
         size = input.shape[dim]
         most: Any = {"reflect": symbols.sub(size, 1), "circular": size}.get(mode)
         fits = most is None or trace.guards.decide(symbols.compare("ge", most, max(before, after)))
-        if not (fits and trace.guards.decide(symbols.compare("ge", size, 1))):
+        kept = symbols.compare("ge", symbols.add(size, before + after), 0 if mode == "circular" else 1)
+        if not (fits and trace.guards.decide(symbols.compare("ge", size, 1)) and trace.guards.decide(kept)):
             raise ValueError(f"{mode} padding by ({before}, {after}) of {trace.guards.hint(size)} elements")
         shape[dim] = symbols.add(size, before + after)  # type: ignore[assignment]
         index = _index(trace, shape[dim], before, size, mode)

@@ -14,8 +14,9 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import CONTIGUOUS, Node
+from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES
+from jitgen.trace.casts import ordered
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import clamp, isinf, isnan, where
 from jitgen.trace.table import row
@@ -232,16 +233,15 @@ def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node
 
 
 @row("clone")
-def clone(trace: Trace, input: Node) -> Node:
-    return input
+def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
+    plain = memory_format in (None, torch.preserve_format)
+    return input if plain else ordered(trace, trace.copy(input, input.dtype), memory_format)
 
 
 @row("contiguous", view=True)
 def contiguous(trace: Trace, input: Node, memory_format: Any = torch.contiguous_format) -> Node:
     """A copy that is row-major if it is returned. torch returns a tensor that is row-major already itself."""
-    if memory_format is not torch.contiguous_format:
-        raise UnsupportedError(f"memory format {memory_format} is not supported")
-    return trace.make("cast", (input,), input.dtype, input.shape, CONTIGUOUS)
+    return ordered(trace, input, memory_format)
 
 
 @row("fill", "zero")

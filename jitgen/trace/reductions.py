@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
@@ -287,16 +286,6 @@ def norm(
 ) -> Node:
     input, dims = as_float(trace, input, dtype), dims_of(input, dim)
     return squeeze_reduced(trace, p_norm(trace, input, p, dims), dims, keepdim)
-
-
-@row("linalg_norm")
-def linalg_norm(
-    trace: Trace, A: Node, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Node:
-    of_matrices = len(A.shape) == 2 if dim is None else isinstance(dim, (tuple, list)) and len(dim) == 2
-    if ord is not None and of_matrices:
-        raise UnsupportedError("a matrix norm is not supported; torch.linalg.vector_norm is")
-    return norm(trace, A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
 
 
 @row("linalg_vector_norm", "vector_norm")

@@ -5,8 +5,9 @@ A row is a Python function that takes the trace and torch's arguments (tensors a
 torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp``, ``x.exp()``,
 ``torch.special.exp2``, ``F.silu``, ``x + y``, and in-place ``x.exp_()``, which is the row followed by an update.
 
-A qualified name is for the function of one namespace, ``Tensor.where`` for the method; ``_nn`` are the C++ functions
-behind those of ``torch.nn.functional``. A function of torch that is written in Python needs no row: its body is traced
+A qualified name is for the function of one namespace, ``Tensor.where`` for the method; ``_nn`` and ``_VF`` are the C++
+functions behind those of ``torch.nn.functional`` and ``torch.functional``, and ``aten`` those of ``torch.ops.aten``. A
+function of torch that is written in Python needs no row: its body is traced
 (``trace/bodies.py``).
 
 Rows are in the modules of ``ROW_MODULES``, which are imported at the first look-up.
@@ -36,6 +37,7 @@ class Row:
         inplace: whether the first argument is updated with the result.
         weights: whether the row accepts quantised weights (nodes whose value is a ``dequantize``).
         composed: whether it is a composition: a function of tensors, without the trace.
+        python: whether it is the body of one of torch's Python functions, which rounds the result of each call.
     """
 
     function: Callable[..., Any]
@@ -43,6 +45,7 @@ class Row:
     inplace: bool = False
     weights: bool = False
     composed: bool = False
+    python: bool = False
 
 
 ROWS: dict[str, Row] = {}
@@ -121,12 +124,20 @@ def _find(target: Any) -> tuple[Row | None, str]:
         return (Row(function, owner.__name__ in VIEW_PROPERTIES) if function else None), f"Tensor.{owner.__name__}"
     if getattr(operator, name.strip("_") + "_", None) is target or getattr(operator, name, None) is target:
         return by_name(f"__{name.strip('_')}__"), f"operator {name}"
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        packet: Any = getattr(target, "overloadpacket", target)
+        name = packet._qualified_op_name.replace("::", ".")
+        return ROWS.get(name), f"torch.ops.{name}"
     name = name.removeprefix("special_")  # torch.special.xlogy calls itself special_xlogy
     for space, prefix in _spaces():
         if getattr(space, name, None) is target:
-            return _qualified(prefix, name) or _body(target), f"{prefix.replace('_nn', 'F')}.{name}"
+            return _qualified(prefix, name) or _body(target), f"{_SHOWN.get(prefix, prefix)}.{name}"
     module = getattr(target, "__module__", None) or "torch"
     return _body(target), f"{module}.{name}"
+
+
+_SHOWN = {"_nn": "F", "_VF": "torch"}
+"""Namespaces of C++ functions, and those that users know the functions from."""
 
 
 def _spaces() -> tuple[tuple[Any, str], ...]:
@@ -138,6 +149,7 @@ def _spaces() -> tuple[tuple[Any, str], ...]:
         (torch._C._nn, "_nn"),
         (getattr(torch._C, "_linalg", None), "torch.linalg"),
         (torch._C._TensorBase, "Tensor"),
+        (torch._C._VariableFunctions, "_VF"),
     )
 
 
@@ -152,7 +164,7 @@ def _method(name: str) -> Row | None:
 
 def _body(function: Any) -> Row | None:
     found = body(function)
-    return Row(found, composed=True) if found else None
+    return Row(found, composed=True, python=True) if found else None
 
 
 @cache
@@ -170,6 +182,9 @@ def by_name(name: str) -> Row | None:
             found = by_name(f"__{bare[1:]}__")
             return Row(_swapped(found.function)) if found else None
         return ROWS.get(_OPERATORS.get(bare, bare))
+    if name.endswith("_copy"):  # what the function of that name views, in memory of its own
+        found = by_name(name.removesuffix("_copy"))
+        return replace(found, is_view=False) if found and found.is_view and not found.composed else None
     if name.endswith("_") and not name.rpartition(".")[2].startswith("_"):
         found = by_name(name[:-1])
         return replace(found, is_view=False, inplace=True) if found and not found.is_view else None
@@ -192,6 +207,23 @@ ROW_MODULES: tuple[str, ...] = (
     "normalizations",
 )
 ROW_MODULES += ("pointwise", "quantiles", "random", "reductions", "scans", "scatters", "selection", "sorting")
+ROW_MODULES += tuple(
+    f"compositions.{name}"
+    for name in (
+        "convolutions",
+        "diagonals",
+        "elementwise",
+        "grids",
+        "interpolation",
+        "matrices",
+        "normalizations",
+        "pooling",
+        "reductions",
+        "searching",
+        "shapes",
+        "special",
+    )
+)
 """The modules of this package that register rows."""
 
 

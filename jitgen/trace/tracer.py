@@ -11,7 +11,8 @@ Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import (
+    CHANNELS_LAST,
     CONTIGUOUS,
     Builder,
     Graph,
@@ -36,7 +38,7 @@ from jitgen.ir.graph import (
 )
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace import escapes, table
+from jitgen.trace import autocast, escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captured import (
     Captured,
@@ -267,7 +269,8 @@ class Trace:
             nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(map(is_weight, nodes)):
                 raise UnsupportedError(self._refused_weight(name))
-        result = self._result(row, name, positional, named)
+        proxies = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, TensorProxy)]
+        result = self._result(row, name, positional, named, proxies)
         with torch._C.DisableTorchFunction():
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
@@ -275,17 +278,29 @@ class Trace:
                 return self._leave(result, args[0] if args and isinstance(args[0], TensorProxy) else None)
             return self._leave(self._unaliased(result), None)
 
-    def _result(self, row: table.Row, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What the row makes of the arguments, in nodes."""
+    def _result(
+        self,
+        row: table.Row,
+        name: str,
+        positional: tuple[Any, ...],
+        named: dict[str, Any],
+        proxies: Sequence[TensorProxy],
+    ) -> Any:
+        """What the row makes of the arguments, in nodes. A composition gets ``proxies`` for theirs, which it may
+        update."""
         try:
+            positional, named, inner = self._autocast(name, positional, named)
+            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
             if row.composed:
                 args, keywords = bind(row.function, positional, named)
-                keywords = {key: self._leave(value, None) for key, value in keywords.items()}
-                with _InterceptFunctions(self):
-                    return self._enter(row.function(*(self._leave(value, None) for value in args), **keywords))
+                given = _by_node(proxies)
+                args = tuple(self._leave(value, None, given) for value in args)
+                keywords = {key: self._leave(value, None, given) for key, value in keywords.items()}
+                with _InterceptFunctions(self), inner:
+                    result = self._enter(row.function(*args, **keywords))
+                return result if row.python else self._with_wide_intermediates(result, nodes)
             with torch._C.DisableTorchFunction():
                 args, keywords = bind(row.function, (self, *positional), named)
-                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
                 return self._with_wide_intermediates(row.function(*args, **keywords), nodes)
         except JitgenError as error:
             if row.composed and str(error).startswith(f"{self.name}: "):  # of a function that the composition calls
@@ -294,6 +309,17 @@ class Trace:
         except Exception as error:
             why = refusal(error, positional, named, self.guards.hint)
             raise TraceError(f"{self.name}: {name}: {why}{quote(user_location())}") from error
+
+    def _autocast(self, name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """The arguments as ``torch.autocast`` converts them for a function, and a context for what it calls: where
+        autocast has converted them, it is not enabled within."""
+        values = (*positional, *named.values())
+        dtype = autocast.target(name, self.device.type, values)
+        if dtype is None or any(isinstance(value, Node) and is_weight(value) for value in values):
+            return positional, named, nullcontext()
+        converted = autocast.converted((*values,), dtype, self.cast)
+        names = zip(named, converted[len(positional) :], strict=True)
+        return converted[: len(positional)], dict(names), autocast.disabled(self.device.type)
 
     def _no_row(self, name: str) -> JitgenError:
         if name.rpartition(".")[2] in _READS:
@@ -364,15 +390,22 @@ class Trace:
             return self.make("cast", (value,), value.dtype, value.shape)
         return value
 
-    def _leave(self, value: Any, source: TensorProxy | None) -> Any:
-        """A row's result as user code sees it; ``source`` is the proxy that it may be a view of."""
+    def _leave(self, value: Any, source: TensorProxy | None, given: Mapping[int, TensorProxy] | None = None) -> Any:
+        """A row's result as user code sees it.
+
+        Args:
+            source: the proxy that it may be a view of.
+            given: proxies that are there already, by the id of their nodes.
+        """
         if isinstance(value, Node):
+            if given and id(value) in given:
+                return given[id(value)]
             shared = source is not None and _memory(value) is _memory(source.value)
             return TensorProxy(value, self, source.aliases if shared and source is not None else None)
         if isinstance(value, symbols.Expr):
             return wrap(value, self.guards)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._leave(item, source) for item in value])
+            return type(value)([self._leave(item, source, given) for item in value])
         return value
 
     def _update(self, proxy: Any, value: Node, name: str) -> TensorProxy:
@@ -482,9 +515,19 @@ def _is_writable(movements: Any) -> bool:
     return all(attrs[0] not in ("expand", "reshape") for attrs, _ in movements)
 
 
+def _by_node(proxies: Sequence[TensorProxy]) -> dict[int, TensorProxy]:
+    """Proxies by the ids of their nodes; none where several tensors have one value."""
+    found: dict[int, TensorProxy] = {}
+    shared = set()
+    for proxy in proxies:
+        if found.setdefault(id(proxy.value), proxy) is not proxy:
+            shared.add(id(proxy.value))
+    return {key: proxy for key, proxy in found.items() if key not in shared}
+
+
 def _memory(node: Node) -> Node:
     """The node whose memory ``node`` may share: the one that it is a view of, or ``node`` itself."""
-    while node.op == "view" or node.attrs == CONTIGUOUS:
+    while node.op == "view" or node.attrs in (CONTIGUOUS, CHANNELS_LAST):
         node = node.inputs[0]
     return node
 

@@ -7,12 +7,13 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from tests.conformance import refusals, report
-from tests.conformance.judgement import judge
+from tests.conformance.judgement import Verdict, judge
 from tests.conformance.samples import SAMPLES, VARIANTS, operators, samples
 
 
@@ -24,9 +25,15 @@ def main() -> int:
     parser.add_argument("--dtype", help="of the samples, such as bfloat16; by default float32 where there is one")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["function"], help="spellings of a call")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict")
-    parser.add_argument("--write-refusals", action="store_true", help="rewrite refusals.txt by this run")
+    parser.add_argument(
+        "--read", type=Path, nargs="+", default=[], metavar="FILE", help="take these verdicts; run none"
+    )
+    parser.add_argument("--write", action="store_true", help="rewrite refusals.txt and docs/conformance.md by this run")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.read:
+        names, verdicts = report.read(options.read)
+        return _told(names, verdicts, options)
     names = [name for name in operators() if re.search(options.operators, name)]
     dtype = getattr(torch, options.dtype) if options.dtype else None
     verdicts, start = [], time.time()
@@ -37,12 +44,19 @@ def main() -> int:
             verdicts.append(judge(sample))
             print(report.faults(verdicts[-1:]), end="", flush=True)
     print(f"{time.time() - start:.0f} s", file=sys.stderr)
+    return _told(names, verdicts, options)
+
+
+def _told(names: Sequence[str], verdicts: Sequence[Verdict], options: argparse.Namespace) -> int:
+    """Print and write the figures; 1 if a sample is wrong or crashes."""
     found = report.classes(names, verdicts)
     print(report.table(found, verdicts))
     if options.json:
         options.json.write_text(json.dumps(report.as_json(found, verdicts), indent=1))
-    if options.write_refusals:
+    if options.write:
         refusals.write(found, verdicts)
+        if found.keys() == operators().keys():
+            report.DOCUMENT.write_text(report.document(found, verdicts))
     return int(any(verdict.verdict in ("wrong", "crash") for verdict in verdicts))
 
 

@@ -17,10 +17,10 @@ def expected() -> dict[str, str]:
 
 
 def write(classes: Mapping[str, str], verdicts: Iterable[Verdict]) -> None:
-    """Enter what a run of the operators in ``classes`` found; a reason that stands there already is kept."""
+    """Enter what a run of the operators in ``classes`` found."""
     before = expected() if FILE.exists() else {}
     told = {verdict.operator: verdict.reason for verdict in verdicts if verdict.verdict == "refused"}
-    found = {name: before.get(name, told[name]) for name, kind in classes.items() if kind == "refused"}
+    found = {name: told[name] for name, kind in classes.items() if kind == "refused"}
     kept = {name: reason for name, reason in before.items() if name not in classes}
     lines = [f"{name}: {reason}" for name, reason in sorted((kept | found).items())]
     head = "# Operators that jitgen refuses, as torch's operator tests call them in their main dtype, and why."

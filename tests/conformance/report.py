@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from tests.conformance.judgement import Verdict
+import torch
+
+from tests.conformance.judgement import VERDICTS, Verdict
+from tests.conformance.samples import SAMPLES
 
 CLASSES = ("right", "some samples refused", "refused", "wrong", "crash", "no samples")
 
@@ -41,6 +46,53 @@ def faults(verdicts: Iterable[Verdict]) -> str:
     """Every wrong sample and every crash, a line each."""
     bad = [verdict for verdict in verdicts if verdict.verdict in ("wrong", "crash")]
     return "".join(f"{each.verdict:<6} {each.operator} [{each.label}]: {each.reason}\n" for each in bad)
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+
+
+def document(operators: dict[str, str], verdicts: Iterable[Verdict]) -> str:
+    """``docs/conformance.md``: the figures of a run of every operator, and where samples of an operator are refused."""
+    verdicts = list(verdicts)
+    by_class, by_verdict = Counter(operators.values()), Counter(verdict.verdict for verdict in verdicts)
+    lines = [
+        "# Conformance",
+        "",
+        "torch's own operator tests (`op_db` of `torch.testing._internal`), called through `jitgen.jit` on the CPU and",
+        "compared with float64 and with eager torch. A call is right, or refused with an error that names the",
+        "operation.",
+        "This page is written by `python -m tests.conformance --write`; `tests/conformance/refusals.txt` has the",
+        "operators that are refused as a whole, and why.",
+        "",
+        f"torch {torch.__version__.partition('+')[0]}: {len(operators)} operators, {len(verdicts)} samples in their",
+        f"main dtype ({SAMPLES} of an operator at most).",
+        "",
+        "| operators | |",
+        "| --- | ---: |",
+        *(f"| {name} | {by_class[name]} |" for name in CLASSES),
+        "",
+        "| samples | |",
+        "| --- | ---: |",
+        *(f"| {name} | {by_verdict[name]} |" for name in VERDICTS),
+        "",
+        "Operators of which some samples are refused:",
+        "",
+    ]
+    for name in sorted(name for name, kind in operators.items() if kind == "some samples refused"):
+        reasons = Counter(v.reason for v in verdicts if v.operator == name and v.verdict == "refused")
+        lines.append(f"- `{name}`: {reasons.most_common(1)[0][0]}")
+    return "\n".join([*lines, ""])
+
+
+def read(files: Iterable[Path]) -> tuple[list[str], list[Verdict]]:
+    """The operators and the verdicts of runs that wrote them; those of a later file replace an earlier one's."""
+    operators: dict[str, list[Verdict]] = {}
+    for file in files:
+        found = json.loads(file.read_text())
+        operators |= {name: [] for name in found["operators"]}
+        for sample in found["samples"]:
+            operators[sample["operator"]].append(Verdict(**sample))
+    return list(operators), [verdict for verdicts in operators.values() for verdict in verdicts]
 
 
 def as_json(operators: dict[str, str], verdicts: Iterable[Verdict]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -57,6 +57,11 @@ class Sample:
 
         return call
 
+    def widened(self) -> Sample:
+        """The call with float64 for every floating dtype that it names."""
+        wide = [torch.float64 if _is_floating(leaf) else leaf for leaf in self.leaves]
+        return replace(self, leaves=tuple(wide))
+
     def _varying(self) -> tuple[int, ...]:
         numbers = (int, float) if self.symbolic else ()
         return tuple(
@@ -67,6 +72,10 @@ class Sample:
 
     def __str__(self) -> str:
         return f"{self.operator} [{self.label}]"
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, torch.dtype) and leaf.is_floating_point
 
 
 def _copied(value: Any) -> Any:

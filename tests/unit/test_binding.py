@@ -84,7 +84,7 @@ REJECTED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 UNSUPPORTED: dict[str, Callable[[torch.Tensor], Any]] = {
-    "memory_format": lambda x: x.clone(memory_format=torch.channels_last),
+    "memory_format": lambda x: torch.zeros_like(x, memory_format=torch.channels_last),
     "requires_grad": lambda x: torch.zeros_like(x, requires_grad=True),
     "layout": lambda x: torch.zeros_like(x, layout=torch.sparse_coo),
 }

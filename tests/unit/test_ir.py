@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,14 @@ def test_evaluation_is_pythons(left: int, right: int) -> None:
         assert symbols.evaluate(value, environment) == python
         assert eval(symbols.format_expr(value), {}, environment) == python
         assert symbols.from_json(json.loads(json.dumps(symbols.to_json(value)))) == value
+
+
+@pytest.mark.parametrize("operation", [symbols.floordiv, symbols.mod, symbols.truediv, symbols.power])
+@pytest.mark.parametrize("operands", [(n, symbols.mul(m, n)), (symbols.mul(n, m), m), (-2, n)])
+def test_text_of_operands_that_are_products(operation: Any, operands: Any) -> None:
+    environment = {"s0_0": 3, "s0_1": 2}
+    value = operation(*operands)
+    assert eval(symbols.format_expr(value), {}, environment) == symbols.evaluate(value, environment)
 
 
 def test_comparisons_are_decided_where_the_forms_do() -> None:

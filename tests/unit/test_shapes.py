@@ -147,6 +147,21 @@ def test_contiguous_is_row_major() -> None:
     assert check(lambda x: x.transpose(1, 2).contiguous().view(2, -1), data(2, 3, 3, 4)).shape == (2, 36)
 
 
+def test_channels_last_is_asked_for() -> None:
+    x = data(2, 3, 4, 5)
+    there = x.contiguous(memory_format=torch.channels_last)
+    for convert in (
+        lambda x: (x * 2).contiguous(memory_format=torch.channels_last),
+        lambda x: x.to(torch.bfloat16, memory_format=torch.channels_last),
+        lambda x: x.clone(memory_format=torch.channels_last),
+    ):
+        assert [check(convert, y).stride() for y in (x, there)] == [there.stride()] * 2
+    same = jitgen.jit(lambda x: x.float(memory_format=torch.channels_last))
+    assert (same(x).data_ptr() == x.data_ptr(), same(there).data_ptr() == there.data_ptr()) == (False, True)
+    with pytest.raises(TraceError, match="4 dimensions"):
+        jitgen.jit(lambda x: x.contiguous(memory_format=torch.channels_last))(x[0])
+
+
 # ------------------------------------------------------------------------------------------------------- movement
 
 

@@ -514,7 +514,7 @@ ERRORS: dict[str, tuple[Callable[..., Any], type[JitgenError], str, str]] = {
     "where of one argument": (lambda x: torch.where(x > 0), UnsupportedError, "where", "depends on data"),
     "assignment": (lambda x: x.__setitem__(x > 0, x.flatten()), UnsupportedError, "assignment", "torch.where"),
     "a random number": (lambda x: x + torch.rand(3), UnsupportedError, "rand", "outside"),
-    "a table of numbers": (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), UnsupportedError, "tensor", "outside"),
+    "a table of numbers": (lambda x: x + torch.tensor([1.0] * 100), UnsupportedError, "tensor", "outside"),
     "out=": (lambda x: torch.add(x, x, out=x), UnsupportedError, "out=", "return the value"),
     "another device": (lambda x: x.to("meta"), UnsupportedError, "meta", ""),
     "a backward": (lambda x: x.backward(), UnsupportedError, "backward", "outside"),

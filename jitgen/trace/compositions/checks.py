@@ -33,6 +33,13 @@ def require_rank(tensor: Tensor, ranks: Sequence[int]) -> None:
         raise ValueError(f"expected a tensor of {expected} dimensions, got {tensor.dim()}")
 
 
+def valid_dim(input: Tensor, dim: int, extra: int = 0) -> int:
+    rank = max(input.dim() + extra, 1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"dimension {dim} is out of range for a tensor of {input.dim()} dimensions")
+    return dim % rank
+
+
 def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

@@ -1,0 +1,208 @@
+"""Convolutions as matrix products, and the windows that they multiply.
+
+A window's elements at one offset are a slice of every stride-th element (``compositions/pooling.py``). Stacked, the
+slices are the columns of a matrix, by which the weight is multiplied: one kernel that copies and one product. A
+transposed convolution puts zeros between the elements of its input, and is a convolution with the reversed weight then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
+from jitgen.trace.compositions.pooling import Windows, listed
+from jitgen.trace.table import composition
+
+
+def _columns(input: Tensor, windows: Windows) -> Tensor:
+    """(N, channels, elements of a window, windows) of (N, channels, ...)."""
+    padded = windows.padded(input, 0)
+    pieces = [windows.piece(padded, offset).flatten(2) for offset in windows.offsets()]
+    return torch.stack(pieces, 2)
+
+
+def _convolved(input: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, groups: int) -> Tensor:
+    """Of (N, channels, ...) and (outputs, channels / groups, ...): (N, outputs, ...)."""
+    rows, channels, outputs = input.shape[0], input.shape[1], weight.shape[0]
+    columns = _columns(input, windows)
+    length = channels // groups * math.prod(windows.kernel)
+    columns = columns.reshape(rows, groups, length, math.prod(windows.counts))
+    products = weight.reshape(1, groups, outputs // groups, length) @ columns
+    result = products.reshape(rows, outputs, *windows.counts)
+    return result if bias is None else result + bias.reshape(-1, *[1] * len(windows.counts))
+
+
+def _checked(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int, count: int) -> tuple[Tensor, bool]:
+    """(N, channels, ...) of an input that may lack N, and whether it does."""
+    require_one_dtype(input, weight, bias)
+    require_rank(weight, (count + 2,))
+    require_rank(input, (count + 1, count + 2))
+    if groups <= 0:
+        raise ValueError("groups must be positive")
+    return (input.unsqueeze(0), True) if input.dim() == count + 1 else (input, False)
+
+
+def _padding(padding: Any, kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> list[list[int]]:
+    """(before, after) for each dimension."""
+    if padding == "valid":
+        return [[0, 0] for _ in kernel]
+    if padding == "same":
+        if any(each != 1 for each in stride):
+            raise ValueError("padding='same' is not supported for strided convolutions")
+        totals = [each * (size - 1) for size, each in zip(kernel, dilation, strict=True)]
+        return [[total // 2, total - total // 2] for total in totals]
+    if isinstance(padding, str):
+        raise ValueError(f"padding is 'same', 'valid' or numbers, not {padding!r}")
+    return [[each, each] for each in listed(padding, len(kernel))]
+
+
+def convolution(
+    input: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, count: int
+) -> Tensor:
+    x, single = _checked(input, weight, bias, groups, count)
+    kernel, groups = [int(size) for size in weight.shape[2:]], int(groups)
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise ValueError(
+            f"{int(x.shape[1])} channels in {groups} groups for a weight {tuple(int(n) for n in weight.shape)}"
+        )
+    if bias is not None:
+        require_shape(bias, (weight.shape[0],), "the bias")
+    steps, dilations = listed(stride, count), listed(dilation, count)
+    amounts = _padding(padding, kernel, dilations, steps)
+    if any(amount < 0 for pair in amounts for amount in pair):
+        raise ValueError("negative padding is not supported")
+    if any(map(any, amounts)):
+        x = F.pad(x, [amount for pair in reversed(amounts) for amount in pair])
+    result = _convolved(x, weight, bias, Windows(x, count, kernel, steps, 0, dilations, False), groups)
+    return result.squeeze(0) if single else result
+
+
+def transposed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+    count: int,
+) -> Tensor:
+    x, single = _checked(input, weight, bias, groups, count)
+    require_float(input)
+    groups, kernel = int(groups), [int(size) for size in weight.shape[2:]]
+    steps, dilations = listed(stride, count), listed(dilation, count)
+    around, beyond = listed(padding, count), listed(output_padding, count)
+    if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
+        raise ValueError(
+            f"{int(x.shape[1])} channels in {groups} groups for a weight {tuple(int(n) for n in weight.shape)}"
+        )
+    if any(more >= max(step, each) for more, step, each in zip(beyond, steps, dilations, strict=True)):
+        raise ValueError("the output padding must be smaller than the stride or the dilation")
+    amounts: list[int] = []
+    for dim in reversed(range(count)):
+        x = spread(x, dim + 2, steps[dim])
+        reach = dilations[dim] * (kernel[dim] - 1)
+        amounts += [reach - around[dim], reach - around[dim] + beyond[dim]]
+    x = F.pad(x, amounts)
+    reversed_weight = weight.flip(tuple(range(2, count + 2)))
+    each = weight.shape[1]
+    grouped = reversed_weight.reshape(groups, weight.shape[0] // groups, each, *kernel).transpose(1, 2)
+    grouped = grouped.reshape(groups * each, weight.shape[0] // groups, *kernel)
+    result = _convolved(x, grouped, bias, Windows(x, count, kernel, 1, 0, dilations, False), groups)
+    return result.squeeze(0) if single else result
+
+
+def spread(input: Tensor, dim: int, step: int) -> Tensor:
+    """``step - 1`` zeros between neighbours along ``dim``."""
+    if step == 1:
+        return input
+    size = input.shape[dim]
+    wide = F.pad(input.unsqueeze(dim + 1), [0, 0] * (input.dim() - 1 - dim) + [0, step - 1])
+    return wide.flatten(dim, dim + 1).narrow(dim, 0, (size - 1) * step + 1)
+
+
+def _register() -> None:
+    for count in (1, 2, 3):
+
+        def forward(
+            input: Tensor,
+            weight: Tensor,
+            bias: Tensor | None = None,
+            stride: Any = 1,
+            padding: Any = 0,
+            dilation: Any = 1,
+            groups: int = 1,
+            *,
+            count: int = count,
+        ) -> Tensor:
+            return convolution(input, weight, bias, stride, padding, dilation, groups, count)
+
+        def backward(
+            input: Tensor,
+            weight: Tensor,
+            bias: Tensor | None = None,
+            stride: Any = 1,
+            padding: Any = 0,
+            output_padding: Any = 0,
+            groups: int = 1,
+            dilation: Any = 1,
+            *,
+            count: int = count,
+        ) -> Tensor:
+            return transposed(input, weight, bias, stride, padding, output_padding, groups, dilation, count)
+
+        composition(f"conv{count}d")(forward)
+        composition(f"conv_transpose{count}d")(backward)
+
+
+_register()
+
+
+@composition("_nn.im2col")
+def im2col(input: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    """``F.unfold``: (N, channels * elements of a window, windows) of (N, channels, height, width)."""
+    require_rank(input, (3, 4))
+    x = input.unsqueeze(0) if input.dim() == 3 else input
+    around = listed(padding, 2)
+    x = F.pad(x, (around[1], around[1], around[0], around[0]))
+    columns = _columns(x, Windows(x, 2, kernel_size, listed(stride, 2), 0, dilation, False)).flatten(1, 2)
+    return columns.squeeze(0) if input.dim() == 3 else columns
+
+
+@composition("_nn.col2im")
+def col2im(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    """``F.fold``: the windows' elements, each added where it came from."""
+    require_rank(input, (2, 3))
+    x = input.unsqueeze(0) if input.dim() == 2 else input
+    sizes, kernel, apart = listed(output_size, 2), listed(kernel_size, 2), listed(dilation, 2)
+    around, steps = listed(padding, 2), listed(stride, 2)
+    counts = [
+        (size + 2 * pad - each * (length - 1) - 1) // step + 1
+        for size, pad, each, length, step in zip(sizes, around, apart, kernel, steps, strict=True)
+    ]
+    if x.shape[1] % math.prod(kernel) or x.shape[2] != math.prod(counts):
+        raise ValueError(f"{math.prod(counts)} windows of {math.prod(kernel)} elements are not those of the input")
+    channels = x.shape[1] // math.prod(kernel)
+    windows = x.reshape(x.shape[0], channels, *kernel, *counts)
+    total = None
+    for row in range(kernel[0]):
+        for column in range(kernel[1]):
+            piece = windows[:, :, row, column]
+            amounts: list[int] = []
+            for dim, offset in ((1, column), (0, row)):
+                piece = spread(piece, dim + 2, steps[dim])
+                start = offset * apart[dim] - around[dim]
+                amounts += [start, sizes[dim] - start - ((counts[dim] - 1) * steps[dim] + 1)]
+            piece = F.pad(piece, amounts)
+            total = piece if total is None else total + piece
+    if total is None:
+        raise UnsupportedError("windows of no elements are not supported")
+    return total.squeeze(0) if input.dim() == 2 else total

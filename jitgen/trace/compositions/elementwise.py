@@ -1,0 +1,193 @@
+"""Pointwise functions, composed of those that have operations of their own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_float
+from jitgen.trace.table import composition
+
+
+def floating(value: Any) -> Any:
+    """A tensor of integers as one of torch's default dtype."""
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        return value.to(torch.get_default_dtype())
+    return value
+
+
+@composition("addr")
+def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    product = torch.outer(vec1, vec2)
+    if tuple(torch.broadcast_shapes(input.shape, product.shape)) != tuple(product.shape):
+        raise ValueError("the added tensor does not broadcast to the outer product")
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else (input if beta == 1 else input * beta) + product
+
+
+@composition("isclose")
+def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    if input.dtype != other.dtype:
+        raise TypeError(f"isclose takes two tensors of one dtype, not {input.dtype} and {other.dtype}")
+    if rtol < 0 or atol < 0:
+        raise ValueError("the tolerances must not be negative")
+    equal = input == other
+    if equal_nan and input.is_floating_point():
+        equal = equal | (input.isnan() & other.isnan())
+    if rtol == 0 and atol == 0:
+        return equal
+    first, second = floating(input), floating(other)
+    distance = (first - second).abs()
+    return equal | (distance.isfinite() & (distance <= atol + (rtol * second).abs()))
+
+
+@composition("ldexp")
+def ldexp(input: Tensor, other: Tensor) -> Tensor:
+    return input * torch.pow(2.0, other)
+
+
+@composition("logaddexp2")
+def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
+    """max + log2(1 + 2^-|a - b|). Of two equal infinities the result is that infinity."""
+    require_float(input, other)
+    large = torch.maximum(input, other)
+    tail = (-(input - other).abs()).exp2().log1p() * (1 / math.log(2))
+    return torch.where(input.isinf() & (input == other), input, large + tail)
+
+
+@composition("sinc")
+def sinc(input: Tensor) -> Tensor:
+    x = floating(input) * math.pi
+    return torch.where(x == 0, 1.0, x.sin() / x)
+
+
+@composition("xlog1py")
+def xlog1py(input: Any, other: Any) -> Tensor:
+    product = input * torch.log1p(floating(other) if isinstance(other, Tensor) else torch.tensor(float(other)))
+    known = torch.where(torch.as_tensor(input) == 0, 0.0, product)
+    return torch.where(torch.isnan(other), math.nan, known) if isinstance(other, Tensor) else known
+
+
+@composition("entr")
+def entr(input: Tensor) -> Tensor:
+    x = floating(input)
+    inside = torch.where(x > 0, -x * x.log(), torch.where(x == 0, 0.0, -math.inf))
+    return torch.where(x.isnan(), x, inside)
+
+
+@composition("ndtr")
+def ndtr(input: Tensor) -> Tensor:
+    return (1 + torch.erf(floating(input) * math.sqrt(0.5))) * 0.5
+
+
+@composition("__rdiv__")
+def reflected_division(input: Tensor, other: Any) -> Tensor:
+    return other / input
+
+
+@composition("__rmatmul__")
+def reflected_product(input: Tensor, other: Tensor) -> Tensor:
+    return torch.matmul(other, input)
+
+
+@composition("_nn.rrelu", "torch.rrelu")
+def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+    if training:
+        raise UnsupportedError("rrelu in training draws random numbers, which jitgen has no row for; call .eval()")
+    return torch.nn.functional.leaky_relu(input, (lower + upper) / 2)
+
+
+@composition("special_softmax")
+def special_softmax(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    return input.softmax(dim, dtype=dtype)
+
+
+@composition("isreal")
+def isreal(input: Tensor) -> Tensor:
+    return torch.ones_like(input, dtype=torch.bool)
+
+
+@composition("angle")
+def angle(input: Tensor) -> Tensor:
+    """0 or pi, or NaN."""
+    x = input if input.is_floating_point() else input.to(torch.get_default_dtype())
+    result = torch.where(x < 0, math.pi, 0.0).to(x.dtype)
+    return torch.where(x.isnan(), x, result)
+
+
+@composition("sym_int")
+def sym_int(a: Any) -> int:
+    return int(a)
+
+
+@composition("sym_float")
+def sym_float(a: Any) -> float:
+    return a * 1.0
+
+
+# ----------------------------------------------------------------------------------------------- orthogonal polynomials
+
+
+def _degree(n: Any) -> int:
+    if isinstance(n, Tensor):
+        raise UnsupportedError("the degree of a polynomial must be a number")
+    if int(n) > 64:
+        raise UnsupportedError(f"a polynomial of degree {int(n)} is not supported; up to 64 are")
+    return int(n)
+
+
+def _recurrence(x: Any, n: Any, first: Any, step: Any) -> Tensor:
+    """The polynomial of degree ``n`` by its three-term recurrence; 0 for negative degrees."""
+    if not isinstance(x, Tensor):
+        raise UnsupportedError("the argument of a polynomial must be a tensor")
+    x, degree = floating(x), _degree(n)
+    if degree < 0:
+        return torch.zeros_like(x)
+    before, now = torch.ones_like(x), first(x)
+    if degree == 0:
+        return before
+    for k in range(1, degree):
+        before, now = now, step(k, x, now, before)
+    return now
+
+
+def _polynomials() -> None:
+    chebyshev = {"t": lambda x: x, "u": lambda x: x + x, "v": lambda x: x + x - 1, "w": lambda x: x + x + 1}
+    for kind, first in chebyshev.items():
+
+        def polynomial(input: Any, n: Any, *, first: Any = first) -> Tensor:
+            return _recurrence(input, n, first, lambda k, x, p, q: (x + x) * p - q)
+
+        composition(f"chebyshev_polynomial_{kind}")(polynomial)
+
+        def shifted(input: Any, n: Any, *, first: Any = first) -> Tensor:
+            return _recurrence(2 * floating(input) - 1, n, first, lambda k, x, p, q: (x + x) * p - q)
+
+        composition(f"shifted_chebyshev_polynomial_{kind}")(shifted)
+
+
+_polynomials()
+
+
+@composition("hermite_polynomial_h")
+def hermite_polynomial_h(input: Any, n: Any) -> Tensor:
+    return _recurrence(input, n, lambda x: x + x, lambda k, x, p, q: (x + x) * p - 2 * k * q)
+
+
+@composition("hermite_polynomial_he")
+def hermite_polynomial_he(input: Any, n: Any) -> Tensor:
+    return _recurrence(input, n, lambda x: x, lambda k, x, p, q: x * p - k * q)
+
+
+@composition("laguerre_polynomial_l")
+def laguerre_polynomial_l(input: Any, n: Any) -> Tensor:
+    return _recurrence(input, n, lambda x: 1 - x, lambda k, x, p, q: ((2 * k + 1 - x) * p - k * q) / (k + 1))
+
+
+@composition("legendre_polynomial_p")
+def legendre_polynomial_p(input: Any, n: Any) -> Tensor:
+    return _recurrence(input, n, lambda x: x, lambda k, x, p, q: ((2 * k + 1) * x * p - k * q) / (k + 1))

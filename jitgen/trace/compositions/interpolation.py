@@ -1,0 +1,235 @@
+"""``F.interpolate`` and ``F.grid_sample``: elements read at computed coordinates, weighted and added.
+
+Coordinates are computed as torch does, in float32 at least: where a coordinate is rounded to an element, a coordinate
+that is more exact may choose another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank
+from jitgen.trace.table import composition
+
+Taps = list[tuple[Tensor, Tensor | None]]
+"""What a result's element is a sum of along one dimension: (indices, weights); weights None are 1."""
+
+
+def _wide(input: Tensor) -> torch.dtype:
+    return torch.float64 if input.dtype == torch.float64 else torch.float32
+
+
+def _sizes(input: Tensor, output_size: Any, scales: Any, count: int) -> tuple[list[int], list[float | None]]:
+    """The sizes of the result, and the scales that the user gave."""
+    require_rank(input, (count + 2,))
+    if output_size is not None:
+        return [int(size) for size in output_size], [None] * count
+    given = [float(scale) for scale in scales]
+    return [math.floor(float(n) * s) for n, s in zip(input.shape[2:], given, strict=True)], list(given)
+
+
+def _resampled(input: Tensor, output_size: Any, scales: Any, count: int, taps: Callable[..., Taps]) -> Tensor:
+    sizes, given = _sizes(input, output_size, scales, count)
+    if min(sizes) <= 0 or not all(input.shape[1:]):
+        raise ValueError(f"sizes {sizes} of the result of an input {tuple(map(int, input.shape))}")
+    of_dims = [
+        taps(int(old), new, scale, _wide(input)) for old, new, scale in zip(input.shape[2:], sizes, given, strict=True)
+    ]
+    total = None
+    for chosen in itertools.product(*of_dims):
+        key: list[Any] = [slice(None), slice(None)]
+        weight: Any = None
+        for dim, (index, factor) in enumerate(chosen):
+            across = [1] * (count - 1 - dim)
+            key.append(index.reshape(-1, *across))
+            if factor is not None:
+                factor = factor.reshape(-1, *across)
+                weight = factor if weight is None else weight * factor
+        piece = input[tuple(key)]
+        piece = piece if weight is None else piece * weight
+        total = piece if total is None else total + piece
+    assert total is not None
+    return total.to(input.dtype)
+
+
+def _step(old: int, new: int, scale: float | None) -> float:
+    """Elements of the input for one of the result."""
+    return 1.0 / scale if scale else old / new
+
+
+def _nearest(old: int, new: int, scale: float | None, dtype: torch.dtype, shift: float = 0.0) -> Taps:
+    place = torch.arange(new).to(dtype)
+    place = (place + shift) * _step(old, new, scale) if shift else place * _step(old, new, scale)
+    return [(place.floor().to(torch.int64).clamp(max=old - 1), None)]
+
+
+def _nearest_exact(old: int, new: int, scale: float | None, dtype: torch.dtype) -> Taps:
+    return _nearest(old, new, scale, dtype, 0.5)
+
+
+def _source(old: int, new: int, scale: float | None, dtype: torch.dtype, align_corners: bool) -> Tensor:
+    """The coordinate of each element of the result, in elements of the input."""
+    place = torch.arange(new).to(dtype)
+    if align_corners:
+        return place * ((old - 1) / (new - 1) if new > 1 else 0.0)
+    return (place + 0.5) * _step(old, new, scale) - 0.5
+
+
+def _linear(align_corners: bool) -> Callable[..., Taps]:
+    def taps(old: int, new: int, scale: float | None, dtype: torch.dtype) -> Taps:
+        source = _source(old, new, scale, dtype, align_corners).clamp(min=0)
+        first = source.floor().to(torch.int64).clamp(max=old - 1)
+        part = (source - first.to(dtype)).clamp(0, 1)
+        return [(first, 1 - part), ((first + 1).clamp(max=old - 1), part)]
+
+    return taps
+
+
+CUBIC = -0.75
+"""The slope of torch's cubic convolution at 1."""
+
+
+def cubic_weights(part: Tensor) -> list[Tensor]:
+    """The weights of the four neighbours of a coordinate that is ``part`` behind the second."""
+
+    def near(x: Tensor) -> Tensor:
+        return ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((CUBIC * x - 5 * CUBIC) * x + 8 * CUBIC) * x - 4 * CUBIC
+
+    return [far(part + 1), near(part), near(1 - part), far(2 - part)]
+
+
+def _cubic(align_corners: bool) -> Callable[..., Taps]:
+    def taps(old: int, new: int, scale: float | None, dtype: torch.dtype) -> Taps:
+        source = _source(old, new, scale, dtype, align_corners)
+        first = source.floor()
+        weights = cubic_weights(source - first)
+        index = first.to(torch.int64)
+        return [
+            ((index + offset).clamp(0, old - 1), weight) for offset, weight in zip(range(-1, 3), weights, strict=True)
+        ]
+
+    return taps
+
+
+def _register() -> None:
+    for count in (1, 2, 3):
+        for name, rule in (("upsample_nearest", _nearest), ("_upsample_nearest_exact", _nearest_exact)):
+
+            def nearest(
+                input: Tensor,
+                output_size: Any,
+                scale_factors: Any = None,
+                *,
+                rule: Callable[..., Taps] = rule,
+                count: int = count,
+            ) -> Tensor:
+                return _resampled(input, output_size, scale_factors, count, rule)
+
+            composition(f"_nn.{name}{count}d")(nearest)
+
+        def linear(
+            input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None, *, count: int = count
+        ) -> Tensor:
+            require_float(input)
+            return _resampled(input, output_size, scale_factors, count, _linear(align_corners))
+
+        composition(f"_nn.upsample_{('linear1d', 'bilinear2d', 'trilinear3d')[count - 1]}")(linear)
+
+
+_register()
+
+
+@composition("_nn.upsample_bicubic2d")
+def upsample_bicubic2d(input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Tensor:
+    require_float(input)
+    return _resampled(input, output_size, scale_factors, 2, _cubic(align_corners))
+
+
+# --------------------------------------------------------------------------------------------------------------- grids
+
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+
+
+def _bounded(place: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+    """A coordinate as the padding mode moves it into the tensor; with zeros it stays where it is."""
+    if padding == BORDER:
+        return place.clamp(0, size - 1)
+    if padding == REFLECTION:
+        low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
+        if span <= 0:
+            return torch.zeros_like(place)
+        distance = (place - low).abs()
+        flips = (distance / span).floor()
+        rest = distance - flips * span
+        place = torch.where(flips % 2 == 0, rest + low, span - rest + low)
+        return place.clamp(0, size - 1)
+    return place
+
+
+def _read(input: Tensor, places: Sequence[Tensor], padding: int, align_corners: bool, bound: bool) -> Tensor:
+    """The elements at whole coordinates, the first of the first dimension; 0 outside. (N, ..., channels)."""
+    rows = torch.arange(input.shape[0]).reshape(-1, *[1] * (places[0].dim() - 1))
+    key: list[Any] = [rows, slice(None)]
+    inside = None
+    for place, size in zip(places, input.shape[2:], strict=True):
+        place = _bounded(place, int(size), padding, align_corners) if bound else place
+        valid = (place >= 0) & (place <= size - 1)
+        inside = valid if inside is None else inside & valid
+        key.append(torch.where(valid, place, 0).to(torch.int64))
+    assert inside is not None
+    return torch.where(inside.unsqueeze(-1), input[tuple(key)], 0)
+
+
+@composition("torch.grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """``input`` (N, channels, ...) at the coordinates ``grid`` (N, ..., dimensions), the last dimension first, of which
+    -1 and 1 are the edges."""
+    require_float(input)
+    require_one_dtype(input, grid)
+    count = input.dim() - 2
+    require_rank(input, (4, 5))
+    require_rank(grid, (input.dim(),))
+    if grid.shape[-1] != count or grid.shape[0] != input.shape[0] or not all(input.shape[1:]):
+        raise ValueError(f"a grid {tuple(map(int, grid.shape))} of an input {tuple(map(int, input.shape))}")
+    if interpolation_mode == BICUBIC and count != 2:
+        raise ValueError("bicubic sampling is of images")
+    grid = grid.to(_wide(input))
+    places = []
+    for dim in range(count):
+        size, x = int(input.shape[2 + dim]), grid[..., count - 1 - dim]
+        place = (x + 1) * 0.5 * (size - 1) if align_corners else ((x + 1) * size - 1) * 0.5
+        places.append(place if interpolation_mode == BICUBIC else _bounded(place, size, padding_mode, align_corners))
+    if interpolation_mode == NEAREST:
+        result = _read(input, [place.round() for place in places], padding_mode, align_corners, False)
+    else:
+        result = _weighted(input, places, interpolation_mode == BICUBIC, padding_mode, align_corners)
+    return result.movedim(-1, 1).to(input.dtype)
+
+
+def _weighted(input: Tensor, places: Sequence[Tensor], cubic: bool, padding: int, align_corners: bool) -> Tensor:
+    firsts = [place.floor() for place in places]
+    parts = [place - first for place, first in zip(places, firsts, strict=True)]
+    weights = [cubic_weights(part) if cubic else [1 - part, part] for part in parts]
+    offsets = range(-1, 3) if cubic else range(2)
+    total = None
+    for chosen in itertools.product(range(len(offsets)), repeat=len(places)):
+        at = [first + offsets[number] for first, number in zip(firsts, chosen, strict=True)]
+        factor: Any = None
+        for each, number in zip(weights, chosen, strict=True):
+            factor = each[number] if factor is None else factor * each[number]
+        piece = _read(input, at, padding, align_corners, cubic) * factor.unsqueeze(-1)
+        total = piece if total is None else total + piece
+    assert total is not None
+    return total

@@ -1,0 +1,162 @@
+"""Products of matrices and vectors, composed of those that have a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_one_dtype, require_rank
+from jitgen.trace.table import composition
+
+
+@composition("kron")
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    rank = max(input.dim(), other.dim())
+    left, right = (x.reshape(*[1] * (rank - x.dim()), *x.shape) for x in (input, other))
+    sizes = [m * n for m, n in zip(left.shape, right.shape, strict=True)]
+    for dim in range(rank):
+        left, right = left.unsqueeze(2 * dim + 1), right.unsqueeze(2 * dim)
+    return (left * right).reshape(sizes)
+
+
+@composition("_VF.tensordot")
+def tensordot(a: Tensor, b: Tensor, dims_self: Any, dims_other: Any) -> Tensor:
+    require_one_dtype(a, b)
+    first, second = ([d % x.dim() for d in dims] for x, dims in ((a, dims_self), (b, dims_other)))
+    for d, e in zip(first, second, strict=True):
+        if a.shape[d] != b.shape[e] and 1 not in (a.shape[d], b.shape[e]):
+            raise ValueError(f"contracted dimensions differ: {int(a.shape[d])} and {int(b.shape[e])}")
+        if a.shape[d] == 1:
+            b = b.sum(e, keepdim=True)
+        elif b.shape[e] == 1:
+            a = a.sum(d, keepdim=True)
+    rows = [d for d in range(a.dim()) if d not in first]
+    columns = [d for d in range(b.dim()) if d not in second]
+    length = 1
+    for d in first:
+        length = length * a.shape[d]
+    left = a.permute(*rows, *first).reshape(-1, length) if a.dim() else a.reshape(1, 1)
+    right = b.permute(*second, *columns).reshape(length, -1) if b.dim() else b.reshape(1, 1)
+    return (left @ right).reshape(*(a.shape[d] for d in rows), *(b.shape[d] for d in columns))
+
+
+@composition("inner")
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    if input.dim() == 0 or other.dim() == 0:
+        return input * other
+    if input.dim() == other.dim() == 1:
+        return torch.dot(input, other)
+    return tensordot(input, other, (-1,), (-1,))
+
+
+@composition("linalg_cross")
+def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    if input.dim() != other.dim():
+        raise ValueError("a cross product is of tensors of equally many dimensions")
+    if input.shape[dim] != 3 or other.shape[dim] != 3:
+        raise ValueError(f"dimension {dim} must have 3 elements")
+    x, y, z = input.unbind(dim)
+    u, v, w = other.unbind(dim)
+    return torch.stack([y * w - z * v, z * u - x * w, x * v - y * u], dim % input.dim())
+
+
+@composition("cross")
+def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None:
+        dim = next((d for d, size in enumerate(input.shape) if size == 3), None)
+        if dim is None:
+            raise ValueError("no dimension of size 3")
+    return linalg_cross(input, other, dim=dim)
+
+
+@composition("linalg_vecdot")
+def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    require_one_dtype(x, y)
+    return (x * y).sum(dim, dtype=x.dtype)
+
+
+@composition("chain_matmul", "torch.chain_matmul")
+def chain_matmul(*matrices: Any) -> Tensor:
+    listed = matrices[0] if len(matrices) == 1 and not isinstance(matrices[0], Tensor) else matrices
+    for matrix in listed:
+        require_rank(matrix, (2,))
+    return multi_dot(listed) if len(listed) > 1 else listed[0].clone()
+
+
+@composition("linalg_multi_dot")
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """In the order that takes fewest multiplications, for the sizes of the traced call."""
+    if len(tensors) < 2:
+        raise ValueError("a chain has two matrices at least")
+    require_one_dtype(*tensors)
+    first, *inner, last = tensors
+    chain = [first.unsqueeze(0) if first.dim() == 1 else first, *inner]
+    chain.append(last.unsqueeze(1) if last.dim() == 1 else last)
+    for matrix in chain:
+        require_rank(matrix, (2,))
+    product = _cheapest(chain)
+    product = product.squeeze(1) if last.dim() == 1 else product
+    return product.squeeze(0) if first.dim() == 1 else product
+
+
+def _cheapest(chain: Sequence[Tensor]) -> Tensor:
+    sizes = [int(chain[0].shape[0]), *(int(matrix.shape[1]) for matrix in chain)]
+    known: dict[tuple[int, int], tuple[int, int]] = {(i, i): (0, i) for i in range(len(chain))}
+    for span in range(1, len(chain)):
+        for i in range(len(chain) - span):
+            j = i + span
+            known[i, j] = min(
+                (known[i, k][0] + known[k + 1, j][0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
+            )
+
+    def product(i: int, j: int) -> Tensor:
+        return chain[i] if i == j else product(i, known[i, j][1]) @ product(known[i, j][1] + 1, j)
+
+    return product(0, len(chain) - 1)
+
+
+@composition("linalg_matrix_power", "matrix_power")
+def matrix_power(A: Tensor, n: int) -> Tensor:
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
+        raise ValueError("a power is of square matrices")
+    if n < 0:
+        raise UnsupportedError("negative powers of matrices are not supported")
+    if n == 0:
+        return torch.eye(A.shape[-1], dtype=A.dtype).expand(A.shape).clone()
+    result, square, left = None, A, int(n)
+    while left:
+        if left & 1:
+            result = square if result is None else result @ square
+        left >>= 1
+        square = square @ square if left else square
+    assert result is not None
+    return result.clone()
+
+
+@composition("linalg_vander", "torch.vander")
+def vander(x: Tensor, *, N: int | None = None) -> Tensor:
+    if x.dim() < 1:
+        raise ValueError("a Vandermonde matrix is of vectors")
+    columns = int(x.shape[-1]) if N is None else int(N)
+    if columns <= 1 and N is not None:
+        raise ValueError("N must be greater than 1")
+    whole = x.to(torch.int64) if x.dtype == torch.bool else x
+    powers = whole.unsqueeze(-1).expand(*x.shape, columns - 1).cumprod(-1)
+    return torch.cat(
+        [torch.ones_like(powers[..., :1]) if columns > 1 else torch.ones_like(whole.unsqueeze(-1)), powers], -1
+    )
+
+
+@composition("torch.bilinear", "_nn.bilinear")
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x1 (..., i) weight (o, i, j) x2 (..., j)``."""
+    if input1.dim() != input2.dim() or weight.dim() != 3:
+        raise ValueError("bilinear takes two inputs of equally many dimensions and a weight of three")
+    outputs, left, right = weight.shape
+    halves = torch.einsum("ni,oij->noj", input1.reshape(-1, left), weight)
+    result = (halves * input2.reshape(-1, 1, right)).sum(-1).reshape(*input1.shape[:-1], outputs)
+    return result if bias is None else result + bias

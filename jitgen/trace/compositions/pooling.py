@@ -1,0 +1,318 @@
+"""Windows over the last dimensions: pooling.
+
+A window's elements at one offset are a slice of every stride-th element; a pool combines as many slices as its window
+has elements, ``MOST_PIECES`` at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_float, require_rank
+from jitgen.trace.compositions.shapes import MOST_PIECES
+from jitgen.trace.table import composition
+
+
+def listed(value: Any, count: int) -> list[int]:
+    values = [int(each) for each in value] if isinstance(value, (tuple, list)) else [int(value)]
+    if len(values) not in (1, count):
+        raise ValueError(f"expected a number, or {count} of them, got {len(values)}")
+    return values if len(values) == count else values * count
+
+
+class Windows:
+    """The windows of a pool over the last ``count`` dimensions.
+
+    Attributes:
+        counts: the number of windows along each dimension.
+    """
+
+    def __init__(
+        self, input: Tensor, count: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    ):
+        require_rank(input, (count + 1, count + 2))
+        self.kernel = listed(kernel, count)
+        self.stride = self.kernel if stride in (None, [], ()) else listed(stride, count)
+        self.padding, self.dilation = listed(padding, count), listed(dilation, count)
+        self.sizes = [int(size) for size in input.shape[-count:]]
+        if min(*self.kernel, *self.stride, *self.dilation) <= 0:
+            raise ValueError("the sizes, strides and dilations of windows must be positive")
+        if any(not 0 <= pad <= size // 2 for pad, size in zip(self.padding, self.kernel, strict=True)):
+            raise ValueError("the padding must be half of the window's size at most")
+        if math.prod(self.kernel) > MOST_PIECES:
+            raise UnsupportedError(f"windows of {math.prod(self.kernel)} elements are not supported; {MOST_PIECES} are")
+        self.counts = [self._count(dim, ceil_mode) for dim in range(count)]
+        if min(self.counts) <= 0:
+            raise ValueError("the input is smaller than a window")
+
+    def _reach(self, dim: int) -> int:
+        return self.dilation[dim] * (self.kernel[dim] - 1)
+
+    def _count(self, dim: int, ceil_mode: bool) -> int:
+        free, stride = self.sizes[dim] + 2 * self.padding[dim] - self._reach(dim) - 1, self.stride[dim]
+        count = (free + (stride - 1 if ceil_mode else 0)) // stride + 1
+        # A window that starts in the padding behind the last element is left out.
+        return count - 1 if ceil_mode and (count - 1) * stride >= self.sizes[dim] + self.padding[dim] else count
+
+    def padded(self, input: Tensor, value: Any) -> Tensor:
+        amounts = []
+        for dim in reversed(range(len(self.sizes))):
+            end = (self.counts[dim] - 1) * self.stride[dim] + self._reach(dim) + 1
+            amounts += [self.padding[dim], max(0, end - self.padding[dim] - self.sizes[dim])]
+        return F.pad(input, amounts, value=value) if any(amounts) else input
+
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        return itertools.product(*map(range, self.kernel))
+
+    def piece(self, padded: Tensor, offset: Sequence[int]) -> Tensor:
+        """The elements of all windows at one offset."""
+        key: list[Any] = [Ellipsis]
+        for at, dilation, count, stride in zip(offset, self.dilation, self.counts, self.stride, strict=True):
+            key.append(slice(at * dilation, at * dilation + (count - 1) * stride + 1, stride))
+        return padded[tuple(key)]
+
+
+def _average(
+    input: Tensor, count: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, pads: bool, divisor: Any
+) -> Tensor:
+    require_float(input)
+    windows = Windows(input, count, kernel, stride, padding, 1, ceil_mode)
+    padded = windows.padded(input, 0.0)
+    total = None
+    for offset in windows.offsets():
+        piece = windows.piece(padded, offset)
+        total = piece if total is None else total + piece
+    assert total is not None
+    if divisor is not None:
+        if divisor == 0:
+            raise ZeroDivisionError("the divisor must not be 0")
+        return total / divisor
+    for dim in range(count):
+        total = total / _elements(windows, dim, pads).reshape(-1, *[1] * (count - 1 - dim))
+    return total
+
+
+def _elements(windows: Windows, dim: int, pads: bool) -> Tensor:
+    """How many elements each window along a dimension counts: with ``pads`` those of the padding too."""
+    size, padding = windows.sizes[dim], windows.padding[dim]
+    start = torch.arange(windows.counts[dim]) * windows.stride[dim] - padding
+    end = (start + windows.kernel[dim]).clamp(max=size + padding)
+    return end - start if pads else end.clamp(max=size) - start.clamp(min=0)
+
+
+@composition("torch.avg_pool1d")
+def avg_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    return _average(input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+
+
+@composition("_nn.avg_pool2d", "avg_pool2d")
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Tensor:
+    return _average(input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+@composition("_nn.avg_pool3d", "avg_pool3d")
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Tensor:
+    return _average(input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+# --------------------------------------------------------------------------------------------------------------- maxima
+
+
+def _maximum(input: Tensor, count: int, windows: Windows) -> tuple[Tensor, Tensor]:
+    """The largest element of each window, and its place in the flattened dimensions. NaN is larger than all."""
+    padded = windows.padded(input, -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min)
+    best, place = None, None
+    for offset in windows.offsets():
+        piece = windows.piece(padded, offset)
+        where = _places(windows, offset)
+        if best is None or place is None:
+            best, place = piece, where.expand(piece.shape)
+            inside = _inside(windows, offset)
+            continue
+        valid = _inside(windows, offset)
+        larger = valid & (~inside | (piece > best) | (piece.isnan() & ~best.isnan()))
+        best, place, inside = torch.where(larger, piece, best), torch.where(larger, where, place), inside | valid
+    assert best is not None
+    assert place is not None
+    return best, place
+
+
+def _grid(windows: Windows, offset: Sequence[int]) -> list[Tensor]:
+    """The index of each window's element at ``offset`` along every dimension, as it broadcasts."""
+    count = len(windows.sizes)
+    return [
+        (
+            torch.arange(windows.counts[dim]) * windows.stride[dim]
+            + (offset[dim] * windows.dilation[dim] - windows.padding[dim])
+        ).reshape(-1, *[1] * (count - 1 - dim))
+        for dim in range(count)
+    ]
+
+
+def _places(windows: Windows, offset: Sequence[int]) -> Tensor:
+    place: Any = 0
+    for size, index in zip(windows.sizes, _grid(windows, offset), strict=True):
+        place = place * size + index
+    return place
+
+
+def _inside(windows: Windows, offset: Sequence[int]) -> Tensor:
+    found: Any = None
+    for size, index in zip(windows.sizes, _grid(windows, offset), strict=True):
+        valid = (index >= 0) & (index < size)
+        found = valid if found is None else found & valid
+    return found
+
+
+def _max_pools() -> None:
+    for count in (1, 2, 3):
+
+        def with_indices(
+            input: Tensor,
+            kernel_size: Any,
+            stride: Any = None,
+            padding: Any = 0,
+            dilation: Any = 1,
+            ceil_mode: bool = False,
+            return_indices: bool = False,
+            *,
+            count: int = count,
+        ) -> tuple[Tensor, Tensor]:
+            windows = Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode)
+            return _maximum(input, count, windows)
+
+        def largest(
+            input: Tensor,
+            kernel_size: Any,
+            stride: Any = None,
+            padding: Any = 0,
+            dilation: Any = 1,
+            ceil_mode: bool = False,
+            return_indices: bool = False,
+            *,
+            count: int = count,
+        ) -> Tensor:
+            windows = Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode)
+            padded = windows.padded(input, -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min)
+            pieces = [windows.piece(padded, offset) for offset in windows.offsets()]
+            result = pieces[0]
+            for piece in pieces[1:]:
+                result = torch.maximum(result, piece)
+            return result
+
+        composition(f"max_pool{count}d")(largest)
+        composition(f"max_pool{count}d_with_indices")(with_indices)
+
+
+_max_pools()
+
+
+# ------------------------------------------------------------------------------------------------------------- adaptive
+
+
+def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int]]:
+    """(dimension, outputs) of each pooled dimension, the last one first."""
+    require_rank(input, (count + 1, count + 2))
+    wanted = list(output_size) if isinstance(output_size, (tuple, list)) else [output_size] * count
+    sizes = [
+        int(size) if asked is None else int(asked) for size, asked in zip(input.shape[-count:], wanted, strict=True)
+    ]
+    if min(sizes, default=0) < 0:
+        raise ValueError("the output sizes must not be negative")
+    if max(sizes) > MOST_PIECES:
+        raise UnsupportedError(f"adaptive pooling to {max(sizes)} elements is not supported; {MOST_PIECES} are")
+    return [(input.dim() - 1 - number, size) for number, size in enumerate(reversed(sizes))]
+
+
+def _adapted(
+    input: Tensor, dim: int, outputs: int, reduce: Callable[[list[Tensor], int], Tensor], *more: Tensor
+) -> Any:
+    """``reduce`` of each window along ``dim``. Window i of n covers elements floor(i * size / n) to
+    ceil((i + 1) * size / n)."""
+    size, tensors = int(input.shape[dim]), [input, *more]
+    if not size:
+        raise ValueError("adaptive pooling needs elements")
+    if outputs and size % outputs == 0:
+        return reduce([x.unflatten(dim, (outputs, size // outputs)) for x in tensors], dim + 1)
+    edges = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
+    if not edges:
+        return reduce([x.narrow(dim, 0, 0).unsqueeze(dim + 1) for x in tensors], dim + 1)
+    found = [reduce([x.narrow(dim, start, end - start) for x in tensors], dim) for start, end in edges]
+    return torch.stack(found, dim)
+
+
+def _first_place(values: list[Tensor], dim: int) -> Tensor:
+    """The smallest place in each window at which the largest element is."""
+    window, places = values
+    largest = window.amax(dim, keepdim=True)
+    found = (window == largest) | window.isnan()
+    return torch.where(found, places, torch.iinfo(torch.int64).max).amin(dim)
+
+
+def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tensor, Tensor]:
+    """One dimension at a time: the largest elements, and their places in the flattened dimensions."""
+    sizes = [int(size) for size in input.shape[-count:]]
+    places = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
+    for dim, outputs in _outputs(input, output_size, count):
+        found = _adapted(input, dim, outputs, _first_place, places)
+        input, places = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at)), found
+    return input, places
+
+
+def _adaptive_pools() -> None:
+    for count in (1, 2, 3):
+
+        def average(input: Tensor, output_size: Any, *, count: int = count) -> Tensor:
+            require_float(input)
+            for dim, outputs in _outputs(input, output_size, count):
+                input = _adapted(input, dim, outputs, lambda values, at: values[0].mean(at))
+            return input
+
+        def with_indices(
+            input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count
+        ) -> tuple[Tensor, Tensor]:
+            return _adaptive_maximum(input, output_size, count)
+
+        def largest(input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count) -> Tensor:
+            for dim, outputs in _outputs(input, output_size, count):
+                input = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at))
+            return input
+
+        composition(f"torch.adaptive_avg_pool{count}d", f"_nn.adaptive_avg_pool{count}d")(average)
+        composition(f"F.adaptive_max_pool{count}d")(largest)
+        composition(f"torch.adaptive_max_pool{count}d", f"_nn.adaptive_max_pool{count}d")(with_indices)
+        composition(f"F.adaptive_max_pool{count}d_with_indices")(with_indices)
+
+
+_adaptive_pools()

@@ -1,0 +1,182 @@
+"""Functions that reduce: sums without NaN, distances, differences, covariances, integrals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
+from jitgen.trace.compositions.elementwise import floating
+from jitgen.trace.table import composition
+
+Dims = Any
+
+
+@composition("nansum")
+def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    numbers = torch.where(input.isnan(), 0, input) if input.is_floating_point() else input
+    return numbers.sum(dim, keepdim, dtype=dtype)
+
+
+@composition("nanmean")
+def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    require_float(input)
+    count = (~input.isnan()).sum(dim, keepdim)
+    return nansum(input, dim, keepdim, dtype=dtype) / count
+
+
+@composition("dist")
+def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    return torch.norm(input - other, p)
+
+
+@composition("renorm")
+def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    require_float(input)
+    if input.dim() < 2 or p <= 0 or maxnorm < 0:
+        raise ValueError("renorm takes at least two dimensions, a positive p and a maxnorm of 0 or more")
+    others = [d for d in range(input.dim()) if d != dim % input.dim()]
+    norm = torch.linalg.vector_norm(input, p, others, keepdim=True)
+    return input * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+
+
+@composition("_VF.cdist", "torch.cdist", "_cdist_forward")
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    require_float(x1, x2)
+    require_one_dtype(x1, x2)
+    if x1.dim() < 2 or x2.dim() < 2 or x1.shape[-1] != x2.shape[-1]:
+        raise ValueError("cdist takes (..., rows, columns) tensors of equally many columns")
+    if p < 0:
+        raise ValueError("p must not be negative")
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+# -------------------------------------------------------------------------------------------- differences and integrals
+
+
+@composition("diff")
+def diff(
+    input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:
+    if input.dim() == 0:
+        raise ValueError("diff needs at least one dimension")
+    if n < 0:
+        raise ValueError("the order of a difference must not be negative")
+    if n == 0:
+        return input.clone()  # torch joins nothing then
+    around = [each for each in (prepend, input, append) if each is not None]
+    joined = torch.cat(around, dim) if len(around) > 1 else input
+    for _ in range(int(n)):
+        length = joined.shape[dim]
+        if length <= 1:
+            return joined.narrow(dim, 0, 0)
+        later, earlier = joined.narrow(dim, 1, length - 1), joined.narrow(dim, 0, length - 1)
+        joined = later ^ earlier if joined.dtype == torch.bool else later - earlier
+    return joined
+
+
+@composition("trapezoid", "trapz")
+def trapezoid(y: Tensor, x: Any = None, *, dx: Any = None, dim: int = -1) -> Tensor:
+    """Of an even spacing the ends count half."""
+    if y.dtype == torch.bool:
+        raise TypeError("not defined for bool tensors")
+    length = y.shape[dim]
+    if length == 0:
+        return y.sum(dim) * 0.0
+    first, last = y.narrow(dim, 0, length - 1), y.narrow(dim, 1, length - 1)
+    if not isinstance(x, Tensor):
+        spacing = 1.0 if dx is None else dx
+        return (first + last).sum(dim) * (spacing / 2.0)
+    if x.dim() == 1:
+        require_shape(x, (length,), "the points")
+        apart = (x[1:] - x[:-1]).reshape(-1, *[1] * (y.dim() - 1 - dim % y.dim()))
+    else:
+        at = dim if dim < 0 else dim - y.dim()
+        points = x.shape[at]
+        apart = x.narrow(at, 1, points - 1) - x.narrow(at, 0, points - 1)
+    return ((first + last) * apart).sum(dim) / 2.0
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+@composition("cov")
+def cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    require_rank(input, (0, 1, 2))
+    if input.dtype == torch.bool:
+        raise TypeError("not defined for bool tensors")
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    observations = rows.shape[1]
+    rows = floating(rows)
+    weights = None
+    for given in (fweights, aweights):
+        if given is not None:
+            require_shape(given, (observations,), "the weights")
+            weights = given if weights is None else weights * given
+    if weights is None:
+        centred = rows - rows.mean(1, keepdim=True)
+        norm: Any = max(observations - correction, 0)
+        product = centred @ centred.T
+        result = product / norm if norm else product / torch.zeros((), dtype=product.dtype)
+    else:
+        total = weights.sum()
+        centred = rows - (rows * weights).sum(1, keepdim=True) / total
+        if aweights is None or not correction:
+            norm = total - correction
+        else:
+            norm = total - correction * (weights * aweights).sum() / total
+        result = centred @ (centred * weights.to(rows.dtype)).T / norm.to(rows.dtype).clamp(min=0)
+    return result.squeeze()
+
+
+@composition("corrcoef")
+def corrcoef(input: Tensor) -> Tensor:
+    covariance = cov(input)
+    if covariance.dim() == 0:
+        return covariance / covariance
+    deviations = covariance.diagonal().sqrt()
+    return (covariance / deviations.unsqueeze(1) / deviations.unsqueeze(0)).clamp(-1, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+
+
+@composition("linalg_matrix_norm", "matrix_norm")
+def matrix_norm(
+    A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    require_float(A)
+    if A.dim() < 2 or len(dim) != 2:
+        raise ValueError("a matrix norm is of two dimensions")
+    rows, columns = (d % A.dim() for d in dim)
+    if rows == columns:
+        raise ValueError("the dimensions of a matrix norm must differ")
+    A = A if dtype is None else A.to(dtype)
+    if ord == "fro":
+        return torch.linalg.vector_norm(A, 2, (rows, columns), keepdim)
+    if ord in ("nuc", 2, -2):
+        raise UnsupportedError(f"the matrix norm {ord!r} needs singular values, which are not supported")
+    if ord not in (1, -1, math.inf, -math.inf):
+        raise ValueError(f"{ord!r} is not a matrix norm")
+    summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    sums = A.abs().sum(summed, keepdim=True)
+    result = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
+    return result if keepdim else result.squeeze((rows, columns))
+
+
+@composition("linalg_norm")
+def linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The norm of a matrix where a kind is asked for and there are two dimensions; else that of all elements."""
+    require_float(A)
+    if ord is not None and dim is None and A.dim() not in (1, 2):
+        raise ValueError("a norm of a kind is of one dimension or of two")
+    of_matrices = A.dim() == 2 if dim is None else isinstance(dim, (tuple, list)) and len(dim) == 2
+    if ord is not None and of_matrices:
+        return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
+    return torch.linalg.vector_norm(A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)

@@ -1,0 +1,165 @@
+"""Functions that compare every element with each of a few: membership, buckets, histograms, gradients on a grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
+from jitgen.trace.compositions.elementwise import floating
+from jitgen.trace.table import composition
+
+MOST_COMPARED = 1024
+"""Elements that each element of another tensor is compared with, at most: a search in order takes fewer steps."""
+
+
+def _few(count: Any, what: str) -> int:
+    if int(count) > MOST_COMPARED:
+        raise UnsupportedError(f"{int(count)} {what} are not supported; up to {MOST_COMPARED} are")
+    return int(count)
+
+
+@composition("isin")
+def isin(
+    elements: Any = None,
+    test_elements: Any = None,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+    element: Any = None,
+    test_element: Any = None,
+) -> Tensor:
+    """Every element is compared with every test element; either may be a number."""
+    elements = element if elements is None else elements
+    test_elements = test_element if test_elements is None else test_elements
+    if not isinstance(test_elements, Tensor):
+        found = elements == test_elements
+    else:
+        tested = test_elements.reshape(-1)
+        _few(tested.shape[0], "test elements")
+        first = elements.unsqueeze(-1) if isinstance(elements, Tensor) else elements
+        found = (first == tested).any(-1)
+    return ~found if invert else found
+
+
+def _position(boundaries: Tensor, values: Tensor, right: bool, int32: bool) -> Tensor:
+    """How many of the sorted ``boundaries`` (..., n) are below each of ``values`` (..., m), or not above it; NaN is
+    above all numbers."""
+    _few(boundaries.shape[-1], "boundaries")
+    edges, x = boundaries.unsqueeze(-2), values.unsqueeze(-1)
+    passed = ~(edges > x) if right else ~(edges >= x)
+    if edges.is_floating_point():
+        passed = passed & (~edges.isnan() | x.isnan()) if right else passed & ~edges.isnan()
+    return passed.sum(-1, dtype=torch.int32 if int32 else torch.int64)
+
+
+@composition("bucketize")
+def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    require_rank(boundaries, (1,))
+    values = input if isinstance(input, Tensor) else torch.scalar_tensor(input, dtype=boundaries.dtype)
+    return _position(boundaries, values.reshape(-1), right, out_int32).reshape(values.shape)
+
+
+@composition("searchsorted")
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    if sorter is not None:
+        require_shape(sorter, sorted_sequence.shape, "the sorter")
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise ValueError(f"side={side!r} and right={right} contradict each other")
+    after, given = right or side == "right", input
+    if not isinstance(given, Tensor):
+        require_rank(sorted_sequence, (1,))
+        given = torch.scalar_tensor(given, dtype=sorted_sequence.dtype)
+    require_one_dtype(sorted_sequence, given)
+    if sorted_sequence.dim() == 1:
+        return _position(sorted_sequence, given.reshape(-1), after, out_int32).reshape(given.shape)
+    require_shape(given, (*sorted_sequence.shape[:-1], given.shape[-1]), "the values")
+    return _position(sorted_sequence, given, after, out_int32)
+
+
+@composition("histc")
+def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    """Elements outside the bounds are not counted; without bounds those of the elements are taken."""
+    require_float(input)
+    count = _few(bins, "bins")
+    if count <= 0:
+        raise ValueError("bins must be positive")
+    low, high = min, max
+    x = input.reshape(-1)
+    if low == high and x.shape[0]:
+        low, high = x.amin(), x.amax()
+        low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
+    elif low == high:
+        low, high = low - 1, high + 1
+    elif low > high:
+        raise ValueError("max must be larger than min")
+    place = ((x - low) / (high - low) * count).floor()
+    place = torch.where(x == high, count - 1, place)
+    inside = (x >= low) & (x <= high)
+    return ((place == torch.arange(count).unsqueeze(-1)) & inside).sum(-1).to(input.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+
+@composition("gradient")
+def gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> tuple[Tensor, ...]:
+    """Central differences, and one-sided ones at the edges."""
+    if edge_order not in (1, 2):
+        raise ValueError("edge_order must be 1 or 2")
+    dims = tuple(range(input.dim())) if dim is None else tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    listed = list(spacing) if isinstance(spacing, (tuple, list)) else [1.0 if spacing is None else spacing] * len(dims)
+    if len(listed) != len(dims):
+        raise ValueError(f"{len(listed)} spacings for {len(dims)} dimensions")
+    return tuple(_along(floating(input), each, d, edge_order) for each, d in zip(listed, dims, strict=True))
+
+
+def _along(input: Tensor, spacing: Any, dim: int, edge_order: int) -> Tensor:
+    size = int(input.shape[dim])
+    if size < edge_order + 1:
+        raise ValueError("gradient needs at least edge_order + 1 elements along each dimension")
+
+    def at(start: int, count: int) -> Tensor:
+        return input.narrow(dim, start % size, count)
+
+    if not isinstance(spacing, Tensor):
+        step: Any = spacing
+        inner = (at(2, size - 2) - at(0, size - 2)) / (2 * step)
+        steps = (step, step, step, step)
+    else:
+        require_shape(spacing, (size,), "the coordinates")
+        apart = (spacing[1:] - spacing[:-1]).reshape(-1, *[1] * (input.dim() - 1 - dim % input.dim()))
+        before, after = apart[:-1], apart[1:]
+        inner = (
+            -(after / before) / (before + after) * at(0, size - 2)
+            + (after - before) / (before * after) * at(1, size - 2)
+            + (before / after) / (before + after) * at(2, size - 2)
+        )
+        steps = (apart[:1], apart[1:2], apart[-2:-1], apart[-1:])
+    if edge_order == 1:
+        first, last = (at(1, 1) - at(0, 1)) / steps[0], (at(size - 1, 1) - at(size - 2, 1)) / steps[3]
+    else:
+        first = _three_points(at(0, 1), at(1, 1), at(2, 1), steps[0], steps[1])
+        last = -_three_points(at(size - 1, 1), at(size - 2, 1), at(size - 3, 1), steps[3], steps[2])
+    return torch.cat([first, inner, last], dim) if size > 2 else torch.cat([first, last], dim)
+
+
+def _three_points(edge: Tensor, near: Tensor, far: Tensor, first: Any, second: Any) -> Tensor:
+    """The slope at an edge of the parabola through three points, which are ``first`` and ``second`` apart."""
+    return (
+        -(2 * first + second) / (first * (first + second)) * edge
+        + (first + second) / (first * second) * near
+        - first / (second * (first + second)) * far
+    )

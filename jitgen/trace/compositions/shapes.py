@@ -1,0 +1,281 @@
+"""Functions that move, join, cut and repeat elements, and those that make tensors of indices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitgen.errors import UnsupportedError
+from jitgen.trace.compositions.checks import require_rank, valid_dim
+from jitgen.trace.table import composition
+
+Sizes = Sequence[Any]
+
+# ---------------------------------------------------------------------------------------------------------- as they are
+
+
+@composition("conj", "resolve_conj", "resolve_neg", "real", view=True)
+def same(input: Tensor) -> Tensor:
+    """Of a real tensor."""
+    return input
+
+
+@composition("conj_physical")
+def conj_physical(input: Tensor) -> Tensor:
+    return input.clone()
+
+
+@composition("unfold_copy")
+def unfold_copy(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    return unfold(input, dimension, size, step).clone()
+
+
+# -------------------------------------------------------------------------------------------------- cutting and joining
+
+
+@composition("aten.slice", view=True)
+def aten_slice(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    key: list[Any] = [slice(None)] * input.dim()
+    key[valid_dim(input, dim)] = slice(start, end, step)
+    return input[tuple(key)]
+
+
+@composition("unsafe_chunk")
+def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    return input.chunk(chunks, dim)
+
+
+@composition("unsafe_split", "unsafe_split_with_sizes")
+def unsafe_split(input: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    return input.split(split_size_or_sections, dim)
+
+
+@composition("tensor_split", view=True)
+def tensor_split(
+    input: Tensor, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
+) -> tuple[Tensor, ...]:
+    cuts = next(given for given in (indices_or_sections, sections, indices) if given is not None)
+    if isinstance(cuts, Tensor):
+        raise UnsupportedError("tensor_split by a tensor has results whose sizes depend on data")
+    size = int(input.shape[valid_dim(input, dim)])
+    if isinstance(cuts, int):
+        if cuts <= 0:
+            raise ValueError("the number of sections must be positive")
+        longer, each = size % cuts, size // cuts
+        cuts = [number * each + min(number, longer) for number in range(1, cuts)]
+    bounds = [0, *(int(cut) for cut in cuts), size]
+    spans = [slice(start, end).indices(size) for start, end in itertools.pairwise(bounds)]
+    return tuple(input.narrow(dim, start, max(0, end - start)) for start, end, _ in spans)
+
+
+def _split(input: Tensor, cuts: Any, dim: int) -> tuple[Tensor, ...]:
+    if isinstance(cuts, int) and int(input.shape[dim]) % cuts:
+        raise ValueError(f"dimension {dim} cannot be divided into {cuts} equal sections")
+    return tensor_split(input, cuts, dim)
+
+
+@composition("hsplit", view=True)
+def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    if input.dim() < 1:
+        raise ValueError("hsplit needs a tensor of at least one dimension")
+    return _split(input, indices_or_sections, 0 if input.dim() == 1 else 1)
+
+
+@composition("vsplit", view=True)
+def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    if input.dim() < 2:
+        raise ValueError("vsplit needs a tensor of at least two dimensions")
+    return _split(input, indices_or_sections, 0)
+
+
+@composition("dsplit", view=True)
+def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    if input.dim() < 3:
+        raise ValueError("dsplit needs a tensor of at least three dimensions")
+    return _split(input, indices_or_sections, 2)
+
+
+def _each(tensors: Any, function: Any) -> Any:
+    """``function`` of one tensor, or of each of several."""
+    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        return function(tensors[0])
+    listed = tensors[0] if len(tensors) == 1 else tensors
+    return tuple(map(function, listed))
+
+
+@composition("torch.atleast_1d", view=True)
+def atleast_1d(*tensors: Any) -> Any:
+    return _each(tensors, lambda x: x.reshape(1) if x.dim() == 0 else x)
+
+
+@composition("torch.atleast_2d", view=True)
+def atleast_2d(*tensors: Any) -> Any:
+    return _each(tensors, lambda x: x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x)
+
+
+def _deep(x: Tensor) -> Tensor:
+    if x.dim() == 0:
+        return x.reshape(1, 1, 1)
+    if x.dim() == 1:
+        return x.unsqueeze(0).unsqueeze(-1)
+    return x.unsqueeze(-1) if x.dim() == 2 else x
+
+
+@composition("torch.atleast_3d", view=True)
+def atleast_3d(*tensors: Any) -> Any:
+    return _each(tensors, _deep)
+
+
+@composition("column_stack")
+def column_stack(tensors: Any) -> Tensor:
+    return torch.hstack([x.reshape(-1, 1) if x.dim() <= 1 else x for x in tensors])
+
+
+@composition("dstack")
+def dstack(tensors: Any) -> Tensor:
+    return torch.cat([_deep(x) for x in tensors], 2)
+
+
+@composition("_VF.block_diag")
+def block_diag(tensors: Any) -> Tensor:
+    blocks = [x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x for x in tensors]
+    for block in blocks:
+        require_rank(block, (2,))
+    columns = [int(block.shape[1]) for block in blocks]
+    padded = [
+        torch.nn.functional.pad(block, (sum(columns[:number]), sum(columns[number + 1 :])))
+        for number, block in enumerate(blocks)
+    ]
+    return torch.cat(padded, 0)
+
+
+@composition("fliplr")
+def fliplr(input: Tensor) -> Tensor:
+    if input.dim() < 2:
+        raise ValueError("fliplr needs a tensor of at least two dimensions")
+    return input.flip(1)
+
+
+@composition("flipud")
+def flipud(input: Tensor) -> Tensor:
+    if input.dim() < 1:
+        raise ValueError("flipud needs a tensor of at least one dimension")
+    return input.flip(0)
+
+
+@composition("rot90")
+def rot90(input: Tensor, k: int = 1, dims: Sizes = (0, 1)) -> Tensor:
+    if len(dims) != 2:
+        raise ValueError("a rotation is in a plane of two dimensions")
+    first, second = (valid_dim(input, dim) for dim in dims)
+    if first == second:
+        raise ValueError("the dimensions of a rotation must differ")
+    turns = int(k) % 4
+    if turns == 1:
+        return input.flip(second).transpose(first, second)
+    if turns == 2:
+        return input.flip(first, second)
+    return input.flip(first).transpose(first, second) if turns == 3 else input.clone()
+
+
+def _shifted(input: Tensor, dim: Any, forward: bool) -> Tensor:
+    dims = tuple(range(input.dim())) if dim is None else tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    for each in dims:
+        size = int(input.shape[each])
+        input = input.roll(size // 2 if forward else (size + 1) // 2, each)
+    return input
+
+
+@composition("fft_fftshift", "fftshift")
+def fftshift(input: Tensor, dim: Any = None) -> Tensor:
+    return _shifted(input, dim, forward=True)
+
+
+@composition("fft_ifftshift", "ifftshift")
+def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
+    return _shifted(input, dim, forward=False)
+
+
+# -------------------------------------------------------------------------------------------------------------- windows
+
+MOST_PIECES = 128
+"""Shifted copies of a tensor that a function is composed of, at most."""
+
+
+@composition("Tensor.unfold")
+def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Windows along a dimension: their elements at each offset are a slice of every ``step``-th element."""
+    size, step = int(size), int(step)
+    if input.dim() == 0:
+        valid_dim(input, dimension)
+        if size > 1 or step <= 0:
+            raise ValueError(f"windows of {size} elements, every {step} elements, of 1")
+        return input.reshape(1)[:size]
+    dim = valid_dim(input, dimension)
+    length = int(input.shape[dim])
+    if not 0 <= size <= length or step <= 0:
+        raise ValueError(f"windows of {size} elements, every {step} elements, of {length}")
+    if size > MOST_PIECES or size == 0:
+        raise UnsupportedError(f"windows of {size} elements are not supported; 1 to {MOST_PIECES} are")
+    count = (length - size) // step + 1
+    return torch.stack([_every(input, dim, start, count, step) for start in range(size)], -1)
+
+
+def _every(input: Tensor, dim: int, start: int, count: int, step: int) -> Tensor:
+    """``count`` elements along ``dim``, from ``start`` on, ``step`` apart."""
+    key: list[Any] = [slice(None)] * input.dim()
+    key[dim] = slice(start, start + (count - 1) * step + 1, step)
+    return input[tuple(key)]
+
+
+@composition("pixel_shuffle")
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    factor = int(upscale_factor)
+    if input.dim() < 3 or factor <= 0:
+        raise ValueError("pixel_shuffle takes (..., channels, height, width) and a positive factor")
+    *batch, channels, height, width = input.shape
+    if channels % (factor * factor):
+        raise ValueError(f"{int(channels)} channels cannot be divided by {factor * factor}")
+    rank = len(batch)
+    pixels = input.reshape(*batch, channels // (factor * factor), factor, factor, height, width)
+    order = (*range(rank + 1), rank + 3, rank + 1, rank + 4, rank + 2)
+    return pixels.permute(order).reshape(*batch, channels // (factor * factor), height * factor, width * factor)
+
+
+@composition("pixel_unshuffle")
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    factor = int(downscale_factor)
+    if input.dim() < 3 or factor <= 0:
+        raise ValueError("pixel_unshuffle takes (..., channels, height, width) and a positive factor")
+    *batch, channels, height, width = input.shape
+    if height % factor or width % factor:
+        raise ValueError(f"{int(height)} x {int(width)} pixels cannot be divided by {factor}")
+    rank = len(batch)
+    pixels = input.reshape(*batch, channels, height // factor, factor, width // factor, factor)
+    order = (*range(rank + 1), rank + 2, rank + 4, rank + 1, rank + 3)
+    return pixels.permute(order).reshape(*batch, channels * factor * factor, height // factor, width // factor)
+
+
+@composition("channel_shuffle")
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    if input.dim() < 3 or groups <= 0 or input.shape[1] % groups:
+        raise ValueError("channel_shuffle takes (N, channels, ...) and a divisor of the channels")
+    rows, channels, *spatial = input.shape
+    return input.reshape(rows, groups, channels // groups, *spatial).transpose(1, 2).reshape(input.shape)
+
+
+@composition("sum_to_size")
+def sum_to_size(input: Tensor, *size: Any) -> Tensor:
+    sizes = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+    lead = input.dim() - len(sizes)
+    if lead < 0 or any(n not in (1, m) for n, m in zip(sizes, input.shape[lead:], strict=True)):
+        raise ValueError(f"size {tuple(map(int, sizes))} does not broadcast to {tuple(map(int, input.shape))}")
+    summed = [lead + d for d, n in enumerate(sizes) if n == 1 and input.shape[lead + d] != 1]
+    if not lead and not summed:
+        return input
+    result = input.sum((*range(lead), *summed), keepdim=True) if lead or summed else input
+    return result.reshape(sizes)

@@ -1,0 +1,150 @@
+"""Compositions beyond the samples of ``tests/conformance``: fresh random data, edges of domains, updates, refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.errors import TraceError, UnsupportedError
+
+# ---------------------------------------------------------------------------------------------------- special functions
+
+POSITIVE, UNIT, ANY = (0.0, 40.0), (-1.0, 1.0), (-20.0, 20.0)
+SPECIAL: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[float, float]]] = {
+    "lgamma": (torch.lgamma, ANY),
+    "digamma": (torch.digamma, ANY),
+    "trigamma": (lambda x: torch.polygamma(1, x), POSITIVE),
+    "polygamma of order 3": (lambda x: torch.polygamma(3, x), ANY),
+    "erfinv": (torch.erfinv, UNIT),
+    "ndtri": (lambda x: torch.special.ndtri(x.abs()), UNIT),
+    "erfcx": (torch.special.erfcx, (-4.0, 40.0)),
+    "log_ndtr": (torch.special.log_ndtr, ANY),
+    "i0": (torch.i0, ANY),
+    "i0e": (torch.special.i0e, ANY),
+    "i1": (torch.special.i1, ANY),
+    "i1e": (torch.special.i1e, ANY),
+    "spherical_bessel_j0": (torch.special.spherical_bessel_j0, ANY),
+}
+FORMULA = 64
+"""Roundings of the longest of these formulas, at most."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.quick(where=lambda name, dtype: dtype == torch.float32 and name in ("lgamma", "erfcx", "i1"))
+def test_special_functions(name: str, dtype: torch.dtype) -> None:
+    """Within some roundings of float64's result, and of what a rounding of the argument makes of it."""
+    function, (low, high) = SPECIAL[name]
+    inside = torch.rand(300, dtype=torch.float64) * (high - low) + low
+    edges = [edge for edge in (0.0, 1.0, 2.0, -1.0, 0.5) if low <= edge <= high]
+    edges += [low, high, math.inf, math.nan]
+    x = torch.cat([inside, inside * 1e-6, torch.tensor(edges, dtype=torch.float64)]).to(dtype)
+    result, exact, eager = jitgen.jit(function)(x), function(x.double()), function(x)
+    eps = torch.finfo(dtype).eps
+    moved = (function(x.double() * (1 + 2**-30)) - exact).abs() * 2**30 * eps
+    near = (result.double() - exact).abs() <= FORMULA * (eps * exact.abs() + moved.nan_to_num(0.0, 0.0, 0.0))
+    wrong = ~(near | (result == eager) | (result.isnan() & eager.isnan()))
+    assert not wrong.any(), (x[wrong], result[wrong], exact[wrong])
+
+
+def test_a_polynomial_of_unknown_degree_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="degree"):
+        jitgen.jit(torch.special.hermite_polynomial_h)(torch.randn(3), torch.tensor([1, 2, 3]))
+
+
+# --------------------------------------------------------------------------------------------------------- convolutions
+
+
+def _bound(x: torch.Tensor, weight: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """What a sum of float32 products may be wrong by: the sum of their sizes times the roundings of a sum in order."""
+    length = weight[0].numel() + 1
+    return length * torch.finfo(torch.float32).eps * function(x.abs().double(), weight.abs().double())
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "options"),
+    [
+        ((2, 3, 9), (4, 3, 1), {}),
+        ((2, 4, 7, 6), (6, 2, 3, 2), {"stride": (2, 1), "padding": (2, 1), "dilation": (1, 2), "groups": 2}),
+        ((3, 5, 5), (2, 3, 2, 2), {"padding": "same"}),
+    ],
+    ids=["pointwise", "groups", "same"],
+)
+def test_convolutions(shape: Any, weight: Any, options: Any) -> None:
+    function = getattr(F, f"conv{len(weight) - 2}d")
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return function(x, w, **options)
+
+    x, w = torch.randn(shape), torch.randn(weight)
+    got, exact = jitgen.jit(call)(x, w), call(x.double(), w.double())
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= _bound(x, w, call)).all()
+
+
+def test_a_window_of_many_elements_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="windows of 144 elements"):
+        jitgen.jit(F.conv2d)(torch.randn(1, 2, 20, 20), torch.randn(2, 2, 12, 12))
+
+
+# ------------------------------------------------------------------------------------------------------- normalisations
+
+
+def test_batch_norm_moves_running_statistics() -> None:
+    def step(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, mean, var, training=True, momentum=0.2)
+
+    x, start = torch.randn(6, 3, 5) * 2 + 1, (torch.randn(3), torch.rand(3))
+    ours, theirs = [t.clone() for t in start], [t.clone() for t in start]
+    jitted = jitgen.jit(step)
+    for _ in range(2):
+        got, want = jitted(x, *ours), step(x, *theirs)
+        torch.testing.assert_close([got, *ours], [want, *theirs])
+    assert not torch.equal(ours[0], start[0])
+
+
+def test_batch_norm_of_a_module_in_training_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="updates a captured tensor"), torch.no_grad():
+        jitgen.jit(torch.nn.BatchNorm1d(3))(torch.randn(4, 3))
+
+
+# --------------------------------------------------------------------------------------------------------------- shapes
+
+
+def test_sizes_that_are_negative_arguments() -> None:
+    """-1 is a size to be found whether it stands in the function or is an argument; a call with another is traced."""
+    reshaped = jitgen.jit(lambda x, m, n: x.reshape(m, n))
+    x = torch.arange(12.0)
+    for m, n in ((3, -1), (-1, 4), (2, 6), (4, -1)):
+        assert torch.equal(reshaped(x, m, n), x.reshape(m, n))
+
+
+def test_a_divisor_that_is_a_product_of_sizes() -> None:
+    x = torch.arange(36.0)
+    for m, n in ((2, 3), (3, 2)):
+        torch.testing.assert_close(
+            jitgen.jit(lambda x, m, n: x.reshape(m, n, -1).mean(2))(x, m, n), x.reshape(m, n, -1).mean(2)
+        )
+
+
+def test_joining_nothing_and_cutting_edges() -> None:
+    empty = torch.zeros(0, dtype=torch.int64)
+    joined = jitgen.jit(lambda a, b: torch.cat([a, b]))(empty, torch.zeros(0))
+    assert (joined.shape, joined.dtype) == ((0,), torch.float32)
+    x = torch.randn(4, 6)
+    assert torch.equal(jitgen.jit(lambda x: F.pad(x, (-1, 2, 1, -3)))(x), F.pad(x, (-1, 2, 1, -3)))
+
+
+def test_numbers_in_a_list_become_a_tensor() -> None:
+    jitted = jitgen.jit(lambda x, a: x + torch.tensor([[1, a], [2.5, -a]]))
+    for a in (3, 0.5):
+        want = torch.eye(2) + torch.tensor([[1, a], [2.5, -a]])
+        assert torch.equal(jitted(torch.eye(2), a), want)
+    with pytest.raises(TraceError, match="equal lengths"):
+        jitgen.jit(lambda x: x + torch.tensor([[1, 2], [3]]))(torch.eye(2))

@@ -1,0 +1,121 @@
+"""Results, copies and errors that depend on sizes, memory or torch's settings, as in eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.errors import TraceError, UnsupportedError
+
+# ----------------------------------------------------------------------------------------------------------- reductions
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("correction", [0, 1, 2, 3.5, 7])
+def test_variance_of_few_elements(rows: int, correction: float) -> None:
+    """One trace for all sizes where ``correction`` is below them, and another where it is not."""
+    x = torch.randn(rows, 4)
+    for function in (torch.var, torch.std):
+        wanted = function(x, 0, correction=correction)
+        got = jitgen.jit(lambda x, f=function: f(x, 0, correction=correction))(x)
+        torch.testing.assert_close(got, wanted, equal_nan=True, rtol=1e-6, atol=1e-6)
+
+
+def test_variance_after_a_call_with_more_rows() -> None:
+    jitted = jitgen.jit(lambda x: x.var(0, correction=3))
+    for rows in (9, 3, 2, 0, 8):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(jitted(x), x.var(0, correction=3), equal_nan=True, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "reduce", [lambda x: x.amax(0), lambda x: x.argmax(0), lambda x: x.max(), lambda x: x.argmin()]
+)
+def test_an_emptied_dimension_raises_after_a_warm_call(reduce: Callable[[torch.Tensor], Any]) -> None:
+    jitted = jitgen.jit(reduce)
+    assert torch.equal(jitted(torch.eye(3)), reduce(torch.eye(3)))
+    with pytest.raises(TraceError, match="size other than 0"):
+        jitted(torch.zeros(0, 3))
+    assert torch.equal(jitted(torch.eye(4)), reduce(torch.eye(4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("length", [1, 3, 8, 1000])
+def test_log_softmax_is_never_positive(dtype: torch.dtype, length: int) -> None:
+    x = (torch.randn(50, length) * 10).to(dtype)
+    x[:, 0] += 40
+    assert (jitgen.jit(lambda x: x.log_softmax(-1))(x) <= 0).all()
+    loss = jitgen.jit(lambda x, t: F.cross_entropy(x, t, reduction="none"))
+    assert (loss(x, torch.zeros(50, dtype=torch.int64)) >= 0).all()
+
+
+def test_a_class_that_does_not_exist_has_no_plausible_loss() -> None:
+    x = torch.randn(3, 4)
+    jitted = jitgen.jit(lambda x, t: F.cross_entropy(x, t, reduction="none"))
+    assert jitted(x, torch.tensor([0, 4, -1])).isnan().tolist() == [False, True, True]
+    assert jitted(x, torch.tensor([0, -100, 3])).isnan().tolist() == [False, False, False]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.to(torch.float32),
+        lambda x: x.to(torch.float32, copy=True),
+        lambda x: x.to(torch.float32, False, True),
+        lambda x: x.ravel(),
+        lambda x: x.t().ravel(),
+        lambda x: x[:, 0].ravel(),
+        lambda x: x[:, 0].reshape(-1),
+        lambda x: x.flatten(),
+        lambda x: F.dropout(x, 0.5, False),
+        lambda x: torch.as_tensor(x),
+        lambda x: x.clone(),
+    ],
+)
+def test_results_share_memory_as_in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(3, 4)
+    eager, got = function(x), jitgen.jit(function)(x)
+    assert torch.equal(got, eager)
+    assert (got.data_ptr() == x.data_ptr(), got.stride()) == (eager.data_ptr() == x.data_ptr(), eager.stride())
+
+
+def _negated() -> torch.Tensor:
+    """A view of stride 2 whose elements are minus those in memory."""
+    return torch.randn(4, dtype=torch.complex64).conj().imag
+
+
+def test_negated_views_are_refused_in_cold_and_warm_calls() -> None:
+    jitted, x, out = jitgen.jit(lambda x: x * 2), torch.randn(8)[::2], torch.empty(4)
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="resolve_neg"):
+            jitted(_negated())
+        with pytest.raises(UnsupportedError, match="resolve_neg"):
+            jitted(_negated(), out=out)
+        jitted(x)
+        jitted(x, out=out)
+    with pytest.raises(UnsupportedError, match="resolve_neg"):
+        jitted(x, out=_negated())
+    plan = jitted.bind(x)
+    with pytest.raises(ValueError, match="bound for"):
+        plan(_negated())
+
+
+def test_a_captured_tensor_that_becomes_a_negated_view() -> None:
+    class Holder:
+        weight = torch.randn(8)[::2]
+
+    holder = Holder()
+    jitted = jitgen.jit(lambda x: x * holder.weight)
+    x = torch.randn(4)
+    assert torch.equal(jitted(x), x * holder.weight)
+    holder.weight = _negated()
+    with pytest.raises(UnsupportedError, match="resolve_neg"):
+        jitted(x)
