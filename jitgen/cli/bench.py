@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -58,15 +59,22 @@ def bench(
             measurements.append(measurement)
             case = f"{measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}"
             say(f"{len(measurements)} done, the last {case}")
+            if path is not None:  # after each, so that a run that is stopped has lost nothing
+                _write(path, facts, measurements)
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
     for line in sweep.summary(measurements):
         click.echo(line)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"environment": facts, "measurements": [measurement.to_json() for measurement in measurements]}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _write(path: Path, facts: dict[str, Any], measurements: Sequence[Measurement]) -> None:
+    """Write or replace ``path``, which is whole at any time."""
+    content = {"environment": facts, "measurements": [measurement.to_json() for measurement in measurements]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(path.name + ".part")
+    written.write_text(json.dumps(content, indent=1) + "\n")
+    written.replace(path)
 
 
 def _row(measurement: Measurement) -> tuple[str, ...]:
