@@ -198,8 +198,8 @@ def prelu(trace: Trace, input: Node, weight: Node) -> Node:
     return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
 
 
-@row("torch.dropout", "torch.alpha_dropout", "torch.feature_dropout", "torch.feature_alpha_dropout", view=True)
-def dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True) -> Node:
+@row("torch.alpha_dropout", "torch.feature_alpha_dropout", view=True)
+def alpha_dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True) -> Node:
     if training and p:
-        raise UnsupportedError("dropout in training draws random numbers, which jitgen has no row for; call .eval()")
+        raise UnsupportedError("alpha dropout in training has no row; call .eval(), or use dropout")
     return input

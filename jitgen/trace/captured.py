@@ -110,15 +110,21 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
         return number + len(roots) * is_step
 
     wanted = list(map(enter, reads))
-    indices = list(map(index, wanted))
-    program = [(step, index(source)) for step, source in steps]
+    # Every warm call of a function with captures runs this, so it is written out, which takes less time than a loop.
+    names = [*(f"root{number}" for number in range(len(roots))), *(f"step{number}" for number in range(len(steps)))]
+    values = [f"{name}_" for name in names]
 
-    def read_all() -> list[Any]:
-        values = [root() for root in roots]
-        for step, source in program:
-            values.append(step(values[source]))
-        return [values[number] for number in indices]
+    def value(found: tuple[bool, int]) -> str:
+        is_step, number = found
+        return values[number + len(roots) * is_step]
 
+    lines = [f"{name}_ = {name}()" for name in names[: len(roots)]]
+    lines += [f"step{number}_ = step{number}({value(source)})" for number, (_, source) in enumerate(steps)]
+    lines.append(f"return [{', '.join(map(value, wanted))}]")
+    text = "def read_all():\n    " + "\n    ".join(lines)
+    namespace: dict[str, Any] = dict(zip(names, [*roots, *(step for step, _ in steps)], strict=True))
+    exec(compile(text, "<jitgen captures>", "exec"), namespace)
+    read_all: Callable[[], list[Any]] = namespace["read_all"]
     return read_all
 
 

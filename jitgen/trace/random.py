@@ -230,7 +230,7 @@ def exponential(trace: Trace, input: Node, lambd: Any = 1.0, *, generator: Any =
 # ---------------------------------------------------------------------------------------------------------- dropout
 
 
-@row("torch.dropout")
+@row("torch.dropout", view=True)
 def dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
     _probability(trace, p)
     if not train or p == 0:
@@ -240,7 +240,7 @@ def dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
     return _scaled(trace, input, input.shape, p)
 
 
-@row("torch.feature_dropout")
+@row("torch.feature_dropout", view=True)
 def feature_dropout(trace: Trace, input: Node, p: Any, train: Any) -> Node:
     """Whole channels, dimension 1, are dropped."""
     _probability(trace, p)

@@ -212,11 +212,11 @@ ROW_MODULES += tuple(
     for name in (
         "convolutions",
         "diagonals",
-        "elementwise",
         "grids",
         "interpolation",
         "matrices",
         "normalizations",
+        "pointwise",
         "pooling",
         "reductions",
         "searching",

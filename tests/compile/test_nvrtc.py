@@ -12,7 +12,7 @@ import pytest
 
 from jitgen.codegen import environment
 from jitgen.compile import disassemble, nvrtc
-from jitgen.errors import CompileError
+from jitgen.errors import CompileError, UnsupportedError
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import Artifact, KernelSource, Target, Toolchain
 
@@ -178,7 +178,7 @@ def test_an_error_at_the_end_is_told_at_the_last_line() -> None:
 
 
 def test_an_unknown_architecture_is_a_compile_error() -> None:
-    with pytest.raises(CompileError, match="sm_91"):
+    with pytest.raises(UnsupportedError, match="sm_91"):
         compile('extern "C" __global__ void kernel() {}', "sm_91")
 
 

@@ -1,5 +1,5 @@
 // jitgen 0.1.0: sampled_chunks, template sort/sort.cu.j2
-// target sm_90a: Schedule(threads=512, rows=1, tile=4096, steps=0, wide=False)
+// target sm_90a: 512 threads a block, one row a block, with room for 4096 elements of each
 // stages: map; 2 x sort over j0
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int32 contiguous
 #include <jitgen/storage.cuh>
@@ -14,7 +14,6 @@ using Element = jitgen::bfloat16;
 using Order = jitgen::Order<Element, true>;
 constexpr int threads = 512;
 constexpr int tile = 4096;  // room for the elements of a row, a power of two
-
 constexpr int room = 1 * tile;  // of all rows of a block
 
 extern "C" __global__ void __launch_bounds__(threads)
@@ -57,7 +56,7 @@ jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t*
 }
 
 // jitgen 0.1.0: sampled, template sort/sort.cu.j2
-// target sm_90a: Schedule(threads=256, rows=1, tile=256, steps=6, wide=False)
+// target sm_90a: 256 threads a block, the ranks of 256 elements a block, 6 steps of bisection in each chunk
 // stages: sort over j0
 // (s0_0, (50*((s0_1 + 4095) // 4096))), rows of the last dimension: load bfloat16 contiguous, load int32 contiguous, store bfloat16 contiguous, store int64 contiguous
 #include <jitgen/storage.cuh>
@@ -72,7 +71,6 @@ using Element = jitgen::bfloat16;
 using Order = jitgen::Order<Element, true>;
 constexpr int threads = 256;
 constexpr int tile = 256;  // elements whose ranks a block finds
-
 extern "C" __global__ void __launch_bounds__(threads)
 jitgen_sampled(const jitgen::bfloat16* p0, const int32_t* p1, jitgen::bfloat16* p2, int64_t* p3, Index length, Index start, Index count, Index ranks, Index n0, Index s0_0, Index s1_0, Index s2_0, Index s3_0) {
   const Index chunks = (length + 4095) / 4096;

@@ -56,7 +56,7 @@ def test_the_region_of_attention() -> None:
 
 def test_a_stage_has_axes_of_its_region() -> None:
     store = Store(0, attention(Builder()))
-    for wrong in (Stage("contract", ("z",)), Stage("sort", ("n",))):
+    for wrong in (Stage("contract", ("z",)), Stage("attend", ("n",))):
         with pytest.raises(AssertionError, match="has no stage"):
             Region("attention", AXES, (store,), (wrong,))
 

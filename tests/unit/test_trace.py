@@ -211,8 +211,7 @@ def test_modules() -> None:
         module.layers[0] = torch.nn.Tanh()
         agrees(run, x3)
         module.train()
-        with pytest.raises(UnsupportedError, match="dropout"):
-            run(x3)
+        assert len({run(x3).sum().item() for _ in range(30)}) > 1  # dropout
 
 
 def test_functions_of_every_kind() -> None:
@@ -513,7 +512,7 @@ ERRORS: dict[str, tuple[Callable[..., Any], type[JitgenError], str, str]] = {
     "nonzero": (lambda x: x.nonzero(), UnsupportedError, "nonzero", "outside"),
     "where of one argument": (lambda x: torch.where(x > 0), UnsupportedError, "where", "depends on data"),
     "assignment": (lambda x: x.__setitem__(x > 0, x.flatten()), UnsupportedError, "assignment", "torch.where"),
-    "a random number": (lambda x: x + torch.rand(3), UnsupportedError, "rand", "outside"),
+    "a random permutation": (lambda x: x + torch.randperm(3), UnsupportedError, "randperm", "outside"),
     "a table of numbers": (lambda x: x + torch.tensor([1.0] * 100), UnsupportedError, "tensor", "outside"),
     "out=": (lambda x: torch.add(x, x, out=x), UnsupportedError, "out=", "return the value"),
     "another device": (lambda x: x.to("meta"), UnsupportedError, "meta", ""),

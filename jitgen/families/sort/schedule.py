@@ -38,6 +38,18 @@ class Schedule:
     steps: int
     wide: bool
 
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        words = [f"{self.threads} threads a block" if self.threads > 1 else "a row a thread"]
+        if self.steps:
+            words.append(f"the ranks of {self.tile} elements a block, {self.steps} steps of bisection in each chunk")
+        elif self.tile > 1:
+            rows = f"{self.rows} rows" if self.rows > 1 else "one row"
+            words.append(f"{rows} a block, with room for {self.tile} elements of each")
+        if self.wide:
+            words.append("64-bit indices")
+        return ", ".join(words)
+
 
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""

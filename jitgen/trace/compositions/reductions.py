@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
-from jitgen.trace.compositions.elementwise import floating
+from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
 Dims = Any

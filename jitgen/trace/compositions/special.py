@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jitgen.errors import UnsupportedError
-from jitgen.trace.compositions.elementwise import floating
+from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
 
