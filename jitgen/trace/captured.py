@@ -113,11 +113,13 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
     indices = list(map(index, wanted))
     program = [(step, index(source)) for step, source in steps]
 
-    def read_all() -> list[Any]:
-        values = [root() for root in roots]
+    def read_all() -> list[Any]:  # at each call: without comprehensions, which are functions before Python 3.12
+        values: list[Any] = []
+        for root in roots:
+            values.append(root())  # noqa: PERF401
         for step, source in program:
             values.append(step(values[source]))
-        return [values[number] for number in indices]
+        return list(map(values.__getitem__, indices))
 
     return read_all
 
