@@ -1,5 +1,5 @@
 // jitgen 0.1.0: sampled, template sort/sort.cpp.j2
-// target x86-64-v4: Schedule(threads=1, rows=1, tile=1, steps=0, wide=False)
+// target x86-64-v4: rows one by one
 // stages: map; 2 x sort over j0
 // (s0_0, s0_1), rows of the last dimension: load float32 contiguous, store float32 contiguous, store int64 contiguous
 #include <jitgen/storage.hpp>

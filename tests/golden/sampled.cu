@@ -1,5 +1,5 @@
 // jitgen 0.1.0: sampled_chunks, template sort/sort.cu.j2
-// target sm_90a: Schedule(threads=512, rows=1, tile=4096, steps=0, wide=False)
+// target sm_90a: 512 threads a block, 1 row of up to 4096 elements at once
 // stages: map; 2 x sort over j0
 // (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int32 contiguous
 #include <jitgen/storage.cuh>
@@ -57,7 +57,7 @@ jitgen_sampled_chunks(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t*
 }
 
 // jitgen 0.1.0: sampled, template sort/sort.cu.j2
-// target sm_90a: Schedule(threads=256, rows=1, tile=256, steps=6, wide=False)
+// target sm_90a: 256 threads a block, ranks of 256 elements, 6 steps of bisection each
 // stages: sort over j0
 // (s0_0, (50*((s0_1 + 4095) // 4096))), rows of the last dimension: load bfloat16 contiguous, load int32 contiguous, store bfloat16 contiguous, store int64 contiguous
 #include <jitgen/storage.cuh>

@@ -1,5 +1,5 @@
 # jitgen 0.1.0: sampled, template sort/sort.py.j2
-# target sm_90a: Schedule(threads=128, rows=1, tile=1024, steps=0, wide=False)
+# target sm_90a: 128 threads a block, 1 row of up to 1024 elements at once
 # stages: map; 2 x sort over j0
 # (s0_0, s0_1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous, store int64 contiguous
 import triton

@@ -38,6 +38,19 @@ class Schedule:
     steps: int
     wide: bool
 
+    def __str__(self) -> str:
+        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        if self.threads == 1:
+            words = ["rows one by one"]
+        elif self.steps:
+            words = [f"{self.threads} threads a block", f"ranks of {self.tile} elements, {self.steps} steps of bisection each"]
+        else:
+            rows = "1 row" if self.rows == 1 else f"{self.rows} rows"
+            words = [f"{self.threads} threads a block", f"{rows} of up to {self.tile} elements at once"]
+        if self.wide:
+            words.append("64-bit indices")
+        return ", ".join(words)
+
 
 def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
