@@ -43,7 +43,10 @@ class Schedule:
         if self.threads == 1:
             words = ["rows one by one"]
         elif self.steps:
-            words = [f"{self.threads} threads a block", f"ranks of {self.tile} elements, {self.steps} steps of bisection each"]
+            words = [
+                f"{self.threads} threads a block",
+                f"ranks of {self.tile} elements, {self.steps} steps of bisection each",
+            ]
         else:
             rows = "1 row" if self.rows == 1 else f"{self.rows} rows"
             words = [f"{self.threads} threads a block", f"{rows} of up to {self.tile} elements at once"]
