@@ -130,7 +130,9 @@ class BoundLaunch:
         except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
             return None
         for value, now in zip(self._values, found, strict=False):
-            if now is not value and not (type(now) is str and now == value) and not same_value(now, value):
+            if now is value or (type(now) is type(value) is str and now == value):  # without entering a function
+                continue
+            if not same_value(now, value):
                 return None
         for reference, now in zip(self._objects, found, strict=False):
             if now is None or now is not reference():

@@ -14,7 +14,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import CONTIGUOUS, Node
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import broadcast_shapes, expand
+from jitgen.trace.typing import broadcast_shapes, filled
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -224,9 +224,7 @@ def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -
     shape = broadcast_shapes(trace, input.shape, tuple(wanted))
     if tuple(map(trace.guards.hint, shape)) != tuple(map(trace.guards.hint, wanted)):
         raise ValueError(f"expand: {tuple(wanted)} does not broadcast from {input.shape}")
-    if input.op in ("const", "scalar"):
-        return view(trace, input, ("expand",), shape) if shape else input
-    return expand(trace, input, shape)
+    return filled(trace, input, shape)
 
 
 @row("expand_as", view=True)
@@ -238,7 +236,7 @@ def expand_as(trace: Trace, input: Node, other: Node) -> Node:
 def broadcast_tensors(trace: Trace, *tensors: Any) -> tuple[Node, ...]:
     nodes = listed(tensors)
     shape = broadcast_shapes(trace, *(node.shape for node in nodes))
-    return tuple(expand(trace, node, shape) for node in nodes)
+    return tuple(filled(trace, node, shape) for node in nodes)
 
 
 @row("tile")

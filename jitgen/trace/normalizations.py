@@ -31,7 +31,7 @@ from jitgen.trace.selection import where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
     broadcast_shapes,
-    expand,
+    filled,
     float_dtype,
     floats_only,
     one_dtype,
@@ -211,7 +211,7 @@ def cosine_similarity(trace: Trace, x1: Node, x2: Node, dim: Any = 1, eps: float
     shape = broadcast_shapes(trace, x1.shape, x2.shape)
     dtype = dtype_name(torch.promote_types(DTYPES[x1.dtype], DTYPES[x2.dtype]))  # 0-d tensors have full precedence
     require_float(dtype)
-    sides = [expand(trace, trace.cast(side, dtype), shape) for side in (x1, x2)]
+    sides = [filled(trace, trace.cast(side, dtype), shape) for side in (x1, x2)]
     dims = dims_of(sides[0], dim)
     norms = [pointwise(trace, "maximum", p_norm(trace, side, 2.0, dims), eps) for side in sides]
     scaled = [

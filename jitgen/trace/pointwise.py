@@ -24,7 +24,6 @@ from jitgen.trace.typing import (
     Value,
     as_node,
     broadcast_shapes,
-    expand,
     filled,
     float_dtype,
     floats_only,
@@ -255,7 +254,7 @@ def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
 @row("copy")
 def copy(trace: Trace, input: Node, src: Node, non_blocking: bool = False) -> Node:
     """``copy_``."""
-    return expand(trace, trace.cast(src, input.dtype), broadcast_shapes(trace, input.shape, src.shape))
+    return filled(trace, trace.cast(src, input.dtype), broadcast_shapes(trace, input.shape, src.shape))
 
 
 @row("square")

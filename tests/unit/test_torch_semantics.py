@@ -34,6 +34,22 @@ def test_variance_after_a_call_with_more_rows() -> None:
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.cosine_similarity(x, torch.full((), 3.0), 0),
+        lambda x: F.cosine_similarity(x.std().zero_(), x, 1),
+        lambda x: F.cosine_similarity(x, torch.full((), -2.0), -1),
+        lambda x: torch.broadcast_tensors(torch.full((), 3.0), x)[0].sum(0),
+        lambda x: (x + 0).copy_(torch.full((), 3.0)).sum(1),
+        lambda x: torch.full((), 3.0).expand(4, 2).sum(0) + x[0, 0],
+    ],
+)
+def test_a_broadcast_constant_is_reduced_along_its_dimensions(function: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.randn(5, 7)
+    torch.testing.assert_close(jitgen.jit(function)(x), function(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
     "reduce", [lambda x: x.amax(0), lambda x: x.argmax(0), lambda x: x.max(), lambda x: x.argmin()]
 )
 def test_an_emptied_dimension_raises_after_a_warm_call(reduce: Callable[[torch.Tensor], Any]) -> None:
