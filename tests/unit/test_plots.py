@@ -40,7 +40,7 @@ def test_what_was_measured_can_be_plotted(path: Path) -> None:
             assert 0 < float(mark.attrib["cx"]) < width, name
             assert 0 < float(mark.attrib["cy"]) < height, name
     for group in {row["group"] for row in rows if row["group"] != "intensity" and row["ratios"]}:
-        bars = [bar for bar in ElementTree.fromstring(found[f"bars-{group}.svg"]).iter(f"{SVG}rect")][1:]
+        bars = list(ElementTree.fromstring(found[f"bars-{group}.svg"]).iter(f"{SVG}rect"))[1:]
         assert len(bars) == sum(len(row["ratios"]) for row in rows if row["group"] == group)
 
 
@@ -57,8 +57,8 @@ def test_the_sweep_is_a_scatter_of_the_best_peer_coloured_by_k_over_n() -> None:
     found = plots.plots(rows)
     assert set(found) == {"sweep-cuda-int4-bfloat16.svg", "sweep-cuda-dense-bfloat16.svg"}
     first, second, third = circles(found["sweep-cuda-int4-bfloat16.svg"])
-    assert first.attrib["fill"] == "#%02x%02x%02x" % plots.FEW
-    assert second.attrib["fill"] == "#%02x%02x%02x" % plots.MANY
+    assert first.attrib["fill"] == "#{:02x}{:02x}{:02x}".format(*plots.FEW)
+    assert second.attrib["fill"] == "#{:02x}{:02x}{:02x}".format(*plots.MANY)
     across = [float(mark.attrib["cx"]) for mark in (first, second, third)]
     assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(math.log(300, 8192), abs=1e-2)
     assert float(second.attrib["cy"]) < float(third.attrib["cy"]) < float(first.attrib["cy"])
