@@ -25,7 +25,8 @@ def tables(content: Mapping[str, Any]) -> str:
     known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     one_size = [
-        [row for row in rows if row["group"] in groups] for groups in (("streaming", "intensity"), ("batched",))
+        [row for row in rows if row["group"] in groups]
+        for groups in (("streaming", "intensity"), ("batched",), ("sweep",))
     ]
     by_size = [
         [row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions", "products")
