@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,11 @@ def headline(directory: Path) -> str:
 
 
 BAR, GAP, LEFT, WIDTH = 15, 14, 320, 760
-COLOURS = ("#7a8ca3", "#d9822b")
+COLOURS = ("#7a8ca3", "#d9822b", "#4c8c6b", "#8a63a8", "#b5495b", "#3f7fbf")
 
 
 def bars_svg(title: str, groups: Sequence[Bars]) -> str:
-    """Horizontal bars in groups of two, with a line at 1, where a peer is as fast as jitgen."""
+    """Horizontal bars in groups, with a line at 1, where a peer is as fast as jitgen."""
     scale = (WIDTH - LEFT - 130) / max(value for _, bars in groups for _, value in bars)
     height = 40 + sum(len(bars) * BAR + GAP for _, bars in groups)
     text = [
@@ -89,7 +90,7 @@ def bars_svg(title: str, groups: Sequence[Bars]) -> str:
         text.append(
             f'<text x="{LEFT - 10}" y="{top + len(bars) * BAR / 2 + 4:g}" text-anchor="end">{escape(label)}</text>'
         )
-        for (name, value), colour in zip(bars, COLOURS, strict=True):
+        for (name, value), colour in zip(bars, cycle(COLOURS), strict=False):
             length = value * scale
             text.append(f'<rect x="{LEFT}" y="{top}" width="{length:.1f}" height="{BAR - 2}" fill="{colour}"/>')
             shown = f"{value:.2f}  {escape(name)}"

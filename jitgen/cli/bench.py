@@ -23,6 +23,7 @@ GROUPS = ("streaming", "rows", "columns", "reductions", "products", "batched", "
 @click.argument("names", nargs=-1, type=click.Choice((*GROUPS, "sweep")))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
+@click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Also write SVG plots to this folder.")
 @click.option("--quick", is_flag=True, help="Fewer repeats, and without torch.compile.")
 @click.option("--backend", type=click.Choice(["cuda", "triton", "cpp"]), help="Default: all that the device has.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random sizes of sweep.")
@@ -35,6 +36,7 @@ def bench(
     names: tuple[str, ...],
     device: str | None,
     path: Path | None,
+    plot: Path | None,
     quick: bool,
     backend: str | None,
     seed: int,
@@ -61,6 +63,8 @@ def bench(
             say(f"{len(measurements)} done, the last {case}")
             if path is not None:  # after each, so that a run that is stopped has lost nothing
                 _write(path, facts, measurements)
+    if plot is not None:
+        _draw(plot, measurements)
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
@@ -75,6 +79,15 @@ def _write(path: Path, facts: dict[str, Any], measurements: Sequence[Measurement
     written = path.with_name(path.name + ".part")
     written.write_text(json.dumps(content, indent=1) + "\n")
     written.replace(path)
+
+
+def _draw(directory: Path, measurements: Sequence[Measurement]) -> None:
+    """Write the plots of ``measurements``."""
+    from jitgen.bench.plots import plots
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in plots([measurement.to_json() for measurement in measurements]).items():
+        (directory / name).write_text(text, encoding="utf-8")
 
 
 def _row(measurement: Measurement) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": ("jitgen.cli.bench:bench", "Time generated kernels beside eager torch, torch.compile and copies."),
     "cache": ("jitgen.cli.cache:cache", "Look into the on-disk store, check it, trim it, carry it elsewhere."),
     "doctor": ("jitgen.cli.doctor:doctor", "What this machine can run and compile, and how to get what is missing."),
+    "inspect": ("jitgen.cli.inspect:inspect", "Write an HTML page: a function's IR, kernels, registers, roofline."),
     "prewarm": ("jitgen.cli.prewarm:prewarm", "Compile a manifest's kernels for named targets; needs no GPU."),
     "source": ("jitgen.cli.source:source", "Print the source generated for a function and a target; needs no GPU."),
 }

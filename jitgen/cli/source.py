@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,19 @@ from jitgen import settings
 from jitgen.cli.show import json_option, print_json
 
 _LITERALS = {"true": True, "false": False, "none": None}
-
-
-@click.command()
-@click.argument("function", metavar="FILE_OR_MODULE:FUNCTION")
-@click.option("--target", help="Such as sm_90a, gfx942, x86-64-v3 (default: cpu, this host).")
-@click.option(
+arguments_option: Callable[[Any], Any] = click.option(
     "--arg",
     "texts",
     multiple=True,
     metavar="[NAME=]VALUE",
     help="An argument: a tensor such as 'bf16[M,4096]', a number, true, false, none, a quoted string. One for each.",
 )
+
+
+@click.command()
+@click.argument("function", metavar="FILE_OR_MODULE:FUNCTION")
+@click.option("--target", help="Such as sm_90a, gfx942, x86-64-v3 (default: cpu, this host).")
+@arguments_option
 @click.option(
     "--backend", type=click.Choice(settings.BACKENDS), help="Default: the function's own, else by the target."
 )
@@ -53,10 +55,7 @@ def source(
 
     FUNCTION need not be decorated. `jitgen source model.py:gate --target sm_90a --arg 'bf16[M,4096]' --arg 2.0`
     """
-    positional, named = read_arguments(texts)
-    found_function = load_function(function)
-    _check_arguments(found_function, positional, named)
-    lowered = found_function.lower(*positional, target=target or "cpu", backend=backend, **named)
+    lowered = lower(load_function(function), texts, target, backend)
     code = None
     if asm:
         found = lowered.compile().asm
@@ -70,6 +69,13 @@ def source(
         print_json(facts | ({"asm": code} if asm else {}))
     else:
         click.echo(lowered.explain() if explain and not asm else code or lowered.source)
+
+
+def lower(function: Any, texts: tuple[str, ...], target: str | None, backend: str | None) -> Any:
+    """``function``, a ``JitFunction``, lowered for the arguments of ``--arg`` options, by default for this host."""
+    positional, named = read_arguments(texts)
+    _check_arguments(function, positional, named)
+    return function.lower(*positional, target=target or "cpu", backend=backend, **named)
 
 
 def load_function(text: str) -> Any:

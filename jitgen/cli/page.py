@@ -1,0 +1,205 @@
+"""The page of ``jitgen inspect``: what is known of a lowered function, as one HTML file that loads nothing else.
+
+``render`` collects facts and fills ``templates/cli/inspect.html``. Names and sources are the user's text, so that
+template escapes all that it prints. Neighbours: ``page_graph.py`` lays out the graph, ``page_rates.py`` has the roofs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen._data import data_directory
+from jitgen.cli import page_graph, page_rates
+from jitgen.codegen.environment import Origin
+from jitgen.errors import JitgenError
+from jitgen.inspect import Lowered
+from jitgen.ir.graph import topological
+from jitgen.spec import Target
+
+TEMPLATE = "inspect.html"
+CODE_KINDS = ("ptx", "sass", "asm", "amdgcn")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that lines link to: ``anchor`` precedes the numbers of its lines in their ids."""
+
+    name: str
+    anchor: str
+    lines: tuple[tuple[int, str], ...]
+
+    def link(self, line: int) -> str | None:
+        return f"{self.anchor}-{line}" if any(number == line for number, _ in self.lines) else None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What compiling found: per kernel the resources, and the code by kind; or why there is none."""
+
+    report: tuple[Mapping[str, Any], ...] = ()
+    code: tuple[tuple[str, str], ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def render(name: str, function: Any, lowered: Sequence[Lowered], compile: bool = True) -> tuple[str, list[str]]:
+    """The page, and what could not be found out.
+
+    Args:
+        name: of the function, for the title.
+        function: the user's function.
+        lowered: for each target, the function lowered for the same arguments.
+        compile: whether to compile the kernels, for their resources and code.
+    """
+    origins = [
+        origin for one in lowered for number in _numbers(one) for origin in one.lowered.render(number)[1].origins
+    ]
+    nodes = [node for one in lowered for node in topological(one.lowered.graph.results)]
+    users = _user_files(function, [o.user for o in origins] + [node.location for node in nodes])
+    templates = _template_files([origin.template for origin in origins])
+    problems: list[str] = []
+    targets = []
+    for position, one in enumerate(lowered):
+        compiled = _compiled(one) if compile else Compiled(problems=("not compiled",))
+        problems += [f"{one.target}: {problem}" for problem in compiled.problems if compile]
+        targets.append(
+            {
+                "name": one.target,
+                "key": one.key,
+                "anchor": f"target-{position}",
+                "explanation": one.explain(),
+                "drawing": page_graph.draw(one.lowered.graph),
+                "kernels": [_kernel(one, number, compiled) for number in _numbers(one)],
+                "code": compiled.code,
+                "problems": compiled.problems,
+            }
+        )
+
+    def link(files: Mapping[str, File], place: str | None) -> str | None:
+        file, line = _split(place)
+        return files[file].link(line) if file in files else None
+
+    text = (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            name=name,
+            targets=targets,
+            users=users,
+            templates=templates,
+            graph=page_graph,
+            roofs=page_rates,
+            user_link=lambda place: link(users, place),
+            template_link=lambda place: link(templates, place),
+            short=lambda place: place.rpartition("/")[2] if place else "",
+        )
+    )
+    return text, problems
+
+
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_directory("templates") / "cli"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _numbers(lowered: Lowered) -> range:
+    return range(len(lowered.lowered.program.kernels))
+
+
+def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]:
+    source, rendered = lowered.lowered.render(number)
+    work = lowered.lowered.work(number)
+    target = Target.parse(lowered.target)
+    report = compiled.report[number] if compiled.report else {}
+    chips = page_rates.chips(target)
+    lines = rendered.text.rstrip("\n").split("\n")
+    return {
+        "name": source.name,
+        "template": source.template,
+        "lines": list(enumerate(zip(lines, (*rendered.origins, *[Origin()] * len(lines)), strict=False), 1)),
+        "work": work,
+        "resources": [(label, report.get(field)) for field, label in _RESOURCES],
+        "toolchain": report.get("toolchain"),
+        "intensity": work.flops / work.moved if work.moved else None,
+        "roofs": [(page_rates.roofline(chip, work.moved, work.flops), chip) for chip in chips],
+    }
+
+
+_RESOURCES = (
+    ("registers", "registers of a thread"),
+    ("spill_bytes", "spilled, bytes of a thread"),
+    ("shared_bytes", "shared memory of a block, bytes"),
+)
+
+
+def _compiled(lowered: Lowered) -> Compiled:
+    """The resources and code of the kernels, as far as this machine's tools find them."""
+    try:
+        executable = lowered.compile()
+    except JitgenError as error:
+        return Compiled(problems=(str(error),))
+    report: tuple[Mapping[str, Any], ...] = ()
+    code: tuple[tuple[str, str], ...] = ()
+    problems = []
+    try:
+        report = executable.report
+    except JitgenError as error:
+        problems.append(f"no resources: {error}")
+    try:
+        found = executable.asm
+        code = tuple((kind, text) for kind in CODE_KINDS if kind in found and isinstance(text := found[kind], str))
+    except JitgenError as error:
+        problems.append(f"no machine code: {error}")
+    return Compiled(report, code, tuple(problems))
+
+
+# ------------------------------------------------------------------------------------------------------ files and lines
+
+
+def _split(place: str | None) -> tuple[str, int]:
+    """``"model.py:12"`` as file and line; line 0 where ``place`` names none."""
+    file, _, line = (place or "").rpartition(":")
+    return (file, int(line)) if line.isdigit() else (place or "", 0)
+
+
+def _user_files(function: Any, places: Sequence[str | None]) -> dict[str, File]:
+    """By name, the function's own text, and of other files (and the rest of its own) the lines that ``places`` name."""
+    wanted: dict[str, dict[int, str]] = {}
+    try:
+        lines, first = inspect.getsourcelines(inspect.unwrap(function))
+        file = inspect.unwrap(function).__code__.co_filename
+        wanted[file] = {number: line.rstrip("\n") for number, line in enumerate(lines, first)}
+    except (OSError, TypeError, AttributeError):  # written in C, or typed into a prompt
+        pass
+    for place in places:
+        file, line = _split(place)
+        if line:
+            wanted.setdefault(file, {}).setdefault(line, linecache.getline(file, line).rstrip("\n"))
+    return _files("user", wanted)
+
+
+def _template_files(places: Sequence[str | None]) -> dict[str, File]:
+    """By name, each of jitgen's templates that ``places`` name; those of a family from outside are not among them."""
+    root = data_directory("templates")
+    wanted = {}
+    for name in sorted({_split(place)[0] for place in places if place}):
+        if (root / name).is_file():
+            wanted[name] = dict(enumerate((root / name).read_text().splitlines(), 1))
+    return _files("template", wanted)
+
+
+def _files(kind: str, found: Mapping[str, Mapping[int, str]]) -> dict[str, File]:
+    return {
+        name: File(name, f"{kind}-{number}", tuple(sorted(lines.items())))
+        for number, (name, lines) in enumerate(found.items())
+    }
