@@ -105,18 +105,13 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
             entered[id(read)] = isinstance(read, Read), len(steps if isinstance(read, Read) else roots) - 1
         return entered[id(read)]
 
-    def index(found: tuple[bool, int]) -> int:
-        is_step, number = found
-        return number + len(roots) * is_step
-
     wanted = list(map(enter, reads))
     # Every warm call of a function with captures runs this, so it is written out, which takes less time than a loop.
     names = [*(f"root{number}" for number in range(len(roots))), *(f"step{number}" for number in range(len(steps)))]
-    values = [f"{name}_" for name in names]
 
     def value(found: tuple[bool, int]) -> str:
         is_step, number = found
-        return values[number + len(roots) * is_step]
+        return f"{names[number + len(roots) * is_step]}_"
 
     lines = [f"{name}_ = {name}()" for name in names[: len(roots)]]
     lines += [f"step{number}_ = step{number}({value(source)})" for number, (_, source) in enumerate(steps)]
