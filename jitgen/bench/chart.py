@@ -76,28 +76,30 @@ COLOURS = ("#7a8ca3", "#d9822b", "#4c8c6b", "#8a63a8", "#b5495b", "#3f7fbf")
 
 def bars_svg(title: str, groups: Sequence[Bars]) -> str:
     """Horizontal bars in groups, with a line at 1, where a peer is as fast as jitgen."""
+    left = max(LEFT, 7 * max(len(label) for label, _ in groups) + 10)  # 7 px a character
+    width = WIDTH + left - LEFT
     scale = (WIDTH - LEFT - 130) / max(value for _, bars in groups for _, value in bars)
     height = 40 + sum(len(bars) * BAR + GAP for _, bars in groups)
     text = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         ' font-family="sans-serif" font-size="13">',
         f"<title>{escape(title)}</title>",
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-weight="bold">{escape(title)}</text>',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{left}" y="20" font-weight="bold">{escape(title)}</text>',
     ]
     top = 34
     for label, bars in groups:
         text.append(
-            f'<text x="{LEFT - 10}" y="{top + len(bars) * BAR / 2 + 4:g}" text-anchor="end">{escape(label)}</text>'
+            f'<text x="{left - 10}" y="{top + len(bars) * BAR / 2 + 4:g}" text-anchor="end">{escape(label)}</text>'
         )
         for (name, value), colour in zip(bars, cycle(COLOURS), strict=False):
             length = value * scale
-            text.append(f'<rect x="{LEFT}" y="{top}" width="{length:.1f}" height="{BAR - 2}" fill="{colour}"/>')
+            text.append(f'<rect x="{left}" y="{top}" width="{length:.1f}" height="{BAR - 2}" fill="{colour}"/>')
             shown = f"{value:.2f}  {escape(name)}"
-            text.append(f'<text x="{LEFT + length + 6:.1f}" y="{top + BAR - 4}" font-size="12">{shown}</text>')
+            text.append(f'<text x="{left + length + 6:.1f}" y="{top + BAR - 4}" font-size="12">{shown}</text>')
             top += BAR
         top += GAP
-    one = LEFT + scale
+    one = left + scale
     text.append(
         f'<line x1="{one:.1f}" y1="30" x2="{one:.1f}" y2="{height - 8}" stroke="#000000" stroke-dasharray="3 3"/>'
     )

@@ -82,9 +82,9 @@ def _sweeps(rows: Sequence[Row]) -> dict[str, str]:
             colour = "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(FEW, MANY, strict=True))
             m, n, k = row["shape"][:3]
             text.append(axes.dot(x, y, colour, f"{y:.2f}: M={m}, N={n}, K={k}"))
-        for line, (label, end, colour) in enumerate((("least", min(ratios), FEW), ("greatest", max(ratios), MANY))):
+        for line, (label, end, shade) in enumerate((("least", min(ratios), FEW), ("greatest", max(ratios), MANY))):
             shown = f"{label} K/N: {2**end:.2g}"
-            text.append(axes.legend(line, shown, "#" + "".join(f"{part:02x}" for part in colour)))
+            text.append(axes.legend(line, shown, "#" + "".join(f"{part:02x}" for part in shade)))
         made[f"sweep-{kind}.svg"] = axes.svg(f"Products of random sizes, {kind.replace('-', ', ')}", text)
     return made
 

@@ -83,8 +83,8 @@ def _places(inputs: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
         if not of and users[node]:
             layer[node] = min(layer[user] for user in users[node]) - 1
     rows: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
-    for node, row in enumerate(layer):
-        rows[row].append(node)
+    for node, depth in enumerate(layer):
+        rows[depth].append(node)
     across = [0.0] * len(inputs)
     for row in rows:
         _spread(row, across)
@@ -96,8 +96,8 @@ def _places(inputs: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
                 _spread(row, across)
     left = min(across, default=0.0)
     return [
-        (round(MARGIN + (x - left) * (WIDTH + ACROSS), 1), float(MARGIN + row * (HEIGHT + DOWN)))
-        for x, row in zip(across, layer, strict=True)
+        (round(MARGIN + (x - left) * (WIDTH + ACROSS), 1), float(MARGIN + depth * (HEIGHT + DOWN)))
+        for x, depth in zip(across, layer, strict=True)
     ]
 
 

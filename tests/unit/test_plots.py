@@ -39,7 +39,9 @@ def test_what_was_measured_can_be_plotted(path: Path) -> None:
         for mark in root.iter(f"{SVG}circle"):
             assert 0 < float(mark.attrib["cx"]) < width, name
             assert 0 < float(mark.attrib["cy"]) < height, name
-    for group in {row["group"] for row in rows if row["group"] != "intensity" and row["ratios"]}:
+    drawn = [mark for name, text in found.items() if name.startswith("sweep") for mark in circles(text)]
+    assert len(drawn) == sum(row["group"] == "sweep" and bool(row["ratios"]) for row in rows)
+    for group in {row["group"] for row in rows if row["group"] not in ("intensity", "sweep") and row["ratios"]}:
         bars = list(ElementTree.fromstring(found[f"bars-{group}.svg"]).iter(f"{SVG}rect"))[1:]
         assert len(bars) == sum(len(row["ratios"]) for row in rows if row["group"] == group)
 
