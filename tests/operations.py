@@ -128,7 +128,7 @@ def aliases(name: str) -> list[str]:
 
 def spellings(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """(label, function) for each way torch has of calling the row ``name`` is the first name of."""
-    for alias in aliases(name):
+    for alias in (alias.removeprefix("torch.") for alias in aliases(name)):
         for space, prefix in ((torch, "torch"), (torch.nn.functional, "F"), (torch.special, "special")):
             if callable(getattr(space, alias, None)) and not alias.startswith("_"):
                 yield f"{prefix}.{alias}", getattr(space, alias)
