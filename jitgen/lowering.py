@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
@@ -39,16 +40,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """How kernels are made: backend, compiler and target."""
+    """How kernels are made: backend, compiler and target, and the exact chip where a device is there to tell."""
 
     backend: str
     compiler: str
     target: Target
+    chip: Chip | None = None
 
     @property
     def device(self) -> Device:
-        """The target and the dialect, which is all that a family may look at. A dialect has its backend's name."""
-        return Device(self.target, self.backend)
+        """Target, dialect and chip, which is all that a family may look at. A dialect has its backend's name."""
+        return Device(self.target, self.backend, self.chip)
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,7 @@ class Lowered:
     @functools.cached_property
     def ingredients(self) -> dict[str, Any]:
         """What the request key is the digest of."""
+        device = self.route.device
         return {
             "schema": SCHEMA,
             "code": code_digest(),
@@ -225,6 +228,7 @@ class Lowered:
             "layouts": plain(self.layouts),
             "schedules": plain(self.schedules),
             "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
+            "chip": device.model.digest if device.is_gpu else None,
             "facts": numeric_facts(),
         }
 

@@ -104,7 +104,11 @@ def launch(
     device: Device,
 ) -> LaunchShape:
     """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once."""
-    splits = wgmma.splits(schedule, kernel.bodies, geometries) if schedule.tensor_maps else schedule.cluster_k_splits
+    splits = (
+        wgmma.splits(schedule, kernel.bodies, geometries, device.model)
+        if schedule.tensor_maps
+        else schedule.cluster_k_splits
+    )
     blocks, matrices = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries], splits), 1
     if schedule.tensor_maps:  # these mainloops number the tiles of all matrices in one sequence
         blocks *= geometries[0].matrices

@@ -193,7 +193,7 @@ class Problem:
         bodies: the regions. Their contractions agree in everything but the weight and its N.
         layouts: of the regions; empty where split-K is decided, which happens before layout.
         wide: whether indices are 64-bit.
-        target: of the device.
+        device: what the kernel is for.
         matrices: the upper end of the bucket of the batch's number of matrices; 1 without a batch.
     """
 
@@ -203,7 +203,7 @@ class Problem:
     bodies: tuple[Body, ...]
     layouts: tuple[GemmLayout, ...]
     wide: bool
-    target: Target
+    device: Device
     matrices: int = 1
     fewest_rows: int = 1
 
@@ -211,6 +211,10 @@ class Problem:
     def contractions(self) -> tuple[Contraction, ...]:
         """The contractions of one region."""
         return self.bodies[0].contractions
+
+    @property
+    def target(self) -> Target:
+        return self.device.target
 
     @property
     def dtype(self) -> str:
@@ -253,7 +257,7 @@ def problem(
         bodies=kernel.bodies,
         layouts=tuple(layouts),
         wide=any(layout.wide for layout in layouts),
-        target=device.target,
+        device=device,
         matrices=next((end for end in MATRIX_BUCKETS if geometries[0].matrices <= end), 2 * MATRIX_BUCKETS[-1]),
         fewest_rows=fewest_rows(geometries[0].rows),
     )
@@ -285,7 +289,7 @@ def k_splits(problem: Problem, device: Device) -> int:
 def prologue(computed: Prologue, device: Device) -> Decision:
     """Whether a product computes its activation while it reads it, by the rule of ``device``'s dialect. As for a
     schedule, the answer is the same for all rows of one bucket."""
-    decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(computed.rows)), device.target)
+    decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(computed.rows)), device)
     return decision
 
 

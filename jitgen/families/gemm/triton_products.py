@@ -22,7 +22,7 @@ from jitgen.quant import formats
 from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
 
-FEW_ROWS = 64
+SCALED_SUM_ROWS = 64
 """Rows of x in a tile up to which scaling a group's sums is less work than scaling its weights."""
 MANY_WARPS = 8
 """Warps of a block from which on they hide the latency of scales that are loaded where they are used."""
@@ -196,10 +196,10 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
 
     many_warps = schedule.warps >= MANY_WARPS
     if group:
-        parameter(f"{w}_scale", scales.pointer, schedule.block_m <= FEW_ROWS or not many_warps)
+        parameter(f"{w}_scale", scales.pointer, schedule.block_m <= SCALED_SUM_ROWS or not many_warps)
     zero = ""
     if format.zero_point:
-        parameter(f"{w}_zero", product.weight[2].pointer, schedule.block_m > FEW_ROWS and not many_warps)
+        parameter(f"{w}_zero", product.weight[2].pointer, schedule.block_m > SCALED_SUM_ROWS and not many_warps)
         zero = f", {w}_zero"
     at = f"start // {per_word} + {w}_row + {w}_k"
     # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
@@ -207,7 +207,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(chunk_begin))}")
     compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(contraction.dtype, product.type)
     packed = "_packed" if form.packed and contraction.dtype in ("bfloat16", "float16") else ""
-    scales_weights = bool(group) and schedule.block_m > FEW_ROWS
+    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
     # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
     decoded = exact if scales_weights and format.bits == 8 else compute

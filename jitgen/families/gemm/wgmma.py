@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from jitgen.chips import Chip
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.gemm.wgmma_tiles import (
@@ -112,13 +113,13 @@ def tiles_of(schedule: GemmSchedule, contractions: int) -> Tiles:
     )
 
 
-def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int) -> Weights:
+def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip) -> Weights:
     """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
     first = contractions[0]
     format = formats.find(first.format or "")
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
     light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
-    return Weights(tuple(columns), length, len(contractions), format.bits, light)
+    return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
 
 
 def dense_tiles_of(schedule: GemmSchedule) -> DenseTiles:
@@ -136,16 +137,16 @@ def dense_tiles_of(schedule: GemmSchedule) -> DenseTiles:
     )
 
 
-def splits(schedule: GemmSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry]) -> int:
-    """How many blocks of a cluster share K in one launch."""
+def splits(schedule: GemmSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip) -> int:
+    """How many blocks of a cluster share K in one launch on ``chip``."""
     contractions, first = bodies[0].contractions, geometries[0]
     if schedule.multicast > 1 or schedule.cluster_k_splits == 1 or not first.elements:
         return schedule.cluster_k_splits
     columns = [geometry.columns for geometry in geometries]
     if schedule.path == DENSE:
-        dense = DenseWeights(tuple(columns), first.length, len(contractions), False)
+        dense = DenseWeights(tuple(columns), first.length, len(contractions), False, chip)
         return dense_splits_and_microseconds(dense_tiles_of(schedule), first.rows, dense)[0]
-    weights = weights_of(contractions, columns, first.length)
+    weights = weights_of(contractions, columns, first.length, chip)
     return splits_and_microseconds(tiles_of(schedule, len(contractions)), first.rows, weights)[0]
 
 

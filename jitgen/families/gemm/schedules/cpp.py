@@ -6,10 +6,10 @@ a kernel for few rows has only low tiles.
 
 from __future__ import annotations
 
+from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.ir.program import Decision
-from jitgen.spec import Target
 
 TILE_ROWS = 24
 """Rows of the tallest tile, on AVX-512 (the header has a lower limit elsewhere): its accumulators and the operands they
@@ -42,6 +42,6 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     return 0.0
 
 
-def prologue(computed: Prologue, target: Target) -> Decision:
+def prologue(computed: Prologue, device: Device) -> Decision:
     """Always fused: the mainloop packs the activation once for all tiles, and computes it while packing."""
     return Decision(True, "as it is laid out for the mainloop")

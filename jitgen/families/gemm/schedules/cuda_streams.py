@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
-from jitgen.spec import Target
 
 STREAMED_ROWS = 16
 """Rows of x up to which weights are streamed once and there is little else to do (H200, Llama 3 8B and 70B layers)."""
@@ -72,7 +72,7 @@ def mma(problem: Problem) -> GemmSchedule:
     row_tiles, warps_n, warps_k, splits, stages = shape
     if row_tiles == 7 and (count > 1 or not _plain(problem)):
         row_tiles = 4  # the registers would not hold the decoding of such weights next to the sums
-    if not has_clusters(problem.target):
+    if not problem.device.has_clusters:
         row_tiles, splits = max(1, row_tiles // splits), 1
     row_tiles = max(1, row_tiles // count)
     if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
@@ -98,12 +98,12 @@ _ROWS: dict[int, list[tuple[float, Shape]]] = {
 }
 """As ``_MMA``, for dense weights that are contiguous along K."""
 _COLUMNS: list[tuple[float, tuple[int, int, int, int]]] = [
-    (66, (1, 8, 2, 1)),
-    (132, (1, 8, 1, 1)),
+    (0.5, (1, 8, 2, 1)),
+    (1, (1, 8, 1, 1)),
     (math.inf, (2, 4, 2, 1)),
 ]
-"""For dense weights that are contiguous along N: by the most row tiles, of 64 rows here, (warps along N, warps along K,
-blocks of a cluster along K, stages)."""
+"""For dense weights that are contiguous along N: by the most row tiles, of 64 rows here, for each multiprocessor,
+(warps along N, warps along K, blocks of a cluster along K, stages)."""
 MOST_COLUMN_TILES = 256
 """Row tiles of 64 rows up to which ``columns`` is used. With more of them ``dense``, through shared memory, has enough
 blocks and is faster (H200)."""
@@ -147,7 +147,9 @@ def rows(problem: Problem) -> GemmSchedule | None:
         tiles = count * sum(-(-columns // 64) for columns in problem.columns)
         if tiles > MOST_COLUMN_TILES and not problem.prologue:
             return None
-        warps_n, warps_k, splits, stages = next(shape for most, shape in _COLUMNS if tiles <= most)
+        warps_n, warps_k, splits, stages = next(
+            shape for most, shape in _COLUMNS if tiles <= most * problem.device.model.multiprocessors
+        )
         warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
         return GemmSchedule(
             "columns", tokens, 64 * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
@@ -195,12 +197,12 @@ def stream(problem: Problem) -> GemmSchedule | None:
         )
     vector = max(1, min(unit, sums, *(layout.columns_unit for layout in problem.layouts)))
     tiles = sum(-(-columns // (32 * vector)) for columns in problem.columns)
-    splits = OUTER_CLUSTER if tokens <= 4 or tiles < 132 else 1
+    splits = OUTER_CLUSTER if tokens <= 4 or tiles < problem.device.model.multiprocessors else 1
     warps_k, splits = _shortened(OUTER_WARPS, splits, problem.length // OUTER_TILE_K)
     return GemmSchedule("stream_outer", tokens, 32 * vector, OUTER_TILE_K * warps_k, warps_k, 1, splits, steps=vector)
 
 
-def prologue(computed: Prologue, target: Target) -> Decision:
+def prologue(computed: Prologue, device: Device) -> Decision:
     """Fused where a separate kernel and a temporary would cost more than computing x again in every block along N."""
     if computed.is_result:
         return Decision(False, "it is a result too")
@@ -224,8 +226,3 @@ def _block_rows(computed: Prologue) -> int:
     table: Mapping[int, Sequence[tuple[float, tuple[int, ...]]]] = _ROWS if computed.format is None else _MMA
     row_tiles, warps_n, *_ = next((shape for most, shape in table[tokens] if tiles <= most), _MMA_MORE[tokens])
     return 16 * row_tiles * warps_n
-
-
-def has_clusters(target: Target) -> bool:
-    """Whether the target has clusters of blocks: sm_90 and up."""
-    return int(target.arch.removeprefix("sm_").rstrip("af")) >= 90

@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.ir.program import Decision
 from jitgen.quant import formats
-from jitgen.spec import Target
 
-FEW_ROWS = 16
-"""Rows of x up to which weights are read once and there is little else to do (H200)."""
-MULTIPROCESSORS = 132
-"""Multiprocessors of an H200: a wave of blocks is that number times the blocks resident on each."""
+DECODE_ROWS = 16
+"""Rows of x up to which weights are read once and there is little else to do (fitted on an H200)."""
 WIDE = 8192
-"""Columns from which on even larger tiles are enough to occupy the device (H200)."""
+"""Columns from which on even larger tiles are enough to occupy the device (fitted on an H200)."""
 MOST_K_SPLITS = 8
 """Ranges that K is split into at most."""
 LEAST_ITERATIONS = 4
@@ -49,7 +47,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     return 0.0
 
 
-def prologue(computed: Prologue, target: Target) -> Decision:
+def prologue(computed: Prologue, device: Device) -> Decision:
     """Never fused: every tile would compute the activation again, in each iteration."""
     return Decision(False, "its products read an activation from memory")
 
@@ -62,7 +60,7 @@ def _quantized(problem: Problem) -> GemmSchedule:
     heavy = format.bits == 8 or (format.zero_point and contraction.group_size is not None)
     if rows <= 8:
         return _few_rows(problem, heavy)
-    if rows <= FEW_ROWS:
+    if rows <= DECODE_ROWS:
         if products > 1:
             return _slices(rows, 16, 128, 4)
         if heavy or columns < WIDE:
@@ -88,7 +86,7 @@ def _quantized(problem: Problem) -> GemmSchedule:
 def _few_rows(problem: Problem, heavy: bool) -> GemmSchedule:
     """Up to eight rows: reading the weights is all the work, and a few iterations make a range of K worth its sums."""
     rows, columns = problem.rows, max(problem.columns)
-    narrow = columns <= 4 * MULTIPROCESSORS * 16
+    narrow = columns <= 4 * problem.device.model.multiprocessors * 16
     if heavy or len(problem.contractions) > 1:
         return _slices(rows, 16, 128, 8 if narrow and rows <= 4 else 4)
     if not narrow:
@@ -102,19 +100,19 @@ def _few_rows(problem: Problem, heavy: bool) -> GemmSchedule:
 
 def _dense(problem: Problem) -> GemmSchedule:
     rows, columns, products = problem.rows, max(problem.columns), len(problem.contractions)
-    narrow = columns <= 4 * MULTIPROCESSORS * 16
-    if problem.matrices > 1 and rows <= FEW_ROWS:
+    narrow = columns <= 4 * problem.device.model.multiprocessors * 16
+    if problem.matrices > 1 and rows <= DECODE_ROWS:
         # A batch has tiles enough, so tiles may be as wide as reads of whole lines need: the 16 columns below took ten
         # times as long where weights lie along N (H200, 64 matrices of 128 x 4096, one row).
         return GemmSchedule("weights", 16, 128, 64, 4, 4 if products == 1 else 3, raster=8)
-    if rows <= 8 or (rows <= FEW_ROWS and narrow and products > 1):
+    if rows <= 8 or (rows <= DECODE_ROWS and narrow and products > 1):
         return _slices(rows, 16, 64, 8 if rows <= 8 else 4, 4 if rows <= 8 else 5)
     if rows <= 64:
-        if columns <= MULTIPROCESSORS * 128 or products > 1:
+        if columns <= problem.device.model.multiprocessors * 128 or products > 1:
             tile = GemmSchedule("weights", rows, 64, 128 if products == 1 else 64, 4, 5, raster=8)
             return _with_k_splits(problem, tile, 1) if products == 1 else tile
         return GemmSchedule("weights", rows, 128, 64, 4, 5, raster=8)
-    if rows <= 256 and columns < MULTIPROCESSORS * 128 and products == 1:
+    if rows <= 256 and columns < problem.device.model.multiprocessors * 128 and products == 1:
         return _with_k_splits(problem, GemmSchedule("tokens", 128, 128, 64, 8, 5, raster=8), 1)
     return GemmSchedule("tokens", 256 if products < 3 else 128, 128 if products == 1 else 64, 64, 8, 4, raster=8)
 
@@ -122,7 +120,7 @@ def _dense(problem: Problem) -> GemmSchedule:
 def _float32(problem: Problem) -> GemmSchedule:
     """float32 products run on the ordinary cores, or three times on the tensor cores: tiles are small, so that their
     operands fit the registers."""
-    if problem.rows <= FEW_ROWS:
+    if problem.rows <= DECODE_ROWS:
         return _slices(problem.rows, 16, 32, 4)
     return GemmSchedule("weights" if problem.quantized else "tokens", 64, 64, 32, 4, 3, raster=8)
 
@@ -135,7 +133,7 @@ def _with_k_splits(problem: Problem, tile: GemmSchedule, resident: float, most: 
     """``tile`` with K split into as many ranges as make one wave, with ``resident`` blocks on each multiprocessor."""
     tiles = sum(-(-problem.rows // tile.block_m) * -(-columns // tile.block_n) for columns in problem.columns)
     sums = len(problem.contractions) * len(problem.columns)
-    room = int(resident * MULTIPROCESSORS) // max(tiles, 1)
+    room = int(resident * problem.device.model.multiprocessors) // max(tiles, 1)
     splits = min(most, room, problem.length // (LEAST_ITERATIONS * tile.k_per_iteration), MOST_SUMS // sums)
     return replace(tile, k_splits=max(1, splits))
 
