@@ -159,9 +159,8 @@ def chosen(seed: int, problem: int) -> dict[str, Any]:
             source, _ = low.render(number)
             text = "\n".join(_body(source.text))
             shape = low.launch(number)
-            attributes = sorted(shape.attributes)
-            launch = [*shape.grid, *shape.block, shape.cluster, shape.any_cluster, shape.shared_bytes, attributes]
-            launch.append(repr(shape.persistence))
+            launch = [*shape.grid, *(shape.block if low.route.device.is_gpu else ()), shape.cluster, shape.any_cluster]
+            launch += [shape.shared_bytes, sorted(shape.attributes), repr(shape.persistence)]
             digest = hashlib.sha256(f"{text}\n{source.options}".encode()).hexdigest()
             kernels.append([digest[:16], launch])
         found[f"{backend} {target}"] = kernels

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.gemm.mainloops import MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
+from jitgen.families.gemm.schedule import Problem
 from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
 
@@ -53,7 +54,7 @@ MANY_TOKENS = 64
 """Tokens of a tile of the ``mma`` mainloop for more rows than ``_MMA`` has."""
 
 
-def mma(problem: Problem) -> GemmSchedule:
+def mma(problem: Problem) -> MmaQuantized:
     """A schedule by the number of row tiles of all regions: where they are few, more warps and blocks share K.
 
     The aim is one wave of blocks (as many as there are multiprocessors, or a small multiple of that) with enough
@@ -78,9 +79,7 @@ def mma(problem: Problem) -> GemmSchedule:
     if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
         stages = 2
     warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-    return GemmSchedule(
-        "mma", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
-    )
+    return MmaQuantized(tokens, row_tiles, warps_n, warps_k, stages, cluster_k_splits=splits)
 
 
 def _plain(problem: Problem) -> bool:
@@ -133,7 +132,7 @@ def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
     return {kind for kind, _ in weights}, min(unit for _, unit in weights)
 
 
-def rows(problem: Problem) -> GemmSchedule | None:
+def rows(problem: Problem) -> MmaRows | MmaColumns | None:
     """``rows`` or ``columns``: for few rows of x and 16-bit weights that are contiguous along one dimension (the same
     one for all) and can be read in accesses of 16 bytes; else None."""
     kinds, unit = _dense_kinds(problem)
@@ -151,16 +150,12 @@ def rows(problem: Problem) -> GemmSchedule | None:
             shape for most, shape in _COLUMNS if tiles <= most * problem.device.model.multiprocessors
         )
         warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-        return GemmSchedule(
-            "columns", tokens, 64 * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
-        )
+        return MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)
     tiles = count * sum(-(-columns // 16) for columns in problem.columns)
     row_tiles, warps_n, warps_k, splits, stages = next(shape for most, shape in _ROWS[tokens] if tiles <= most)
     row_tiles = max(1, row_tiles // count)
     warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-    return GemmSchedule(
-        "rows", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
-    )
+    return MmaRows(tokens, row_tiles, warps_n, warps_k, stages, cluster_k_splits=splits)
 
 
 def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
@@ -170,7 +165,7 @@ def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
     return warps_k, splits
 
 
-def stream(problem: Problem) -> GemmSchedule | None:
+def stream(problem: Problem) -> Stream | StreamOuter | None:
     """``stream`` or ``stream_outer``: for few rows of x and float32 or float64 weights that are contiguous along one
     dimension (the same one for all); else None."""
     if problem.quantized or problem.rows > STREAMED_ROWS:
@@ -185,21 +180,12 @@ def stream(problem: Problem) -> GemmSchedule | None:
         lane_rows = max(1, min(lane_rows, sums))
         vector = min(unit, problem.layouts[0].length_unit)
         warps_k, splits = _shortened(warps_k, splits, problem.length // (32 * vector))
-        return GemmSchedule(
-            "stream",
-            tokens,
-            lane_rows * warps_n,
-            32 * vector * warps_k,
-            warps_n * warps_k,
-            stages,
-            splits,
-            steps=vector,
-        )
+        return Stream(tokens, lane_rows, vector, warps_n, warps_k, stages, cluster_k_splits=splits)
     vector = max(1, min(unit, sums, *(layout.columns_unit for layout in problem.layouts)))
     tiles = sum(-(-columns // (32 * vector)) for columns in problem.columns)
     splits = OUTER_CLUSTER if tokens <= 4 or tiles < problem.device.model.multiprocessors else 1
     warps_k, splits = _shortened(OUTER_WARPS, splits, problem.length // OUTER_TILE_K)
-    return GemmSchedule("stream_outer", tokens, 32 * vector, OUTER_TILE_K * warps_k, warps_k, 1, splits, steps=vector)
+    return StreamOuter(tokens, OUTER_TILE_K, vector, warps_k, cluster_k_splits=splits)
 
 
 def prologue(computed: Prologue, device: Device) -> Decision:
