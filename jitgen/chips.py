@@ -130,7 +130,7 @@ H200 = Chip(
     multiprocessors=132,
     shared_bytes=227 * 1024,
     multiprocessor_shared_bytes=228 * 1024,
-    l2_bytes=50 * MIB,
+    l2_bytes=60 * MIB,
     bandwidth=4.8e12,
     vector=67e12,
     matrix=989e12,
@@ -139,10 +139,10 @@ H200 = Chip(
     read_rate=4.4e12,
     matrix_rate=798e12,
     sources=(
-        *_nvidia("NVIDIA H200 data sheet", _HOPPER),
+        *_nvidia("NVIDIA H200 data sheet", _HOPPER, "the driver, docs/measured/h200-sweep.json"),
         ("clusters", "cuOccupancyMaxActiveClusters on an H200, driver 580"),
         ("clock", "fitted with the models of families/gemm/wgmma_tiles.py to timings on an H200"),
-        ("read_rate", "measured on an H200: reading weights larger than the cache"),
+        ("read_rate", "measured on an H200: docs/measured/h200.json, ragged add in bfloat16"),
         ("matrix_rate", "measured on an H200: cuBLAS, 8192 x 8192 x 8192"),
     ),
 )

@@ -20,7 +20,7 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
-from jitgen.families.family import Arguments, Call, LaunchShape, Work
+from jitgen.families.family import Arguments, Call, Choice, LaunchShape, Work
 from jitgen.families.operands import locate, ordered_like, output_strides
 from jitgen.families.partition import program_of
 from jitgen.fingerprint import code_digest, numeric_facts
@@ -173,10 +173,10 @@ def _memories(
     return memories
 
 
-def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Any:
-    """The schedule of ``kernel``: the cheapest of its family's candidates."""
+def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Choice:
+    """The schedule of ``kernel``: the one of its family's candidates that was measured or estimated to be the best."""
     family = registry.of(kernel)
-    return family.schedule(family.problem(kernel, layouts, geometries, device), device)
+    return family.choose(family.problem(kernel, layouts, geometries, device), device)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Lowered:
         program: the kernels of this call: those of ``partitioned``, except where its family rewrote a kernel.
         route: backend, compiler and target.
         laid_out: strides and alignment of the buffers of this call.
-        schedules: one for each kernel. Graph, kernels, layouts, schedules and route make the request key.
+        choices: the schedule of each kernel. Graph, kernels, layouts, choices and route make the request key.
         caller_output: whether the caller passes ``out=`` for some result.
     """
 
@@ -198,7 +198,7 @@ class Lowered:
     program: Program
     route: Route
     laid_out: LaidOut
-    schedules: tuple[Any, ...]
+    choices: tuple[Choice, ...]
     caller_output: bool = False
 
     @property
@@ -208,6 +208,11 @@ class Lowered:
     @property
     def layouts(self) -> tuple[tuple[Any, ...], ...]:
         return self.laid_out.layouts
+
+    @functools.cached_property
+    def schedules(self) -> tuple[Any, ...]:
+        """The schedule of each kernel."""
+        return tuple(choice.schedule for choice in self.choices)
 
     @functools.cached_property
     def key(self) -> str:
@@ -227,6 +232,7 @@ class Lowered:
             "kernels": [kernel.digest for kernel in self.program.kernels],
             "layouts": plain(self.layouts),
             "schedules": plain(self.schedules),
+            "tuned": [choice.row for choice in self.choices],
             "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
             "chip": device.model.digest if device.is_gpu else None,
             "facts": numeric_facts(),
@@ -260,7 +266,9 @@ class Lowered:
     def explain(self, number: int) -> list[str]:
         """Kernel ``number`` in words: a title, then one line for each detail."""
         family, kernel, layouts, _, schedule = self._kernel(number)
-        return family.explain(kernel, layouts, schedule, self.route.device)
+        row = self.choices[number].row
+        measured = [f"its schedule was measured to be the best: row {row[:12]} of the tuned choices"] if row else []
+        return [*family.explain(kernel, layouts, schedule, self.route.device), *measured]
 
     def _kernel(self, number: int) -> tuple[Family, Kernel, tuple[Any, ...], tuple[Any, ...], Any]:
         kernel, laid_out = self.program.kernels[number], self.laid_out

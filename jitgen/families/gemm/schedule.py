@@ -135,6 +135,26 @@ def candidates(problem: Problem, device: Device) -> list[GemmSchedule]:
     return [replace(each, k_splits=splits) if isinstance(each, TritonMainloop) else each for each in found]
 
 
+def facts(problem: Problem, device: Device) -> dict[str, Any]:
+    """What measured choices tell products apart by. Epilogues are left out: they hardly change which tiles are best.
+
+    ``rows`` and ``matrices`` are upper ends of buckets. ``weight`` is a format, or for a dense weight its layout: ``k``
+    (contiguous along K) or ``outer`` (along N).
+    """
+    first, layout = problem.contractions[0], problem.layouts[0]
+    return {
+        "rows": problem.rows,
+        "columns": list(problem.columns),
+        "length": problem.length,
+        "matrices": problem.matrices,
+        "dtype": problem.dtype,
+        "weight": first.format or layout.operands[first.weight[0]],
+        "group_size": first.group_size,
+        "contractions": len(problem.contractions),
+        "wide": problem.wide,
+    }
+
+
 def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
     """The time that ``candidate`` is estimated to take, in microseconds; 0 from rules with one candidate."""
     estimated: float = _rules(device).cost(problem, candidate)
