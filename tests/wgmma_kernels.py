@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.codegen.environment import family_folder, headers
+from jitgen.codegen.environment import family_folder, headers, packages
 from jitgen.spec import KernelSource, Target
 
 ENTRY = "wgmma"
@@ -209,9 +209,9 @@ extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 }}
 """
     options = (("fmad", True),)
-    return KernelSource(
-        ENTRY, "cuda", "nvrtc", Target("cuda", "sm_90a"), text, headers(family_folder("gemm"), text), options=options
-    )
+    included = headers(family_folder("gemm"), text)
+    target, of = Target("cuda", "sm_90a"), packages(text, included)
+    return KernelSource(ENTRY, "cuda", "nvrtc", target, text, included, of, options)
 
 
 QUANTIZED = (

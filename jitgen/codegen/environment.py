@@ -16,6 +16,7 @@ Neighbours: ``families/render.py`` and each family's own ``render.py`` call ``ke
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -213,6 +214,12 @@ def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
+def packages(text: str, headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The distributions whose headers ``text``, or one of ``headers``, includes."""
+    included = [name for each in (text, *(text for _, text in headers)) for name in _INCLUDE.findall(each)]
+    return ("nvidia-cutlass",) if any(name.startswith(("cute/", "cutlass/")) for name in included) else ()
+
+
 def kernel_source(
     name: str,
     language: str,
@@ -232,13 +239,15 @@ def kernel_source(
         options: the ``KernelSource`` options: what changes the binary beside the text.
     """
     rendered = render(language, folder, template, values)
+    included = headers(folder, rendered.text)
     source = KernelSource(
         name=name,
         language=language,
         compiler=compiler,
         target=target,
         text=rendered.text,
-        headers=headers(folder, rendered.text),
+        headers=included,
+        packages=packages(rendered.text, included),
         options=tuple(sorted(options.items())),
         template=f"{folder.name}/{template}",
     )

@@ -198,7 +198,6 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
         "mainloop": (f"jitgen/gemm_{schedule.path}.cuh",),
-        "wgmma_size": schedule.wgmma_n,
         "prologue": None,
         "config": list(_mapped_config(schedule, products)),
         "weight_type": _quantised(first, first.x.storage) if quantised else "",

@@ -376,11 +376,6 @@ class WgmmaQuantized(WgmmaMainloop):
     def warps(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
 
-    @property
-    def wgmma_n(self) -> int:
-        """The n of the mainloop's wgmma instruction, in columns."""
-        return self.tokens
-
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
         words = [self.described(tile, self.warps, self.multicast, self.steps, self.resident)]
@@ -425,11 +420,6 @@ class WgmmaDense(WgmmaMainloop):
     @property
     def warps(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
-
-    @property
-    def wgmma_n(self) -> int:
-        """The n of the mainloop's wgmma instruction, in columns."""
-        return self.columns // self.across
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)

@@ -230,7 +230,7 @@ struct DenseKernel {
       const int stage = ring.stage;
       barrier_wait_in_place(full(stage), ring.phase);
       const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
-      wgmma_fence();
+      cute::warpgroup_arrive();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -243,13 +243,13 @@ struct DenseKernel {
           }
         }
       }
-      wgmma_commit();
-      wgmma_wait<1>();
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
       if (chunk > first) release(before, alone);
       before = stage;
       ring.next();
     }
-    wgmma_wait<0>();
+    cute::warpgroup_wait<0>();
     if (first < last) release(before, alone);
   }
 

@@ -1,10 +1,11 @@
-// Hopper's instructions under the names the matmul mainloops use: tensor copies and wgmma; mbarriers are in
-// barrier.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix",
+// Hopper's instructions under the names the matmul mainloops use: tensor copies and descriptors of wgmma; mbarriers are
+// in barrier.cuh, wgmma itself in gemm_wgmma_atoms.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix",
 // "Tensor-map").
 #pragma once
 
 #include "jitgen/barrier.cuh"
 #include "jitgen/gemm_ptx.cuh"
+#include "jitgen/gemm_wgmma_atoms.cuh"
 
 namespace jitgen {
 
@@ -31,15 +32,7 @@ JITGEN_DEVICE void barrier_wait_in_place(uint32_t barrier, uint32_t parity) {
 JITGEN_DEVICE void barrier_arrive_on_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Moves registers between warpgroups: each releases or requests registers, all four warps with the same instruction.
-template <int count>
-JITGEN_DEVICE void registers_take() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
-}
-template <int count>
-JITGEN_DEVICE void registers_give() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
-}
+// Registers move between warpgroups: each releases or requests some, all four warps with the same instruction.
 // Registers of a thread in a block of `warpgroups` consumers and a warpgroup that copies. At the start all threads have
 // the same number, the largest for which `blocks` blocks fit a multiprocessor (__launch_bounds__ tells the assembler).
 // Numbers of registers are multiples of 8.
@@ -53,9 +46,9 @@ template <int warpgroups, int blocks, bool copier>
 JITGEN_DEVICE void registers_deal() {
   if constexpr (registers_at_start(warpgroups, blocks) < registers_of(warpgroups, blocks)) {
     if constexpr (copier) {
-      registers_give<copier_registers>();
+      cutlass::arch::warpgroup_reg_dealloc<copier_registers>();
     } else {
-      registers_take<registers_of(warpgroups, blocks)>();
+      cutlass::arch::warpgroup_reg_alloc<registers_of(warpgroups, blocks)>();
     }
   }
 }
@@ -136,13 +129,6 @@ JITGEN_DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;"
 
 // ------------------------------------------------------------------------------------------------------------ wgmma
 
-JITGEN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-JITGEN_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int pending>
-JITGEN_DEVICE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-
 // Descriptors of operands in shared memory, with the 128-byte swizzle of a tensor copy whose box has rows of 128 bytes.
 // A K-major operand has rows of 64 k's, and a k16 step adds 32 bytes. A transposed one ("MN-major") has rows of 64 n's,
 // with `block` bytes from one run of 64 n's to the next, and a k16 step adds 16 rows, which are 2048 bytes.
@@ -151,94 +137,5 @@ JITGEN_DEVICE uint64_t descriptor_transposed(uint32_t address, int block) {
   return swizzled | uint64_t(block >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }
 JITGEN_DEVICE uint64_t descriptor_k_major(uint32_t address) { return descriptor_transposed(address, 16); }
-
-#define JITGEN_S0 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define JITGEN_S1 JITGEN_S0 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define JITGEN_S2 JITGEN_S1 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define JITGEN_S3 JITGEN_S2 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define JITGEN_S4 JITGEN_S3 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define JITGEN_S5 JITGEN_S4 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define JITGEN_S6 JITGEN_S5 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define JITGEN_S7 JITGEN_S6 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define JITGEN_S8 JITGEN_S7 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define JITGEN_S9 JITGEN_S8 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define JITGEN_S10 JITGEN_S9 ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define JITGEN_S11 JITGEN_S10 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define JITGEN_S12 JITGEN_S11 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define JITGEN_S13 JITGEN_S12 ", %104, %105, %106, %107, %108, %109, %110, %111"
-#define JITGEN_S14 JITGEN_S13 ", %112, %113, %114, %115, %116, %117, %118, %119"
-#define JITGEN_S15 JITGEN_S14 ", %120, %121, %122, %123, %124, %125, %126, %127"
-
-#define JITGEN_D4(o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3])
-#define JITGEN_D(o) JITGEN_D4(o), JITGEN_D4(o + 4)
-#define JITGEN_D0 JITGEN_D(0)
-#define JITGEN_D1 JITGEN_D0, JITGEN_D(8)
-#define JITGEN_D3 JITGEN_D1, JITGEN_D(16), JITGEN_D(24)
-#define JITGEN_D5 JITGEN_D3, JITGEN_D(32), JITGEN_D(40)
-#define JITGEN_D7 JITGEN_D5, JITGEN_D(48), JITGEN_D(56)
-#define JITGEN_D11 JITGEN_D7, JITGEN_D(64), JITGEN_D(72), JITGEN_D(80), JITGEN_D(88)
-#define JITGEN_D15 JITGEN_D11, JITGEN_D(96), JITGEN_D(104), JITGEN_D(112), JITGEN_D(120)
-
-// d[64 rows, n] (+)= A[64, 16] B[n, 16]^T for one warpgroup, asynchronously. A comes from registers (`registers` are
-// the four words of an m16n8k16 fragment, and warp w of the group has rows 16w..16w+15), or is given by a descriptor.
-template <class Element, int n>
-struct Wgmma;
-
-#define JITGEN_WGMMA(ELEMENT, TYPE, N, S, D, I0, I1, I2, I3, I4, I5)                                                \
-  template <>                                                                                                       \
-  struct Wgmma<ELEMENT, N> {                                                                                        \
-    static JITGEN_DEVICE void registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {    \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" I5 ", 0;\n"                                                 \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" S "}, {%" I0 ", %" I1 ", %" \
-                   I2 ", %" I3 "}, %" I4 ", p, 1, 1, 0;\n}"                                                         \
-                   : D                                                                                              \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                          \
-    }                                                                                                               \
-    template <int transposed>                                                                                       \
-    static JITGEN_DEVICE void shared(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {                   \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" I2 ", 0;\n"                                                 \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" S "}, %" I0 ", %" I1        \
-                   ", p, 1, 1, 0, %" I3 ";\n}"                                                                      \
-                   : D                                                                                              \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(transposed));                                             \
-    }                                                                                                               \
-  };
-// Inline assembly with so many operands takes long to compile. A source that defines JITGEN_WGMMA_SIZE before it
-// includes this file gets the statement for that n alone.
-#ifdef JITGEN_WGMMA_SIZE
-#define JITGEN_HAS_WGMMA(n) (n == JITGEN_WGMMA_SIZE)
-#else
-#define JITGEN_HAS_WGMMA(n) 1
-#endif
-#if JITGEN_HAS_WGMMA(16)
-JITGEN_WGMMA(bfloat16, "bf16", 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")
-JITGEN_WGMMA(float16, "f16", 16, JITGEN_S0, JITGEN_D0, "8", "9", "10", "11", "12", "13")
-#endif
-#if JITGEN_HAS_WGMMA(32)
-JITGEN_WGMMA(bfloat16, "bf16", 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")
-JITGEN_WGMMA(float16, "f16", 32, JITGEN_S1, JITGEN_D1, "16", "17", "18", "19", "20", "21")
-#endif
-#if JITGEN_HAS_WGMMA(64)
-JITGEN_WGMMA(bfloat16, "bf16", 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")
-JITGEN_WGMMA(float16, "f16", 64, JITGEN_S3, JITGEN_D3, "32", "33", "34", "35", "36", "37")
-#endif
-#if JITGEN_HAS_WGMMA(96)
-JITGEN_WGMMA(bfloat16, "bf16", 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")
-JITGEN_WGMMA(float16, "f16", 96, JITGEN_S5, JITGEN_D5, "48", "49", "50", "51", "52", "53")
-#endif
-#if JITGEN_HAS_WGMMA(128)
-JITGEN_WGMMA(bfloat16, "bf16", 128, JITGEN_S7, JITGEN_D7, "64", "65", "66", "67", "68", "69")
-JITGEN_WGMMA(float16, "f16", 128, JITGEN_S7, JITGEN_D7, "64", "65", "66", "67", "68", "69")
-#endif
-#if JITGEN_HAS_WGMMA(192)
-JITGEN_WGMMA(bfloat16, "bf16", 192, JITGEN_S11, JITGEN_D11, "96", "97", "98", "99", "100", "101")
-JITGEN_WGMMA(float16, "f16", 192, JITGEN_S11, JITGEN_D11, "96", "97", "98", "99", "100", "101")
-#endif
-#if JITGEN_HAS_WGMMA(256)
-JITGEN_WGMMA(bfloat16, "bf16", 256, JITGEN_S15, JITGEN_D15, "128", "129", "130", "131", "132", "133")
-JITGEN_WGMMA(float16, "f16", 256, JITGEN_S15, JITGEN_D15, "128", "129", "130", "131", "132", "133")
-#endif
-#undef JITGEN_HAS_WGMMA
-#undef JITGEN_WGMMA
 
 }  // namespace jitgen

@@ -216,7 +216,7 @@ struct QuantizedKernel {
       ring.next();
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
-        wgmma_fence();
+        cute::warpgroup_arrive();
 #pragma unroll
         for (int s = 0; s < Config::steps; ++s) {
 #pragma unroll
@@ -226,19 +226,19 @@ struct QuantizedKernel {
             Multiply::registers(acc[b], fragments[group & 1][s][b], at, 1);
           }
         }
-        wgmma_commit();
+        cute::warpgroup_commit_batch();
         if (group == groups - 2 && chunk + 1 < last) {
           barrier_wait_in_place(full(ring.stage), ring.phase);
           Stage::fetch(fetched, memory, lane, ring.stage);
         }
         if (group == groups - 1) held.take(fetched);
-        wgmma_wait<1>();  // the previous group has read its fragments, whose registers the next one uses
+        cute::warpgroup_wait<1>();  // the previous group has read its fragments, whose registers the next one uses
         if (group == 0 && chunk > first) release(before);
         Stage::dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
       }
       before = stage;
     }
-    wgmma_wait<0>();
+    cute::warpgroup_wait<0>();
     release(before);
   }
 
