@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
+from jitgen.families.reduction.forms import PersistentRows
 
 CASES: dict[str, Callable[..., Any]] = {
     "softmax": lambda x: F.softmax(x, -1),
@@ -162,7 +163,7 @@ def test_persistent_rows(name: str, length: int) -> None:
     specs = [TensorSpec((64, length), torch.float32)] * own + [TensorSpec((length,), torch.float32)] * common
     lowered = jitgen.jit(function).lower(*specs, target="sm_90a")
     (schedule,) = lowered._lowered.schedules
-    assert bool(schedule.persistent) == (length >= least)
+    assert isinstance(schedule, PersistentRows) == (length >= least)
     if length < least:
         return
     assert "persistent clusters" in lowered.explain()
@@ -172,7 +173,7 @@ def test_persistent_rows(name: str, length: int) -> None:
     assert report["spill_bytes"] <= 32
     assert report["shared_bytes"] + schedule.shared_bytes <= 228 * 1024
     sass = compiled.asm["sass"]
-    parked = schedule.persistent.shared_operands
+    parked = schedule.shared_operands
     # A cluster's first row, and in the loop the next; once what all rows read and no register holds.
     assert len(re.findall(r"UBLKCP\.S\.G", sass)) == own * 2 + parked
     assert len(re.findall(r"LDG\.\S*128", sass)) == (common - parked) * schedule.unroll
@@ -200,7 +201,7 @@ def test_rows_that_have_blocks_of_their_own(
 ) -> None:
     specs = TensorSpec((rows, length), dtype), TensorSpec((length,), dtype)
     (schedule,) = jitgen.jit(weighted).lower(*specs, target=target)._lowered.schedules
-    assert not schedule.persistent
+    assert not isinstance(schedule, PersistentRows)
     assert bool(schedule.shared_bytes) == bool(schedule.staged)
 
 
@@ -294,7 +295,7 @@ def test_rows_that_shared_memory_cannot_take() -> None:
     spec, weight = TensorSpec((64, 151_936), torch.float32), TensorSpec((151_936,), torch.float32)
     for target, expected in (("sm_90a", True), ("sm_100a", True), ("sm_120a", False)):
         (schedule,) = jitgen.jit(added).lower(spec, spec, weight, target=target)._lowered.schedules
-        assert bool(schedule.persistent) == expected
+        assert isinstance(schedule, PersistentRows) == expected
 
 
 def test_many_rows_that_are_persistent() -> None:
@@ -305,7 +306,7 @@ def test_many_rows_that_are_persistent() -> None:
     cases += [(CASES["softmax"], [rows], False), (CASES["softmax"], [longer], True)]
     for function, specs, expected in cases:
         (schedule,) = jitgen.jit(function).lower(*specs, target="sm_90a")._lowered.schedules
-        assert bool(schedule.persistent) == expected
+        assert isinstance(schedule, PersistentRows) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -323,10 +324,10 @@ def test_what_a_later_pass_reads_of_a_row_has_no_place_in_shared_memory() -> Non
     spec = TensorSpec((64, 151_936), torch.float32)
     weight = TensorSpec((151_936,), torch.float32)
     later = jitgen.jit(lambda x, y, w: weighted(x, w) + y).lower(spec, spec, weight, target="sm_90a")
-    assert not later._lowered.schedules[0].persistent
+    assert not isinstance(later._lowered.schedules[0], PersistentRows)
     # The same elements again are kept.
     again = jitgen.jit(lambda x, w: weighted(x, w) + x).lower(spec, weight, target="sm_90a")
-    assert again._lowered.schedules[0].persistent
+    assert isinstance(again._lowered.schedules[0], PersistentRows)
 
 
 @pytest.mark.parametrize(

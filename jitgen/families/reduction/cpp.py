@@ -2,7 +2,7 @@
 
 There are three kinds of loop, each with a template of its own:
 
-- *tiled* (``cpp_tiles.j2``, ``schedule.rows_per_block`` above 1): neighbouring rows are walked together, with one
+- *tiled* (``cpp_tiles.j2``, ``schedule.tile_rows`` above 1): neighbouring rows are walked together, with one
   accumulator for each row of a tile, where their elements are neighbours or rows are very short;
 - *short* (``cpp_short.j2``): each row is a single block, of fewer lanes, and eight rows are walked together
   (``together.hpp``). The elements behind the last whole group of a row are taken by one more group, which ends with the
@@ -26,9 +26,10 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line
 from jitgen.families.operands import CPU_LANES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, RowValues
+from jitgen.families.reduction.forms import HostRows
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.numbers import has_narrow_nan, is_exp_below, maxima_of_numbers
-from jitgen.families.reduction.schedule import CPU_LONG_ROW, RowSchedule
+from jitgen.families.reduction.schedule import CPU_LONG_ROW
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -62,7 +63,7 @@ _KINDS = {
 }
 
 
-def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: RowLayout, schedule: HostRows, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
     builder = _Builder(kernel, schedule, rows)
     # The group of a short row is one wide vector. Of bfloat16, whose elements come in halves, it would be assembled
@@ -71,15 +72,15 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
 
 
 class _Builder:
-    def __init__(self, kernel: Kernel, schedule: RowSchedule, rows: RowContext):
+    def __init__(self, kernel: Kernel, schedule: HostRows, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions, self.rows = body.instructions, rows
-        self.width, self.tiled, self.lanes = schedule.rows_per_block, schedule.rows_per_block > 1, schedule.vector
+        self.width, self.tiled, self.lanes = schedule.tile_rows, schedule.tile_rows > 1, schedule.group
         self.row_loads = [o for o in rows.operands if o.role != "store" and o.kind in ("row", "broadcast")]
         self.short = self.lanes < CPU_LANES
         self.overlaps_groups = self.short and self._may_overlap_groups()
         self.scratch_index = "place + lane" if self.short else "start + i"
-        self.scratch_values: dict[str, tuple[str, str]] = self._scratch_values() if schedule.resident else {}
+        self.scratch_values: dict[str, tuple[str, str]] = self._scratch_values() if schedule.scratch else {}
         slots = itertools.count()
         of_numbers = {f"v{position}" for position in maxima_of_numbers(body.instructions)}
         self.reductions = [

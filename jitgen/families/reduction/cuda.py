@@ -6,20 +6,27 @@ after another (``cuda_persistent.py``), and columns (``cuda_columns.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.reduction import cuda_columns, cuda_persistent, cuda_rows
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_passes import cuda_passes
+from jitgen.families.reduction.forms import CudaSchedule, PersistentRows
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
-_CONTEXTS = {"columns": cuda_columns.context, "persistent": cuda_persistent.context, "rows": cuda_rows.context}
+_CONTEXTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "columns": cuda_columns.context,
+    "persistent": cuda_persistent.context,
+    "rows": cuda_rows.context,
+}
 """What makes the rest of the context, which ``templates/reduction/cuda_<name>.j2`` reads."""
 
 
-def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
     parameters = [f"{'' if o.role == 'store' else 'const '}{o.storage}* {o.pointer}" for o in memory]
@@ -28,7 +35,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     outer = [f"i{dim}" for dim in range(rows.outer)]
     bits = 64 if schedule.wide else 32
     passes = cuda_passes(kernel, layout, schedule, rows)
-    name = "columns" if layout.columns else "persistent" if schedule.persistent else "rows"
+    name = "columns" if layout.columns else "persistent" if isinstance(schedule, PersistentRows) else "rows"
     specific = _CONTEXTS[name](kernel, layout, schedule, rows, passes)
     return specific | {
         "row_template": f"cuda_{name}.j2",
@@ -46,11 +53,11 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     }, {}
 
 
-def _if_inside(layout: RowLayout, schedule: RowSchedule) -> str:
+def _if_inside(layout: RowLayout, schedule: CudaSchedule) -> str:
     """The condition, in front of a block, that vector ``u`` lies in the row; empty where every vector does."""
     if schedule.is_unmasked:
         return ""
-    end = "end" if schedule.persistent else "length"
+    end = "end" if isinstance(schedule, PersistentRows) else "length"
     inside = f"column < {end}" if layout.unit >= schedule.vector else f"column + (width - 1) < {end}"
     return f"if (u < whole || {inside}) " if schedule.unmasked_vectors else f"if ({inside}) "
 

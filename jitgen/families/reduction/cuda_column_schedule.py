@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES
 from jitgen.families.reduction.cuda_problem import state_bytes
+from jitgen.families.reduction.forms import ColumnBlocks
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import online
 from jitgen.families.reduction.residency import passes, residency
@@ -25,7 +26,6 @@ from jitgen.families.reduction.schedule import (
     MULTIPROCESSOR_THREADS,
     SHORT_BLOCK_THREADS,
     WARP,
-    RowSchedule,
     row_item_size,
 )
 from jitgen.ir.program import Kernel
@@ -59,7 +59,7 @@ class _Block:
         return lanes * self.rows_per_thread * (groups * max(states, default=0) + received)
 
 
-def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> ColumnBlocks:
     """The schedule of rows whose elements are neighbours across rows."""
     (body,) = kernel.bodies
     length, size = max(geometry.length, 1), row_item_size(kernel, layout)
@@ -117,14 +117,13 @@ def _within_shared_memory(block: _Block, states: Sequence[int]) -> _Block:
     return block
 
 
-def _resident(block: _Block, length: int, unroll: int, wide: bool) -> RowSchedule:
+def _resident(block: _Block, length: int, unroll: int, wide: bool) -> ColumnBlocks:
     """Columns that stay in registers from pass to pass."""
     complete = length // (block.threads * block.cluster)
-    return RowSchedule(
+    return ColumnBlocks(
         threads=block.threads,
         rows_per_block=block.lanes * block.rows_per_thread,
         cluster=block.cluster,
-        vector=1,
         unroll=unroll,
         resident=True,
         unmasked_vectors=complete if complete >= unroll - 1 else 0,
@@ -133,15 +132,14 @@ def _resident(block: _Block, length: int, unroll: int, wide: bool) -> RowSchedul
     )
 
 
-def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: bool) -> RowSchedule:
+def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: bool) -> ColumnBlocks:
     """Columns that each pass reads from memory: blocks of at most ``COLUMN_THREADS``, and no clusters for many."""
     threads = min(block.threads, max(1, COLUMN_THREADS // block.lanes))
     cluster = 1 if rows > MANY_COLUMNS else block.cluster
-    return RowSchedule(
+    return ColumnBlocks(
         threads=threads,
         rows_per_block=block.lanes * block.rows_per_thread,
         cluster=cluster,
-        vector=1,
         unroll=min(COLUMN_UNROLL, -(-length // (threads * cluster))),
         resident=False,
         unmasked_vectors=0,

@@ -13,14 +13,14 @@ from typing import Any
 from jitgen.codegen.printing import fields
 from jitgen.families.reduction.context import RowContext, RowOperand, RowValues
 from jitgen.families.reduction.cuda_passes import CudaPass, CudaPasses
+from jitgen.families.reduction.forms import ColumnBlocks
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.body import Instruction
 from jitgen.ir.program import Kernel
 
 
 def context(
-    kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, passes: CudaPasses
+    kernel: Kernel, layout: RowLayout, schedule: ColumnBlocks, rows: RowContext, passes: CudaPasses
 ) -> dict[str, Any]:
     columns = _Columns(kernel, layout, schedule, rows)
     resident = {operand.value for operand in passes.resident_loads}
@@ -43,7 +43,7 @@ class _Columns:
         row_values: (type, name) of the values of which each row has its own.
     """
 
-    def __init__(self, kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext):
+    def __init__(self, kernel: Kernel, layout: RowLayout, schedule: ColumnBlocks, rows: RowContext):
         (body,) = kernel.bodies
         self.instructions: Sequence[Instruction] = body.instructions
         self.layout, self.is_resident = layout, schedule.resident

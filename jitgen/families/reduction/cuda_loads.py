@@ -12,16 +12,8 @@ from dataclasses import replace
 
 from jitgen.families.operands import ACCESS_BYTES
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, state_bytes
-from jitgen.families.reduction.schedule import (
-    BEYOND_CACHE_BYTES,
-    BLOCK_THREADS,
-    NARROW_BYTES,
-    SHORT_ROW,
-    WARP,
-    Prefetch,
-    RowSchedule,
-    Staged,
-)
+from jitgen.families.reduction.forms import Prefetch, ResidentRows, Staged
+from jitgen.families.reduction.schedule import BEYOND_CACHE_BYTES, BLOCK_THREADS, NARROW_BYTES, SHORT_ROW, WARP
 
 PREFETCHED_BYTES = 2048
 """Bytes of a row from which on it is prefetched."""
@@ -41,7 +33,7 @@ BARRIER_BYTES = 1024
 """Shared memory for the barriers of a block, in bytes, at least."""
 
 
-def with_prefetch(problem: RowProblem, schedule: RowSchedule) -> RowSchedule:
+def with_prefetch(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
     """``schedule`` with prefetches and streaming loads, where rows are long enough and loaded by whole accesses."""
     operands = problem.row_operands
     if not operands or schedule.rows_per_iteration > 1 or not problem.has_whole_accesses(operands):
@@ -54,19 +46,19 @@ def with_prefetch(problem: RowProblem, schedule: RowSchedule) -> RowSchedule:
 # ----------------------------------------------------------------------------------------------------------- policies
 
 
-def all_rows(problem: RowProblem, schedule: RowSchedule) -> RowSchedule | None:
+def all_rows(problem: RowProblem, schedule: ResidentRows) -> ResidentRows | None:
     """Rows of one block, and many rows of narrow elements whose blocks share a multiprocessor: every row is
     prefetched."""
     many = problem.has_many_rows and _has_narrow_neighbours(problem, schedule)
     return replace(schedule, prefetch=Prefetch(problem.row_operands)) if schedule.cluster == 1 or many else None
 
 
-def no_row_of_many(problem: RowProblem, schedule: RowSchedule) -> RowSchedule | None:
+def no_row_of_many(problem: RowProblem, schedule: ResidentRows) -> ResidentRows | None:
     """Other rows in clusters, where they are many: the first few that could be prefetched make no difference."""
     return replace(schedule, streaming_loads=not _is_narrow(problem)) if problem.has_many_rows else None
 
 
-def every_nth_row_of_pairs(problem: RowProblem, schedule: RowSchedule) -> RowSchedule | None:
+def every_nth_row_of_pairs(problem: RowProblem, schedule: ResidentRows) -> ResidentRows | None:
     """Rows of two blocks, which are all in flight at once: sixteen of them, evenly among all, are prefetched."""
     if schedule.cluster != PAIR_BLOCKS:
         return None
@@ -74,7 +66,7 @@ def every_nth_row_of_pairs(problem: RowProblem, schedule: RowSchedule) -> RowSch
     return replace(schedule, prefetch=prefetch, streaming_loads=True)
 
 
-def first_rows(problem: RowProblem, schedule: RowSchedule) -> RowSchedule:
+def first_rows(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
     """Few rows in larger clusters: the first rows are prefetched, ``STAGGER_BYTES`` of them.
 
     Of operands of wide elements only the first is: with a second one more was in flight, and slower. Loads stream,
@@ -99,7 +91,7 @@ def _is_narrow(problem: RowProblem) -> bool:
     return max(map(problem.item_size_of, problem.row_operands)) <= NARROW_BYTES
 
 
-def _has_narrow_neighbours(problem: RowProblem, schedule: RowSchedule) -> bool:
+def _has_narrow_neighbours(problem: RowProblem, schedule: ResidentRows) -> bool:
     """Whether blocks of different rows of narrow elements share a multiprocessor."""
     return schedule.blocks_per_multiprocessor > 1 and _is_narrow(problem)
 
@@ -107,7 +99,7 @@ def _has_narrow_neighbours(problem: RowProblem, schedule: RowSchedule) -> bool:
 # -------------------------------------------------------------------------------------------------- deferred operands
 
 
-def with_deferred_loads(problem: RowProblem, schedule: RowSchedule) -> RowSchedule:
+def with_deferred_loads(problem: RowProblem, schedule: ResidentRows) -> ResidentRows:
     """``schedule`` with the way in which operands that only a later pass needs are loaded.
 
     Row-invariant ones (a weight) are staged in shared memory where two blocks hold a row. A single deferred operand of
@@ -131,7 +123,7 @@ def with_deferred_loads(problem: RowProblem, schedule: RowSchedule) -> RowSchedu
     return schedule
 
 
-def _staged_vectors(problem: RowProblem, schedule: RowSchedule) -> int:
+def _staged_vectors(problem: RowProblem, schedule: ResidentRows) -> int:
     """How many vectors of each deferred operand a thread can have in shared memory; 0 where they cannot be staged.
 
     They are all staged or none: once some lie in shared memory, the kernel loads no vector ahead of its use.

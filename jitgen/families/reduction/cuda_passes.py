@@ -15,10 +15,10 @@ import torch
 from jitgen.codegen.cuda import constant
 from jitgen.codegen.printing import Line, fields
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
+from jitgen.families.reduction.forms import CudaSchedule
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, MEAN, SUM_EXP
 from jitgen.families.reduction.residency import residency_of_thread
-from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
@@ -85,7 +85,7 @@ class CudaPasses:
         return [reduction for each in self.passes for reduction in each.reductions]
 
 
-def cuda_passes(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext) -> CudaPasses:
+def cuda_passes(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: RowContext) -> CudaPasses:
     """The passes of ``kernel``: over a row in registers, or over one that each pass reads from memory."""
     index = "column" if layout.columns else "column + j"
     if not schedule.resident:
@@ -108,7 +108,7 @@ class _Plan:
     recomputed: tuple[Line, ...]
 
 
-def _plans(rows: RowContext, kernel: Kernel, schedule: RowSchedule) -> list[_Plan]:
+def _plans(rows: RowContext, kernel: Kernel, schedule: CudaSchedule) -> list[_Plan]:
     registers = residency_of_thread(kernel.bodies[0], schedule.elements_per_thread)
     lines = {line.position: line for p in rows.passes for line in p.lines}
     return [

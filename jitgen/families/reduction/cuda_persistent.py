@@ -14,20 +14,20 @@ from jitgen.codegen.printing import fields
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_passes import CudaPass, CudaPasses
 from jitgen.families.reduction.cuda_rows import pass_fields, row_value
+from jitgen.families.reduction.forms import PersistentRows
 from jitgen.families.reduction.layout import RowLayout
-from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
 
 def context(
-    kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, passes: CudaPasses
+    kernel: Kernel, layout: RowLayout, schedule: PersistentRows, rows: RowContext, passes: CudaPasses
 ) -> dict[str, Any]:
     """``copied`` are the operands with elements of their own for each row; of the row-invariant ones,
     ``shared_invariant`` lie in shared memory and ``register_invariant`` in registers."""
     loads = [operand for p in rows.passes for operand in p.loads if operand.pointer]
     invariant = [operand for operand in loads if layout.row_invariant[operand.index]]
     copied = [operand for operand in loads if operand not in invariant]
-    count = schedule.persistent.shared_operands if schedule.persistent else 0
+    count = schedule.shared_operands
     in_shared, in_registers = invariant[:count], invariant[count:]
     resident = [operand for operand in passes.resident_loads if operand in copied]
     return {

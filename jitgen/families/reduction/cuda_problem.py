@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.reduction.forms import LoopedRows, ResidentRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
 from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, deferred_operands, first_needed, passes, residency
@@ -28,7 +29,6 @@ from jitgen.families.reduction.schedule import (
     THREAD_BYTES,
     WARP,
     Occupancy,
-    RowSchedule,
     occupancy,
 )
 from jitgen.ir.body import Body
@@ -227,7 +227,7 @@ def state_bytes(kernel: Kernel, wide: bool) -> list[int]:
     return sizes
 
 
-def rows_per_iteration(problem: RowProblem, schedule: RowSchedule) -> int:
+def rows_per_iteration(problem: RowProblem, schedule: LoopedRows | ResidentRows) -> int:
     """How many rows a thread takes at once where there are many short ones, as many as make ``ITERATION_BYTES``.
 
     A row of more than a warp takes one: its threads would meet at a barrier for each.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.families.reduction.cuda_loads import with_deferred_loads, with_prefetch
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration
+from jitgen.families.reduction.forms import ResidentRows
 from jitgen.families.reduction.residency import FEW_ELEMENTS, residency
 from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
 from jitgen.families.reduction.schedule import (
@@ -24,7 +25,6 @@ from jitgen.families.reduction.schedule import (
     MULTIPROCESSOR_THREADS,
     THREAD_BYTES,
     WARP,
-    RowSchedule,
 )
 
 RESIDENT_THREAD_BYTES = 160
@@ -67,7 +67,7 @@ class Holder:
         cluster: blocks that share a row.
         multiprocessor_threads: threads of a multiprocessor, which share its registers.
         thread_bytes: bytes of the row that a thread holds at most.
-        online: as ``RowSchedule.online``.
+        online: as ``GpuRows.online``.
         uses_shared_memory: whether what is beyond ``REGISTER_VECTORS`` lies in shared memory.
     """
 
@@ -79,7 +79,7 @@ class Holder:
     uses_shared_memory: bool = False
 
 
-def resident(problem: RowProblem) -> RowSchedule | None:
+def resident(problem: RowProblem) -> ResidentRows | None:
     """Rows that stay in registers from pass to pass, held by the threads that ``HOLDERS`` choose; None where those
     cannot hold one."""
     holder = first_that_applies(HOLDERS, problem)
@@ -92,13 +92,12 @@ def resident(problem: RowProblem) -> RowSchedule | None:
     complete = problem.length // step
     # Moments of wide elements take registers that a long row of one block does not leave.
     block_online = problem.accumulates_moments and (problem.is_narrow or unroll * vector < FEW_ELEMENTS)
-    schedule = RowSchedule(
+    schedule = ResidentRows(
         threads=holder.threads,
         rows_per_block=problem.rows_per_block,
         cluster=holder.cluster,
         vector=vector,
         unroll=unroll,
-        resident=True,
         unmasked_vectors=complete if complete >= unroll - 1 else 0,
         wide=problem.layout.wide,
         online=holder.online or (holder.cluster == 1 and block_online),

@@ -20,9 +20,10 @@ from jitgen.codegen.printing import fields
 from jitgen.families.operands import ACCESS_BYTES
 from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_passes import Accumulator, CudaPass, CudaPasses
+from jitgen.families.reduction.forms import LoopedRows, ResidentRows, Staged
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, residency_of_thread
-from jitgen.families.reduction.schedule import MULTIPROCESSOR_THREADS, RowSchedule, Staged
+from jitgen.families.reduction.schedule import MULTIPROCESSOR_THREADS
 from jitgen.ir.program import Kernel
 
 REGISTERS = 65536
@@ -55,7 +56,7 @@ class Registers:
 
 
 def context(
-    kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, passes: CudaPasses
+    kernel: Kernel, layout: RowLayout, schedule: LoopedRows | ResidentRows, rows: RowContext, passes: CudaPasses
 ) -> dict[str, Any]:
     combine, scratch = _combination(schedule)
     partly_shared = schedule.shared_vectors > 0
@@ -87,7 +88,7 @@ def context(
     }
 
 
-def _batch(kernel: Kernel, schedule: RowSchedule, deferred: int) -> int:
+def _batch(kernel: Kernel, schedule: LoopedRows | ResidentRows, deferred: int) -> int:
     """How many vectors of each of ``deferred`` operands are loaded ahead of their use: what the row leaves of
     registers.
 
@@ -107,7 +108,7 @@ def _batch(kernel: Kernel, schedule: RowSchedule, deferred: int) -> int:
     return max(1, min(schedule.unroll, vectors, MAX_BATCH if schedule.cluster > 1 else MAX_BATCH // 2))
 
 
-def _combination(schedule: RowSchedule) -> tuple[str, str]:
+def _combination(schedule: LoopedRows | ResidentRows) -> tuple[str, str]:
     """The function of ``reduce.cuh`` that combines over a row, with ``{op}``, and the shared type of its threads, with
     ``{state}``."""
     if schedule.cluster > 1:
@@ -177,7 +178,7 @@ def _pass(
     resident: set[str],
     iterated: Collection[RowOperand],
     streaming: Sequence[RowOperand],
-    schedule: RowSchedule,
+    schedule: LoopedRows | ResidentRows,
 ) -> dict[str, Any]:
     """What the template reads of a pass: its loads and where each element comes from."""
     partly_shared = schedule.shared_vectors > 0

@@ -16,6 +16,7 @@ from jitgen.families.reduction.cuda_column_schedule import columns
 from jitgen.families.reduction.cuda_loads import BARRIER_BYTES
 from jitgen.families.reduction.cuda_problem import RowProblem, first_that_applies, rows_per_iteration, state_bytes
 from jitgen.families.reduction.cuda_resident import DEFERRED_OPERANDS, RESIDENT_THREAD_BYTES, WORD_BYTES, resident
+from jitgen.families.reduction.forms import CudaRows, LoopedRows, PersistentRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES
 from jitgen.families.reduction.schedule import (
@@ -27,8 +28,6 @@ from jitgen.families.reduction.schedule import (
     THREAD_BYTES,
     WARP,
     Occupancy,
-    Persistent,
-    RowSchedule,
 )
 from jitgen.ir.program import Kernel
 
@@ -80,7 +79,7 @@ def persistent_shapes(occupancy: Occupancy) -> tuple[PersistentShape, ...]:
     )
 
 
-def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> CudaRows:
     """The schedule of rows of neighbouring elements."""
     return first_that_applies(POLICIES, RowProblem(kernel, layout, geometry, device))
 
@@ -88,19 +87,17 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
 # ----------------------------------------------------------------------------------------------------------- policies
 
 
-def single_pass(problem: RowProblem) -> RowSchedule | None:
+def single_pass(problem: RowProblem) -> LoopedRows | None:
     """Kernels of one pass: nothing is needed twice, so nothing is kept; threads loop over a row with up to four
     accesses in flight. Of many short rows a thread takes several at once."""
     if problem.passes > 1:
         return None
     threads, vector = problem.threads, problem.vector
-    schedule = RowSchedule(
+    schedule = LoopedRows(
         threads=threads,
         rows_per_block=problem.rows_per_block,
-        cluster=1,
         vector=vector,
         unroll=max(1, min(SINGLE_PASS_UNROLL, -(-problem.length // (threads * vector)))),
-        resident=False,
         unmasked_vectors=0,
         wide=problem.layout.wide,
     )
@@ -109,7 +106,7 @@ def single_pass(problem: RowProblem) -> RowSchedule | None:
     return replace(schedule, rows_per_iteration=rows_per_iteration(problem, schedule))
 
 
-def single_online_pass(problem: RowProblem) -> RowSchedule | None:
+def single_online_pass(problem: RowProblem) -> LoopedRows | None:
     """Many long rows of which one online pass computes all results (a log-sum-exp, a variance): a block for each row,
     which keeps nothing. Keeping the row would take registers, hence threads, and save no read."""
     sizes = problem.item_sizes
@@ -122,13 +119,10 @@ def single_online_pass(problem: RowProblem) -> RowSchedule | None:
         threads *= 2
     light = max(sizes) < DOUBLE_BYTES and sum(sizes) <= ACCESS_BYTES
     multiprocessor_threads = MAX_MULTIPROCESSOR_THREADS if light else MULTIPROCESSOR_THREADS
-    return RowSchedule(
+    return LoopedRows(
         threads=threads,
-        rows_per_block=1,
-        cluster=1,
         vector=problem.vector,
         unroll=max(1, min(STREAMED_ELEMENTS, THREAD_BYTES // sum(sizes)) // problem.vector),
-        resident=False,
         unmasked_vectors=0,
         wide=problem.layout.wide,
         blocks_per_multiprocessor=multiprocessor_threads // threads,
@@ -136,7 +130,7 @@ def single_online_pass(problem: RowProblem) -> RowSchedule | None:
     )
 
 
-def persistent_clusters(problem: RowProblem) -> RowSchedule | None:
+def persistent_clusters(problem: RowProblem) -> PersistentRows | None:
     """Long rows of float32 with row-invariant operands, or too long for eight blocks: clusters take row after row.
 
     The next row of a cluster is copied to shared memory while this one is reduced and stored, and what all rows read is
@@ -166,38 +160,40 @@ def persistent_clusters(problem: RowProblem) -> RowSchedule | None:
         fits = room >= 0 and copied + received + BARRIER_BYTES <= problem.device.target.shared_bytes
         if problem.rows <= shape.max_own_rows or not fits:
             return None
-        return RowSchedule(
+        return PersistentRows(
             threads=PERSISTENT_THREADS,
-            rows_per_block=1,
             cluster=shape.cluster,
             vector=problem.vector,
             unroll=unroll,
-            resident=True,
             unmasked_vectors=fewest_vectors // WARP,
             wide=problem.layout.wide,
             online=problem.accumulates_moments,
-            persistent=Persistent(in_shared, copied),
+            shared_operands=in_shared,
+            shared_bytes=copied,
         )
     return None
 
 
-def reread(problem: RowProblem) -> RowSchedule:
+def reread(problem: RowProblem) -> LoopedRows:
     """Every other row: it is too long to stay in registers, so each pass reads it from memory, as few as online
     accumulation leaves."""
-    return RowSchedule(
+    return LoopedRows(
         threads=BLOCK_THREADS,
-        rows_per_block=1,
-        cluster=1,
         vector=problem.vector,
         unroll=REREAD_UNROLL,
-        resident=False,
         unmasked_vectors=0,
         wide=problem.layout.wide,
         online=True,
     )
 
 
-POLICIES = (single_pass, single_online_pass, persistent_clusters, resident, reread)
+POLICIES = (
+    single_pass,
+    single_online_pass,
+    persistent_clusters,
+    resident,
+    reread,
+)
 """In the order in which they are asked; the last applies to every row."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.device import Device
+from jitgen.families.reduction.forms import HostRows, PersistentRows, ResidentRows, RowSchedule
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import online
 from jitgen.families.reduction.residency import passes
-from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 
@@ -23,13 +23,13 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
     count = passes(kernel)
     operations = sum(instruction.op in OPS for instruction in body.instructions)
     lines = [f"row reduction by {', '.join(kinds)} in {count} pass{'es' * (count != 1)} over a row"]
-    if device.is_gpu:
+    if not isinstance(schedule, HostRows):
         lines.append(str(schedule))
-        if schedule.persistent:
+        if isinstance(schedule, PersistentRows):
             lines.append("the next row is copied to shared memory while one is reduced and stored")
-        if schedule.staged:
+        if isinstance(schedule, ResidentRows) and schedule.staged:
             lines.append("row-invariant operands are copied to shared memory while the row is loaded")
-    elif schedule.rows_per_block > 1:
-        lines.append(f"{schedule.rows_per_block} neighbouring rows are walked together")
+    elif schedule.tile_rows > 1:
+        lines.append(f"{schedule.tile_rows} neighbouring rows are walked together")
     lines.append(f"{operations} operations; operands {', '.join(layout.operands)}")
     return lines

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from jitgen.device import Device
 from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
 from jitgen.families.operands import item_size, pointwise_flops
+from jitgen.families.reduction.forms import CudaRows, HostRows, LoopedRows, PersistentRows, ResidentRows, RowSchedule
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
-from jitgen.families.reduction.schedule import RowSchedule
 from jitgen.ir.program import Kernel
 
 
@@ -83,12 +83,16 @@ def launch(
 ) -> LaunchShape:
     """One cluster (mostly of one block) for the rows that its threads take; persistent clusters loop over them."""
     (geometry,) = geometries
-    rows_per_cluster = schedule.rows_per_block * schedule.rows_per_iteration
+    attributes = frozenset({OVERLAPS} if device.overlaps_launches else ())
+    if isinstance(schedule, HostRows):
+        return LaunchShape(grid=(-(-geometry.rows // schedule.tile_rows), 1, 1))
+    iterated = schedule.rows_per_iteration if isinstance(schedule, LoopedRows | ResidentRows) else 1
+    cluster = schedule.cluster if isinstance(schedule, CudaRows) else 1
     return LaunchShape(
-        grid=(-(-geometry.rows // rows_per_cluster) * schedule.cluster, 1, 1),
+        grid=(-(-geometry.rows // (schedule.rows_per_block * iterated)) * cluster, 1, 1),
         block=(schedule.block_threads, 1, 1),
-        cluster=schedule.cluster,
-        shared_bytes=schedule.shared_bytes,
-        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
-        persistence=Persistence("clusters") if schedule.persistent else None,
+        cluster=cluster,
+        shared_bytes=schedule.shared_bytes if isinstance(schedule, ResidentRows | PersistentRows) else 0,
+        attributes=attributes,
+        persistence=Persistence("clusters") if isinstance(schedule, PersistentRows) else None,
     )

@@ -1,7 +1,7 @@
 """Fewer passes over a row: a reduction that depends on another one is accumulated online, in the same pass.
 
 ``online`` rewrites the body of a kernel whose passes read the row from memory, or whose blocks wait for one another
-after each pass (``RowSchedule.online``). Two kinds of reduction that depend on another one of the same row become
+after each pass (``GpuRows.online``). Two kinds of reduction that depend on another one of the same row become
 reductions of the row's elements, whose results are known a pass earlier:
 
 - ``sum_exp``, the sum of exp(v - max v) where that maximum is finite. Each accumulator keeps the largest value it has

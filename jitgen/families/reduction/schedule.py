@@ -1,10 +1,9 @@
-"""How a row kernel deals its rows out to threads: the schedule, and the numbers that the rules of all dialects share.
+"""How the schedule of a row kernel is chosen, and the numbers that the rules of all dialects share.
 
-A schedule is a pure function of kernel, layout, sizes and target. On a GPU a row belongs to some threads of one block
-(which may hold several rows) or, where it is long, to the threads of a cluster of blocks. The row is *resident* where a
-thread keeps its ``unroll`` vectors of ``vector`` elements in registers from pass to pass, as QuACK's row kernels do. It
-is not where the kernel has one pass, and nothing is needed twice, or where the row is too long for the registers of a
-cluster: then each pass loops over the row in memory.
+A schedule (``forms.py``) is a pure function of kernel, layout, sizes and device. Rows that stay in the registers of
+their threads from pass to pass are held as QuACK's row kernels hold them. A row does not stay where the kernel has one
+pass, and nothing is needed twice, or where it is too long for the registers of a cluster: then each pass loops over the
+row in memory.
 
 The rules are in ``cuda_schedule.py`` and ``triton_schedule.py``; that of the CPU is ``_host`` below. ``buckets.py``
 tells at which numbers of rows they change.
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.operands import ACCESS_BYTES, CPU_LANES, item_size
+from jitgen.families.operands import CPU_LANES, item_size
+from jitgen.families.reduction.forms import HostRows, RowSchedule
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.residency import passes
 from jitgen.ir.program import Kernel
@@ -117,190 +117,6 @@ def occupancy(chip: Chip) -> Occupancy:
     return Occupancy(chip.rows_that_occupy(0.25), chip.rows_that_occupy(0.5), full, 8 * full, clusters)
 
 
-@dataclass(frozen=True)
-class Persistent:
-    """Clusters that take one row after another, each block with a multiprocessor to itself.
-
-    Attributes:
-        shared_operands: how many of the row-invariant operands, the first, lie in shared memory; the others lie in
-            registers.
-        shared_bytes: dynamic shared memory of a block, in bytes.
-    """
-
-    shared_operands: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Deferred row-invariant operands that are copied to shared memory while the row is loaded.
-
-    Attributes:
-        operands: all of them, by index. An access moves as many elements of each as a vector has.
-        vectors: how many vectors of each thread, the first, are copied there; the others are loaded into registers.
-    """
-
-    operands: tuple[int, ...]
-    vectors: int
-
-
-@dataclass(frozen=True)
-class Prefetch:
-    """What is prefetched into the second-level cache before the kernel waits for the one ahead of it.
-
-    Attributes:
-        operands: by index, operands of which each row has its own elements.
-        first_rows: how many rows, from the first, are prefetched; None for all.
-        every_nth: of those, every nth row is prefetched.
-        row_invariant: by index, operands that all rows read; every block prefetches a share of them where there are
-            few blocks.
-        row_invariant_blocks: how many blocks, or clusters of blocks, are few.
-    """
-
-    operands: tuple[int, ...]
-    first_rows: int | None = None
-    every_nth: int = 1
-    row_invariant: tuple[int, ...] = ()
-    row_invariant_blocks: int = 0
-
-
-@dataclass(frozen=True)
-class RowSchedule:
-    """How the rows of one kernel are dealt out.
-
-    An operand is *deferred* where only a later pass than the first reads it, *row-invariant* where all rows read the
-    same elements of it.
-
-    Attributes:
-        threads: threads of one block that share a row (GPU), a power of two; 1 on the CPU.
-        rows_per_block: rows of one block; on the CPU, rows of one tile.
-        cluster: blocks that share a row.
-        vector: elements of one access; on the CPU, of one group.
-        unroll: vectors that a thread holds of a resident row; of another, that it loads before it uses the first.
-        resident: whether the row stays in registers between passes; on the CPU, whether costly values stay in scratch
-            memory.
-        unmasked_vectors: how many of the ``unroll`` vectors, the first, lie inside the row for every thread and so need
-            no mask: all, all but the last, or 0.
-        wide: whether indices have 64 bits.
-        blocks_per_multiprocessor: blocks that the registers of a multiprocessor must suffice for.
-        online: whether reductions that wait for another one are accumulated in the same pass (``online.py``).
-        rows_per_thread: neighbouring rows of a thread, whose elements it moves in one access; 1 where the elements of
-            one row are neighbours.
-        rows_per_iteration: rows that a thread takes one after another, all of which it loads before it uses the first.
-        shared_vectors: how many of the ``unroll`` vectors of a resident row, the last, lie in shared memory.
-        preload_deferred: whether deferred operands are loaded into registers with the row, not after it was reduced.
-        staged: deferred operands that are copied to shared memory.
-        persistent: set where clusters take one row after another; None where each row has a cluster of its own.
-        prefetch: what is prefetched while the kernel ahead ends.
-        streaming_loads: whether loads of elements that no other row has bypass the first-level cache, which is left to
-            row-invariant operands.
-    """
-
-    threads: int
-    rows_per_block: int
-    cluster: int
-    vector: int
-    unroll: int
-    resident: bool
-    unmasked_vectors: int
-    wide: bool
-    blocks_per_multiprocessor: int = 1
-    online: bool = False
-    rows_per_thread: int = 1
-    rows_per_iteration: int = 1
-    shared_vectors: int = 0
-    preload_deferred: bool = False
-    staged: Staged | None = None
-    persistent: Persistent | None = None
-    prefetch: Prefetch | None = None
-    streaming_loads: bool = False
-
-    @property
-    def block_threads(self) -> int:
-        return self.threads * self.lanes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, in bytes."""
-        if self.staged:
-            return len(self.staged.operands) * self.staged.vectors * self.block_threads * ACCESS_BYTES
-        return self.persistent.shared_bytes if self.persistent else 0
-
-    @property
-    def lanes(self) -> int:
-        """Threads of a block that lie side by side, each with rows of its own."""
-        return self.rows_per_block // self.rows_per_thread
-
-    @property
-    def elements_per_thread(self) -> int:
-        """Elements that a thread holds at once."""
-        return self.vector * self.unroll * self.rows_per_thread
-
-    @property
-    def is_unmasked(self) -> bool:
-        """Whether the row is a multiple of what its threads hold at once, so that no access needs a mask."""
-        return self.unmasked_vectors == self.unroll
-
-    @property
-    def tile(self) -> int:
-        """Elements of a row that one block holds at once."""
-        return self.threads * self.vector * self.unroll
-
-    @property
-    def is_host(self) -> bool:
-        """Whether the schedule is a CPU's: no block of a GPU has a single thread, or 1024 threads with a row each."""
-        return self.threads == 1 and self.lanes in (1, CPU_TILE_ROWS)
-
-    def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
-        return ", ".join(self._host_words() if self.is_host else self._gpu_words())
-
-    def _host_words(self) -> list[str]:
-        words = ["one row at a time" if self.rows_per_block == 1 else f"tiles of {self.rows_per_block} rows"]
-        words.append(f"groups of {self.vector} elements")
-        if self.resident:
-            words.append("costly values stay in scratch memory")
-        return words
-
-    def _gpu_words(self) -> list[str]:
-        words = [
-            f"{_counted(self.threads, 'thread')} a row" + f" in each of {self.cluster} blocks" * (self.cluster > 1)
-        ]
-        if self.rows_per_block > 1:
-            words.append(f"{self.rows_per_block} rows a block")
-        if self.rows_per_thread > 1:
-            words.append(f"{self.rows_per_thread} neighbouring rows a thread")
-        if self.rows_per_iteration > 1:
-            words.append(f"{self.rows_per_iteration} rows an iteration")
-        words.append(f"{_counted(self.unroll, 'access', 'es')} a thread of {_counted(self.vector, 'element')}")
-        if not self.is_unmasked:
-            words.append(f"the first {self.unmasked_vectors} unmasked" if self.unmasked_vectors else "all masked")
-        words.append("the row stays in registers" if self.resident else "each pass reads the row from memory")
-        if self.shared_vectors:
-            words.append(f"its last {_counted(self.shared_vectors, 'access', 'es')} a thread in shared memory")
-        if self.online:
-            words.append("online accumulation")
-        if self.persistent:
-            words.append("persistent clusters")
-        if self.staged:
-            words.append("deferred operands staged in shared memory")
-        if self.preload_deferred:
-            words.append("deferred operands loaded with the row")
-        if self.prefetch:
-            words.append("prefetch to the L2 cache")
-        if self.streaming_loads:
-            words.append("streaming loads")
-        if self.blocks_per_multiprocessor > 1:
-            words.append(f"{self.blocks_per_multiprocessor} blocks a multiprocessor")
-        if self.wide:
-            words.append("64-bit indices")
-        return words
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
-
-
 def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (layout,), (geometry,) = problem.layouts, problem.geometries
@@ -311,18 +127,13 @@ def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
     return (rule(problem.kernel, layout, geometry, device),)
 
 
-def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
+def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> HostRows:
     """The schedule of the CPU: tiles of neighbouring or very short rows, and any other row by itself."""
     tiled = layout.columns or geometry.length < CPU_SHORT_ROW
-    return RowSchedule(
-        threads=1,
-        rows_per_block=CPU_TILE_ROWS if tiled else 1,
-        cluster=1,
-        vector=CPU_LANES if tiled or geometry.length >= CPU_LONG_ROW else CPU_SHORT_ROW,
-        unroll=1,
-        resident=not tiled and geometry.length <= CPU_SCRATCH_ROW and passes(kernel) > 1,
-        unmasked_vectors=0,
-        wide=True,
+    return HostRows(
+        tile_rows=CPU_TILE_ROWS if tiled else 1,
+        group=CPU_LANES if tiled or geometry.length >= CPU_LONG_ROW else CPU_SHORT_ROW,
+        scratch=not tiled and geometry.length <= CPU_SCRATCH_ROW and passes(kernel) > 1,
     )
 
 

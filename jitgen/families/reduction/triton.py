@@ -20,9 +20,10 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, fields
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.families.reduction.context import Pass, Reduction, RowContext, RowOperand, identity
+from jitgen.families.reduction.forms import TritonRows
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP
-from jitgen.families.reduction.schedule import WARP, RowSchedule
+from jitgen.families.reduction.schedule import WARP
 from jitgen.ir.program import Kernel
 from jitgen.spec import DTYPES
 
@@ -80,7 +81,7 @@ class Block:
     columns: bool
 
 
-def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowContext, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: RowLayout, schedule: TritonRows, rows: RowContext, dialect: Dialect) -> Built:
     """Template context and source options; see ``reduction/render.py``."""
     memory = [operand for operand in rows.operands if operand.pointer]
     whole_rows = schedule.rows_per_block == 1
@@ -131,14 +132,14 @@ def build(kernel: Kernel, layout: RowLayout, schedule: RowSchedule, rows: RowCon
     return context, options
 
 
-def _stages(rows: RowContext, schedule: RowSchedule) -> int:
+def _stages(rows: RowContext, schedule: TritonRows) -> int:
     """How many tiles are in flight: as many as shared memory holds for the pass that reads most."""
     read = (sum(item_size(o.dtype) for o in (*p.loads, *p.reloads) if o.pointer) for p in rows.passes)
     tile = schedule.tile * schedule.rows_per_block * max(1, *read)
     return max(1, min(STAGES, STAGED_BYTES // tile))
 
 
-def _deferred_bytes(rows: RowContext, schedule: RowSchedule) -> int:
+def _deferred_bytes(rows: RowContext, schedule: TritonRows) -> int:
     """Bytes of a thread's elements of all operands that only later passes need."""
     sizes = [item_size(o.dtype) for p in rows.passes[1:] for o in p.loads if not _is_row_value(o)]
     return sum(sizes) * schedule.rows_per_block * schedule.tile // schedule.block_threads
@@ -230,7 +231,7 @@ def _policy(operand: RowOperand, number: int, rows: RowContext) -> str:
 
 
 def _pass(
-    p: Pass, rows: RowContext, layout: RowLayout, schedule: RowSchedule, block: Block, dialect: Dialect
+    p: Pass, rows: RowContext, layout: RowLayout, schedule: TritonRows, block: Block, dialect: Dialect
 ) -> dict[str, Any]:
     lines: Sequence[Line] = p.lines
     loads = [_operand(o, layout, block) for o in p.loads if not _is_row_value(o)]
@@ -249,7 +250,7 @@ def _pass(
     }
 
 
-def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
+def _reduction(r: Reduction, schedule: TritonRows, block: Block, dialect: Dialect) -> dict[str, Any]:
     """The lines of a reduction: ``start`` in front of the loop, ``step`` in it, ``end`` behind it; of a resident row
     ``end`` alone."""
     kind, value, indexed = r.kind, r.value, r.kind.startswith("arg")
@@ -284,7 +285,7 @@ def _reduction(r: Reduction, schedule: RowSchedule, block: Block, dialect: Diale
     }
 
 
-def _sum_exp(r: Reduction, value: str, schedule: RowSchedule, block: Block, dialect: Dialect) -> dict[str, Any]:
+def _sum_exp(r: Reduction, value: str, schedule: TritonRows, block: Block, dialect: Dialect) -> dict[str, Any]:
     """The lines of a sum of exponentials. The neighbours of a thread along the row, or its elements of a column,
     rescale the sum together, once a tile."""
     dtype, top, total = r.value_dtype, f"top_{r.result}", f"total_{r.result}"

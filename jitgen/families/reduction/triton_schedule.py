@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES, item_size
+from jitgen.families.reduction.forms import TritonRows
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import online
 from jitgen.families.reduction.residency import passes
@@ -24,7 +25,6 @@ from jitgen.families.reduction.schedule import (
     SHORT_BLOCK_THREADS,
     THREAD_BYTES,
     WARP,
-    RowSchedule,
     occupancy,
     row_item_size,
 )
@@ -46,7 +46,7 @@ SHARED_COLUMN_ELEMENTS = 64
 """Elements of a short column for each thread that shares it."""
 
 
-def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> TritonRows:
     """The schedule of rows of neighbouring elements."""
     (body,) = kernel.bodies
     half = occupancy(device.model).half
@@ -83,10 +83,9 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
     tile = padded if resident else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
     unroll = max(1, tile // (threads * vector))
-    return RowSchedule(
+    return TritonRows(
         threads=threads,
         rows_per_block=rows_per_block,
-        cluster=1,
         vector=vector,
         unroll=unroll,
         resident=resident,
@@ -120,7 +119,7 @@ def _short_rows(kernel: Kernel, padded: int, size: int, single: bool) -> tuple[i
     return SHORT_BLOCK_THREADS, aim // 2 if padded * size <= LATENCY_BYTES and not one_pass else aim
 
 
-def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> TritonRows:
     """The schedule of rows whose elements are neighbours across rows: a program has those of one cache line.
 
     It has more of them where rows are short, so that few threads combine each.
@@ -148,11 +147,9 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: De
     rows_per_thread = min(rows_per_thread, rows_per_block)
     threads = program_threads * rows_per_thread // rows_per_block
     unroll = tile // threads
-    return RowSchedule(
+    return TritonRows(
         threads=threads,
         rows_per_block=rows_per_block,
-        cluster=1,
-        vector=1,
         unroll=unroll,
         resident=resident,
         unmasked_vectors=unroll if geometry.length > 0 and length % tile == 0 else 0,
