@@ -219,9 +219,14 @@ def positive(trace: Trace, input: Node) -> Node:
     return input
 
 
-@row("detach", "alias", view=True)
+@row("alias", view=True)
 def identity(trace: Trace, input: Node) -> Node:
     return input
+
+
+@row("detach", view=True)
+def detach(trace: Trace, input: Node) -> Node:
+    return trace.detached(input)
 
 
 @row("requires_grad_", view=True)
