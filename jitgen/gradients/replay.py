@@ -77,7 +77,9 @@ class Replay:
         if node.op == "iota":
             return self._index(node)
         if node.op == "view":
-            return self._viewed(node, operands[0])
+            if not isinstance(operands[0], torch.Tensor):
+                return torch.full(self.shape(node), operands[0], dtype=DTYPES[node.dtype], device=self._device)
+            return self.viewed(operands[0], node.attrs, node.shape)
         if node.op == "cast":
             return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
         if node.op == "cat":
@@ -96,24 +98,23 @@ class Replay:
         index = torch.arange(self.size(node.shape[dim]), device=self._device)
         return index.reshape([-1 if other == dim else 1 for other in range(len(node.shape))]).expand(self.shape(node))
 
-    def _viewed(self, node: Node, source: Any) -> Any:
-        kind = node.attrs[0]
-        if not isinstance(source, torch.Tensor):
-            return torch.full(self.shape(node), source, dtype=DTYPES[node.dtype], device=self._device)
+    def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
+        """``source`` under a movement (``ir/views.py``) whose result has the symbolic ``shape``."""
+        kind = attrs[0]
         if kind == "permute":
-            return source.permute(node.attrs[1])
+            return source.permute(attrs[1])
         if kind == "unsqueeze":
-            return source.unsqueeze(node.attrs[1])
+            return source.unsqueeze(attrs[1])
         if kind == "squeeze":
-            return source.squeeze(node.attrs[1])
+            return source.squeeze(attrs[1])
         if kind == "expand":
-            return source.expand(self.shape(node))
+            return source.expand(tuple(map(self.size, shape)))
         if kind == "reshape":
-            return source.reshape(self.shape(node))
+            return source.reshape(tuple(map(self.size, shape)))
         if kind == "detach":  # for the derivative of what reads it
             return source.detach()
-        _, dim, start, step = node.attrs
-        start, step, length = self.size(start), self.size(step), self.size(node.shape[dim])
+        _, dim, start, step = attrs
+        start, step, length = self.size(start), self.size(step), self.size(shape[dim])
         if step < 0:
             source = source.narrow(dim, start + step * (length - 1), -step * (length - 1) + 1).flip(dim)
             start, step = 0, -step

@@ -31,6 +31,9 @@ class Forward(Protocol):
     def size(self, expr: Any) -> Any:
         """The value of a symbolic integer."""
 
+    def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
+        """A tensor under a movement whose result has the symbolic ``shape``."""
+
 
 Gradients = dict[int, Any]
 READS: dict[str, Callable[[Node, Sequence[int]], Iterable[Node]]] = {}
@@ -129,11 +132,7 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
 
 def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     if node.attrs[0] != "sum":
-        where = f"\n  {node.location}" if node.location else ""
-        raise UnsupportedError(
-            f"gradients of a cumulative {node.attrs[0]} are not supported; those of cumsum are{where}\n  call the "
-            "function under torch.no_grad(), or compute this step outside of it"
-        )
+        raise _refused(f"a cumulative {node.attrs[0]}", "a cumulative sum", node)
     return ()
 
 
@@ -164,32 +163,23 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------- gathers
+# ------------------------------------------------------------------------------------------------ gathers, scatters
 
 
-def _gather_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     return node.inputs[1:]
 
 
-@_register("gather", _gather_reads)
+@_register("gather", _indices)
 def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of the source: each element of ``g`` is added where it was read from."""
     source, places = node.inputs[0], node.attrs
     zeros = torch.zeros(at.shape(source), dtype=g.dtype, device=g.device)
     indices = [at.value(index) for index in node.inputs[1:]]
-    dims, rank = gathered_dims(places), len(node.shape)
-    if len(dims) == 1 and tuple(place for place in places if place >= 0) == tuple(
-        range(rank - len(places) + 1, rank)
-    ):  # whole slices along the last dimensions, as an embedding reads them
+    rank = len(node.shape)
+    if places == (-1, *range(rank - len(places) + 1, rank)):  # whole slices, as an embedding reads them
         return {0: _added_slices(zeros, g, indices[0], len(places) - 1, at.shape(node))}
-    index = []
-    for dim, place in enumerate(places):
-        if place < 0:
-            index.append(indices[dims.index(dim)].expand(at.shape(node)))
-        else:
-            along = torch.arange(at.size(node.shape[place]), device=g.device)
-            index.append(along.reshape([-1 if at_dim == place else 1 for at_dim in range(rank)]).expand(at.shape(node)))
-    return {0: zeros.index_put(tuple(index), g, accumulate=True)}
+    return {0: zeros.index_put(_everywhere(places, indices, node.shape, at, g.device), g, accumulate=True)}
 
 
 def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[Any]) -> Any:
@@ -197,5 +187,56 @@ def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[A
     ``behind`` dimensions."""
     for _ in range(behind):
         index = index.select(-1, 0)
-    rows = index.reshape(-1)
-    return zeros.index_add(0, rows, g.reshape((-1, *shape[len(shape) - behind :])))
+    return zeros.index_add(0, index.reshape(-1), g.reshape((-1, *shape[len(shape) - behind :])))
+
+
+def _everywhere(
+    places: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, device: torch.device
+) -> tuple[Any, ...]:
+    """For each dimension of a tensor the index at which an element of ``shape`` is read or written there."""
+    dims, sizes, found = gathered_dims(tuple(places)), tuple(map(at.size, shape)), []
+    for dim, place in enumerate(places):
+        if place < 0:
+            found.append(indices[dims.index(dim)].expand(sizes))
+        else:
+            along = torch.arange(sizes[place], device=device)
+            found.append(along.reshape([-1 if other == place else 1 for other in range(len(sizes))]).expand(sizes))
+    return tuple(found)
+
+
+def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    if node.attrs[0] not in ("set", "sum"):
+        raise _refused(f"a scatter that combines by {node.attrs[0]}", "one that adds or replaces", node)
+    return node.inputs[2:]
+
+
+@_register("scatter", _scatter_reads)
+def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """The gradient of the values is read where they were written. Of values that replace one element, each gets its
+    gradient, as in torch; the base gets none there."""
+    (kind, places, movements), found = node.attrs, {}
+    indices = [at.value(index) for index in node.inputs[2:]]
+    index = _everywhere(places, indices, node.inputs[1].shape, at, g.device)
+    if 0 in positions:
+        base = g
+        if kind == "set":
+            base = g.clone()
+            _moved(base, movements, at).index_put_(index, torch.zeros((), dtype=g.dtype, device=g.device))
+        found[0] = base
+    if 1 in positions:
+        found[1] = _moved(g, movements, at)[index]
+    return found
+
+
+def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:
+    for attrs, shape in movements:
+        tensor = at.viewed(tensor, attrs, shape)
+    return tensor
+
+
+def _refused(what: str, instead: str, node: Node) -> UnsupportedError:
+    where = f"\n  {node.location}" if node.location else ""
+    return UnsupportedError(
+        f"gradients of {what} are not supported; those of {instead} are{where}\n  call the function under "
+        "torch.no_grad(), or compute this step outside of it"
+    )
