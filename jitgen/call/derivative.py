@@ -26,6 +26,8 @@ from jitgen.gradients.replay import Replay
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
 from jitgen.ir.symbols import Expr
+from jitgen.quant.weights import dense
+from jitgen.spec import DTYPES
 from jitgen.trace.tracer import Output, Traced
 
 if TYPE_CHECKING:
@@ -60,13 +62,6 @@ class Derivative:
                 "torch.no_grad(), or return the new value"
             )
         self.plan = plan(graph, wanted)
-        if self.plan.weights:
-            where = self.plan.weights[0].location
-            raise UnsupportedError(
-                f"{graph.name}: the gradient of what a quantised weight multiplies is not supported"
-                + (f"\n  {where}" if where else "")
-                + "\n  call it under torch.no_grad(), or dequantise the weight outside the function"
-            )
         self.graph = graph
         self.name = graph.name
         self._backward_of = backward_of
@@ -78,7 +73,7 @@ class Derivative:
         self.outputs = [position.get(id(node), node) for node in graph.outputs]
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
-        self._shapes_of = _inputs_with_needed_sizes(self.plan, self.results)
+        self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
         self._forward = forward_of(_traced(_without_marks(graph, self.results)))
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
@@ -94,12 +89,23 @@ class Derivative:
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the backward reads: inputs, saved results, and tensors without memory that have the sizes of others."""
         inputs = [tensors[index] for index in self.plan.inputs]
-        sizes = [tensors[index].new_empty(()).expand(tensors[index].shape) for index in self._shapes_of]
-        return [*inputs, *(results[index] for index in self._saved), *sizes]
+        sizes = [tensors[index].new_empty(()).expand(tensors[index].shape) for index in self.sizes_of]
+        codes = [tensors[tensor.attrs[0]] for weight in self.plan.weights for tensor in weight.inputs]
+        return [*inputs, *(results[index] for index in self._saved), *sizes, *codes]
+
+    def _with_dense_weights(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``kept`` with each quantised weight dequantised, in place of the tensors that it consists of."""
+        weights_from = len(kept) - sum(len(weight.inputs) for weight in self.plan.weights)
+        found, rest = list(kept[:weights_from]), list(kept[weights_from:])
+        for weight in self.plan.weights:
+            tensors, rest = rest[: len(weight.inputs)], rest[len(weight.inputs) :]
+            rows, columns = weight.shape
+            found.append(dense(tuple(tensors), *weight.attrs, (rows, columns), DTYPES[weight.dtype]))  # type: ignore[arg-type]
+        return found
 
     def backward(
         self, wanted: tuple[int, ...], grads: Sequence[Any], kept: Sequence[torch.Tensor], numbers: Sequence[Any]
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
         """The gradients of the inputs ``wanted``; None where one does not depend on any of ``grads``.
 
         Args:
@@ -111,8 +117,8 @@ class Derivative:
         key = wanted, given
         if key not in self._backwards:
             function = _Backward(self, dataclasses.replace(self.plan, wanted=wanted), given)
-            self._backwards[key] = function.made_by(self._backward_of)
-        return self._backwards[key](*(grads[i] for i in given), *kept, *numbers)  # type: ignore[return-value]
+            self._backwards[key] = self._backward_of(function.traced, f"{self.name}_backward")
+        return self._backwards[key](*(grads[i] for i in given), *self._with_dense_weights(kept), *numbers)
 
 
 class _Function(torch.autograd.Function):
@@ -136,22 +142,12 @@ class _Function(torch.autograd.Function):
 
 
 class _Backward:
-    """The backward of one derivative for some inputs, given the gradients of some results."""
+    """The backward of one derivative for the gradients of some inputs, given those of some results."""
 
     def __init__(self, derivative: Derivative, plan: Plan, given: tuple[int, ...]):
         self.derivative = derivative
         self.plan = plan
         self.given = given
-        self.none: tuple[int, ...] = ()
-
-    def made_by(self, make: Callable[[Callable[..., Any], str], Launch]) -> Any:
-        run = make(self.traced, f"{self.derivative.name}_backward")
-
-        def launch(*leaves: Any) -> list[Any]:
-            found = run(*leaves)
-            return list(found)
-
-        return launch
 
     def traced(self, *leaves: Any) -> tuple[Any, ...]:
         """The function that is traced: gradients of results, what was kept, numbers -> gradients of inputs."""
@@ -160,17 +156,18 @@ class _Backward:
         grads = [rest.pop(0) for _ in self.given]
         inputs = {index: rest.pop(0) for index in plan.inputs}
         saved = [rest.pop(0) for _ in plan.saved]
-        sizes = inputs | {index: rest.pop(0) for index in derivative._shapes_of}
+        sizes = inputs | {index: rest.pop(0) for index in derivative.sizes_of}
+        weights = [rest.pop(0) for _ in plan.weights]
         environment = {
             f"s{index}_{dim}": size for index, tensor in sizes.items() for dim, size in enumerate(tensor.shape)
         } | {f"a{index}": number for index, number in enumerate(rest)}
-        known = {id(node): value for node, value in zip(plan.saved, saved, strict=True)}
+        known = {id(node): value for node, value in zip((*plan.saved, *plan.weights), (*saved, *weights), strict=True)}
         known |= {id(node): inputs[node.attrs[0]] for node in _inputs_of(derivative.graph) if node.attrs[0] in inputs}
         forward = Replay(known, environment, grads[0].device)
         given = [(derivative.results[index], g) for index, g in zip(self.given, grads, strict=True)]
         found = gradients(plan, given, forward)
         return tuple(
-            torch.zeros(forward.shape(_input(derivative.graph, index)), dtype=grads[0].dtype) if g is None else g
+            torch.zeros(forward.shape(_input(derivative.graph, index)), dtype=_dtype(plan, index)) if g is None else g
             for index, g in zip(plan.wanted, found, strict=True)
         )
 
@@ -181,6 +178,10 @@ def _inputs_of(graph: Graph) -> list[Node]:
 
 def _input(graph: Graph, index: int) -> Node:
     return next(node for node in _inputs_of(graph) if node.attrs[0] == index)
+
+
+def _dtype(plan: Plan, index: int) -> torch.dtype:
+    return DTYPES[plan.graph.inputs[index].dtype]
 
 
 def _environment(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
-from jitgen.call.derivative import Derivative, Launch
 from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.signature import NUMBERS, STATIC, check
 from jitgen.errors import RequiresGrad, UnsupportedError
@@ -26,6 +25,9 @@ from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
 from jitgen.trace.readable import TENSORS
+
+if TYPE_CHECKING:
+    from jitgen.call.derivative import Derivative, Launch
 
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
@@ -83,6 +85,8 @@ class Dispatchers:
             JitgenError: what tracing, lowering and compiling raise; UnsupportedError where an operation has no
                 derivative.
         """
+        from jitgen.call.derivative import Derivative  # only a program that trains needs it
+
         resolver = self._resolver
         tensors, numbers = check(resolver.name, leaves, gradients=True)
         device = tensors[0].device if tensors else torch.device("cpu")

@@ -108,13 +108,11 @@ class BoundLaunch:
         return None if self.depends_on_arguments_alone else self._read
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
-        """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
+        """The captured tensors now; None where the layout of one, or a guarded value, is not what it was, and where one
+        requires grad.
 
         Args:
             leaves: the arguments of the call, whose objects are guarded too.
-
-        Raises:
-            UnsupportedError: a captured tensor requires grad.
         """
         token = call_leaves.set(leaves)
         try:
@@ -152,19 +150,17 @@ class BoundLaunch:
                 return None
             if not address and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"{captured.path}: {unreadable}")
-        if torch.is_grad_enabled():
-            refuse_gradients(self.specialization.traced, tensors)
+        if torch.is_grad_enabled() and _asks_gradients(self.specialization.traced, tensors) is not None:
+            return None
         return tensors
 
 
-def refuse_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> None:
-    """RequiresGrad where a captured tensor requires grad and is not used under ``no_grad`` alone."""
+def _asks_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> str | None:
+    """The path of a captured tensor that requires grad and is not used under ``no_grad`` alone; None without one."""
     for index, (found, tensor) in enumerate(zip(traced.captured, captured, strict=True)):
         if tensor.requires_grad and index not in traced.under_no_grad:
-            raise RequiresGrad(
-                f"{found.path} requires grad, and neither a plan nor a call with out= computes gradients; "
-                "call the function itself, or this under torch.no_grad()"
-            )
+            return found.path
+    return None
 
 
 class Resolver:
@@ -214,14 +210,18 @@ class Resolver:
             out: caller-owned outputs.
 
         Raises:
-            JitgenError: what tracing, lowering and compiling raise; UnsupportedError for arguments no kernel takes.
+            JitgenError: what tracing, lowering and compiling raise; UnsupportedError for arguments no kernel takes;
+                RequiresGrad where a captured tensor requires grad.
         """
         tensors, numbers = check(self.name, leaves)
         device = tensors[0].device if tensors else torch.device("cpu")
         route = self.routing.on_device(device)
         specialization, captured, environment = self.specialize(leaves, tree, tensors, numbers, device, route)
-        if torch.is_grad_enabled():
-            refuse_gradients(specialization.traced, captured)
+        if torch.is_grad_enabled() and (path := _asks_gradients(specialization.traced, captured)) is not None:
+            raise RequiresGrad(
+                f"{path} requires grad, and neither a plan nor a call with out= computes gradients; call the function "
+                "itself, or this under torch.no_grad()"
+            )
         on_cpu = device.type == "cpu"
         memory = [memory_of(tensor, on_cpu) for tensor in (*tensors, *captured)]
         wanted = [memory_of(tensor, on_cpu) for tensor in out]

@@ -142,5 +142,3 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
     wanted = [rules[position] for position in positions]
     names = dict.fromkeys(name for rule in wanted if rule is not None for name in reads(rule))
     return [node if name == "out" else node.inputs[_OPERANDS.index(name)] for name in names]
-
-

@@ -90,7 +90,11 @@ class Replay:
 
     def _tensor(self, value: Any, dtype: str) -> Any:
         """``value`` as a tensor; a number as one without dimensions."""
-        return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=DTYPES[dtype], device=self._device)
+        return (
+            value
+            if isinstance(value, torch.Tensor)
+            else torch.full((), value, dtype=DTYPES[dtype], device=self._device)
+        )
 
     def _index(self, node: Node) -> Any:
         """The index along one dimension, for every element."""

@@ -131,15 +131,37 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
 
 
 def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    if node.attrs[0] != "sum":
-        raise _refused(f"a cumulative {node.attrs[0]}", "a cumulative sum", node)
-    return ()
+    if node.attrs[0] not in ("sum", "max", "min"):
+        raise _refused(f"a cumulative {node.attrs[0]}", "cumulative sums, maxima and minima", node)
+    return () if node.attrs[0] == "sum" else node.inputs
 
 
 @_register("scan", _scan_reads)
 def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    _, dim, reverse = node.attrs
-    return {0: g.cumsum(dim) if reverse else g.flip(dim).cumsum(dim).flip(dim)}
+    """Of a running extremum, each result's gradient goes to the element that it is, which is found again."""
+    kind, dim, reverse = node.attrs
+    if kind == "sum":
+        return {0: g.cumsum(dim) if reverse else g.flip(dim).cumsum(dim).flip(dim)}
+    a = at.value(node.inputs[0])
+    extremum = torch.cummax if kind == "max" else torch.cummin
+    chosen = extremum(a.flip(dim), dim).indices.flip(dim) if reverse else extremum(a, dim).indices
+    if reverse:
+        chosen = at.size(node.shape[dim]) - 1 - chosen
+    return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
+
+
+def _sort_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return node.inputs
+
+
+@_register("sort", _sort_reads)
+def _sort(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Each rank's gradient goes to the element of that rank; the ranks are found again."""
+    _, dim, descending, start = node.attrs
+    a = at.value(node.inputs[0])
+    order = torch.argsort(a, dim=dim, descending=descending, stable=True)
+    chosen = order.narrow(dim, at.size(start), at.size(node.shape[dim]))
+    return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
 
 
 # ---------------------------------------------------------------------------------------------------------- products
@@ -155,11 +177,11 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
     named = axes(node.attrs[0])
     x, weight = (names for names in node.attrs[0].partition("->")[0].split(","))
     result = "".join((*named.batch, *named.rows, *named.columns))
-    g, found = g.to(DTYPES[node.inputs[0].dtype]), {}
+    dtype, found = DTYPES[node.inputs[0].dtype], {}
     if 0 in positions:
-        found[0] = torch.einsum(f"{result},{weight}->{x}", g, at.value(node.inputs[1]))
+        found[0] = torch.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
     if 1 in positions:
-        found[1] = torch.einsum(f"{result},{x}->{weight}", g, at.value(node.inputs[0]))
+        found[1] = torch.einsum(f"{result},{x}->{weight}", g.to(dtype), at.value(node.inputs[0]))
     return found
 
 
