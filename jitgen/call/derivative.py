@@ -31,7 +31,6 @@ from jitgen.spec import DTYPES
 from jitgen.trace.tracer import Output, Traced
 
 if TYPE_CHECKING:
-    from jitgen.call.resolver import Resolver
     from jitgen.call.specialization import Specialization
 
 Launch = Callable[..., tuple[torch.Tensor, ...]]
@@ -78,7 +77,7 @@ class Derivative:
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""
-        results = _Function.apply(self, tuple(numbers), *tensors)
+        results = _Function.apply(self, tuple(numbers), *tensors) if self.results else ()
         known = {id(node): tensors[node.attrs[0]] for node in topological(self.graph.outputs) if node.op == "input"}
         views = Replay(known, _environment(tensors, numbers), tensors[0].device)
         return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
@@ -99,8 +98,9 @@ class Derivative:
         found, rest = list(kept[:weights_from]), list(kept[weights_from:])
         for weight in self.plan.weights:
             tensors, rest = rest[: len(weight.inputs)], rest[len(weight.inputs) :]
-            rows, columns = weight.shape
-            found.append(dense(tuple(tensors), *weight.attrs, (rows, columns), DTYPES[weight.dtype]))  # type: ignore[arg-type]
+            format, group_size, layout = weight.attrs
+            shape: Any = weight.shape
+            found.append(dense(tuple(tensors), format, group_size, layout, shape, DTYPES[weight.dtype]))
         return found
 
     def backward(
@@ -204,7 +204,8 @@ def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
 
 def _without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
     """``graph`` with ``results`` as its results, and without the marks where no gradient flows."""
-    builder, replaced = Builder(), {}
+    builder = Builder()
+    replaced: dict[int, Node] = {}
     for node in topological(results):
         children = [replaced[id(child)] for child in node.inputs]
         replaced[id(node)] = children[0] if is_detached(node) else builder.like(node, children)

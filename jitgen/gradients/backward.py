@@ -1,7 +1,7 @@
 """The backward of a graph: a function of torch calls, which a trace turns into a graph again.
 
-It walks the forward from its results to its inputs, and adds up for every node what the nodes that read it contribute to
-its gradient. Gradients of 16-bit values are summed in float32; what leaves the backward has its input's dtype.
+It walks the forward from its results to its inputs, and adds up for every node what the nodes that read it contribute
+to its gradient. Gradients of 16-bit values are summed in float32; what leaves the backward has its input's dtype.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _add(total: dict[int, Any], node: Node, gradient: Any) -> None:
 
 def _pointwise(node: Node, g: Any, positions: Sequence[int], forward: Replay) -> dict[int, Any]:
     rows = RULES[node.op]
-    names = {name for position in positions if rows[position] for name in reads(rows[position])}  # type: ignore[arg-type]
+    names = {name for position in positions if rows[position] for name in reads(rows[position])}
     nodes = dict(zip("abc", node.inputs, strict=False)) | {"out": node}
     values = {name: _in_dtype(forward.value(nodes[name]), g.dtype) for name in sorted(names)}
     found = {}

@@ -135,8 +135,8 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
         known = f"{node.op} of kind {node.attrs[0]}" if node.op in ("scan", "sort") else node.op
         where = f"\n  {node.location}" if node.location else ""
         raise UnsupportedError(
-            f"gradients of {known} are not supported{where}\n  call the function under torch.no_grad(), or compute this "
-            "step outside of it"
+            f"gradients of {known} are not supported{where}\n  call the function under torch.no_grad(), or compute "
+            "this step outside of it"
         )
     assert node.op in OPS
     wanted = [rules[position] for position in positions]

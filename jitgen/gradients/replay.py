@@ -125,7 +125,7 @@ class Replay:
         if step == 1:
             return source.narrow(dim, start, length)
         whole = slice(start, start + step * (length - 1) + 1, step)
-        return source[(*(slice(None),) * dim, whole)]
+        return source[tuple([slice(None)] * dim + [whole])]
 
     def _pointwise(self, node: Node, operands: list[Any]) -> Any:
         """``node`` in its own dtype. Comparisons are made in the dtype that their operands have in common."""

@@ -1,8 +1,8 @@
 """The derivatives of pointwise operations, a row beside each of ``ir/ops.py``.
 
 A row has a function for every operand: the gradient of that operand, given the gradient ``g`` of the result. What else
-it reads, it names: ``a``, ``b`` and ``c`` are the operands, ``out`` is the result. Only what the wanted gradients name is
-saved or computed again for the backward (``plan.py``). Tensors have one shape and one dtype; an operand that is the
+it reads, it names: ``a``, ``b`` and ``c`` are the operands, ``out`` is the result. Only what the wanted gradients name
+is saved or computed again for the backward (``plan.py``). Tensors have one shape and one dtype; an operand that is the
 same number in every call is that number.
 
 Where two operands of a minimum or a maximum are equal, each gets half the gradient, as in torch. None stands for an

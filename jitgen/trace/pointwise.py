@@ -232,7 +232,7 @@ def detach(trace: Trace, input: Node) -> Node:
 @row("requires_grad_", view=True)
 def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
     if requires_grad:
-        raise UnsupportedError("gradients are not supported in this version")
+        raise UnsupportedError("call requires_grad_ outside the decorated function, on its arguments")
     return input
 
 

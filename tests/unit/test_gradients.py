@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from jitgen_cases import lowered_graph
 
 import jitgen
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.plan import plan
 from jitgen.gradients.rules import RULES
 from jitgen.ir.ops import FLOATS, OPS
-from jitgen_cases import lowered_graph
 
 Function = Callable[..., Any]
 
