@@ -78,7 +78,9 @@ class Derivative:
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""
         results = _Function.apply(self, tuple(numbers), *tensors) if self.results else ()
-        known = {id(node): tensors[node.attrs[0]] for node in topological(self.graph.outputs) if node.op == "input"}
+        if all(isinstance(found, int) for found in self.outputs):
+            return [results[found] for found in self.outputs]
+        known = {id(node): tensors[node.attrs[0]] for node in _inputs_of(self.graph)}
         views = Replay(known, _environment(tensors, numbers), tensors[0].device)
         return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
 
@@ -86,14 +88,15 @@ class Derivative:
         return self._forward(*tensors, *numbers)
 
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the backward reads: inputs, saved results, and tensors without memory that have the sizes of others."""
+        """The tensors that the backward reads: inputs, saved results, and those of quantised weights."""
         inputs = [tensors[index] for index in self.plan.inputs]
-        sizes = [tensors[index].new_empty(()).expand(tensors[index].shape) for index in self.sizes_of]
         codes = [tensors[tensor.attrs[0]] for weight in self.plan.weights for tensor in weight.inputs]
-        return [*inputs, *(results[index] for index in self._saved), *sizes, *codes]
+        return [*inputs, *(results[index] for index in self._saved), *codes]
 
     def _with_dense_weights(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """``kept`` with each quantised weight dequantised, in place of the tensors that it consists of."""
+        if not self.plan.weights:
+            return list(kept)
         weights_from = len(kept) - sum(len(weight.inputs) for weight in self.plan.weights)
         found, rest = list(kept[:weights_from]), list(kept[weights_from:])
         for weight in self.plan.weights:
@@ -104,12 +107,18 @@ class Derivative:
         return found
 
     def backward(
-        self, wanted: tuple[int, ...], grads: Sequence[Any], kept: Sequence[torch.Tensor], numbers: Sequence[Any]
+        self,
+        wanted: tuple[int, ...],
+        grads: Sequence[Any],
+        kept: Sequence[torch.Tensor],
+        shapes: Sequence[torch.Size],
+        numbers: Sequence[Any],
     ) -> Sequence[Any]:
         """The gradients of the inputs ``wanted``; None where one does not depend on any of ``grads``.
 
         Args:
             grads: the gradient of each of ``results``, or None.
+            shapes: of the inputs ``sizes_of``.
         """
         given = tuple(i for i, g in enumerate(grads) if g is not None and i not in self.without_gradient)
         if not given:
@@ -117,8 +126,10 @@ class Derivative:
         key = wanted, given
         if key not in self._backwards:
             function = _Backward(self, dataclasses.replace(self.plan, wanted=wanted), given)
-            self._backwards[key] = self._backward_of(function.traced, f"{self.name}_backward")
-        return self._backwards[key](*(grads[i] for i in given), *self._with_dense_weights(kept), *numbers)
+            self._backwards[key] = self._backward_of(function.traced, f"{self.name.strip('<>')}_backward")
+        present = [grads[i] for i in given]
+        sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # tensors without memory
+        return self._backwards[key](*present, *self._with_dense_weights(kept), *sizes, *numbers)
 
 
 class _Function(torch.autograd.Function):
@@ -128,6 +139,7 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, derivative: Derivative, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
         results = derivative.forward(tensors, numbers)
         ctx.derivative, ctx.numbers = derivative, numbers
+        ctx.shapes = [tensors[index].shape for index in derivative.sizes_of]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(results[index] for index in derivative.without_gradient))
         ctx.save_for_backward(*derivative.kept(tensors, results))
@@ -136,7 +148,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
-        found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.numbers)
+        found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
         by_index = dict(zip(wanted, found, strict=True))
         return None, None, *(by_index.get(index) for index in range(len(ctx.needs_input_grad) - 2))
 
@@ -156,8 +168,8 @@ class _Backward:
         grads = [rest.pop(0) for _ in self.given]
         inputs = {index: rest.pop(0) for index in plan.inputs}
         saved = [rest.pop(0) for _ in plan.saved]
-        sizes = inputs | {index: rest.pop(0) for index in derivative.sizes_of}
         weights = [rest.pop(0) for _ in plan.weights]
+        sizes = inputs | {index: rest.pop(0) for index in derivative.sizes_of}
         environment = {
             f"s{index}_{dim}": size for index, tensor in sizes.items() for dim, size in enumerate(tensor.shape)
         } | {f"a{index}": number for index, number in enumerate(rest)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -327,3 +328,24 @@ def test_plans_and_out_compute_no_gradients() -> None:
         function(x, out=torch.empty(3))
     with torch.no_grad():
         torch.testing.assert_close(function.bind(x)(x), x * 2)
+
+
+def test_a_training_step_is_recorded_prewarmed_and_served_strictly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step() -> torch.Tensor:
+        function = jitgen.jit(lambda x, weight: torch.softmax(x * weight, -1).square())
+        x = torch.arange(12.0).reshape(3, 4).sin().requires_grad_()
+        function(x, torch.linspace(1, 2, 4)).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "development"))
+    with jitgen.record(tmp_path / "step.json"):
+        wanted = step()
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "deployment"))
+    with jitgen.strict(), pytest.raises(jitgen.CacheMissError):
+        step()
+    jitgen.prewarm(tmp_path / "step.json", targets=["cpu"], jobs=1)
+    with jitgen.strict():
+        assert torch.equal(step(), wanted)
