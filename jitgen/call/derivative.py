@@ -70,6 +70,7 @@ class Derivative:
         self.results: tuple[Node, ...] = tuple(dict.fromkeys([*computed, *self.plan.saved]))
         position = {id(node): index for index, node in enumerate(self.results)}
         self.outputs = [position.get(id(node), node) for node in graph.outputs]
+        self._viewed = [under_views(found) for found in self.outputs if isinstance(found, Node)]
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
         self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
@@ -77,10 +78,10 @@ class Derivative:
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""
-        results = _Function.apply(self, tuple(numbers), *tensors) if self.results else ()
-        if all(isinstance(found, int) for found in self.outputs):
-            return [results[found] for found in self.outputs]
-        known = {id(node): tensors[node.attrs[0]] for node in _inputs_of(self.graph)}
+        results: Sequence[torch.Tensor] = ()
+        if self.results:
+            results = _Function.apply(self, tuple(numbers), *tensors)
+        known = {id(node): tensors[node.attrs[0]] for node in self._viewed}
         views = Replay(known, _environment(tensors, numbers), tensors[0].device)
         return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
 
