@@ -8,10 +8,12 @@
 
 #include "jitgen/storage.cuh"
 
+#ifdef __CUDACC_RTC__
 #include <cuda/std/cassert>
 #include <cuda/std/cstdint>
 #include <cccl/cuda/std/cstdint>
 #include <cuda_runtime_api.h>
+#endif
 
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cutlass/arch/reg_reconfig.h>
