@@ -127,6 +127,7 @@ class ColumnBlocks(CudaRows):
     """
 
     shared_vectors: ClassVar[int] = 0
+    shared_bytes: ClassVar[int] = 0
     resident: bool
 
 
@@ -140,6 +141,7 @@ class LoopedRows(CudaRows):
 
     resident: ClassVar[bool] = False
     shared_vectors: ClassVar[int] = 0
+    shared_bytes: ClassVar[int] = 0
     preload_deferred: ClassVar[bool] = False
     staged: ClassVar[None] = None
     prefetch: ClassVar[None] = None

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from jitgen.device import Device
 from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
 from jitgen.families.operands import item_size, pointwise_flops
-from jitgen.families.reduction.forms import CudaRows, HostRows, LoopedRows, PersistentRows, ResidentRows, RowSchedule
+from jitgen.families.reduction.forms import (
+    CudaRows,
+    HostRows,
+    LoopedRows,
+    PersistentRows,
+    ResidentRows,
+    RowSchedule,
+    TritonRows,
+)
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.ir.program import Kernel
 
@@ -92,7 +100,7 @@ def launch(
         grid=(-(-geometry.rows // (schedule.rows_per_block * iterated)) * cluster, 1, 1),
         block=(schedule.block_threads, 1, 1),
         cluster=cluster,
-        shared_bytes=schedule.shared_bytes if isinstance(schedule, ResidentRows | PersistentRows) else 0,
+        shared_bytes=0 if isinstance(schedule, TritonRows) else schedule.shared_bytes,
         attributes=attributes,
         persistence=Persistence("clusters") if isinstance(schedule, PersistentRows) else None,
     )
