@@ -105,7 +105,7 @@ def test_a_row_that_changes_nothing_changes_the_key(monkeypatch: pytest.MonkeyPa
 
 def recorded(path: Path) -> dict[str, Any]:
     with jitgen.record(path):
-        lowered(64, 4096, 512)
+        lowered(64, 4096, 2048)
     (entry,) = json.loads(path.read_text())["entries"]
     return entry
 
@@ -113,24 +113,25 @@ def recorded(path: Path) -> dict[str, Any]:
 def test_prewarm_makes_the_keys_that_calls_ask_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entry, route = recorded(tmp_path / "specs.json"), Route("cuda", "nvrtc", Target.parse("sm_90a"))
     model = manifest.relower(entry, route)
-    write(tmp_path, table(problem=FACTS | {"columns": [4096]}))
+    write(tmp_path, table(problem=FACTS | {"columns": [4096], "length": 2048}))
     monkeypatch.setenv("JITGEN_TUNED", str(tmp_path))
     measured = manifest.relower(entry, route)
-    assert measured.key == lowered(64, 4096, 512).key != model.key
+    assert measured.key == lowered(64, 4096, 2048).key != model.key
     assert measured.schedules != model.schedules
 
 
 @pytest.mark.slow
 def test_prewarm_and_strict_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_store: Path) -> None:
-    write(tmp_path, table(problem=FACTS | {"columns": [4096]}))
+    """Sizes for which no other bucket of rows has the model's schedule of this one, and with it the same key."""
+    write(tmp_path, table(problem=FACTS | {"columns": [4096], "length": 2048}))
     monkeypatch.setenv("JITGEN_TUNED", str(tmp_path))
     recorded(tmp_path / "specs.json")
     jitgen.prewarm(tmp_path / "specs.json", targets=["sm_90a"], jobs=1)
     with jitgen.strict():
-        assert lowered(64, 4096, 512).compile().report[0]["spill_bytes"] == 0
+        assert lowered(64, 4096, 2048).compile().report[0]["spill_bytes"] == 0
         monkeypatch.delenv("JITGEN_TUNED")
         with pytest.raises(CacheMissError, match="measured choice"):
-            lowered(64, 4096, 512).compile()
+            lowered(64, 4096, 2048).compile()
 
 
 # ------------------------------------------------------------------------------------------------------ hostile files
