@@ -130,7 +130,7 @@ def test_prewarm_and_strict_agree(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with jitgen.strict():
         assert len(lowered(64, 4096, 2048).compile().report) == 1
         monkeypatch.delenv("JITGEN_TUNED")
-        with pytest.raises(CacheMissError, match="measured choice"):
+        with pytest.raises(CacheMissError):
             lowered(64, 4096, 2048).compile()
 
 
