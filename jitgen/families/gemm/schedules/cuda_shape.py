@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from jitgen.families.gemm.schedule import GemmSchedule
 from jitgen.families.operands import item_size
+from jitgen.ir.body import accumulator_dtype
 
 WARP = 32
 WINDOW_BYTES = 4096
@@ -61,10 +62,11 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
     padded = -(-tokens // 8) * 8
     token_tiles = padded // 8
     row_tiles = 0
+    scalar = item_size(accumulator_dtype(dtype))
     if schedule.path == "simt":
-        across = 4 if tokens == 8 or dtype == "float64" else 8
+        across = 4 if tokens == 8 or scalar == 8 else 8
         thread_tile = (tokens * rows // (schedule.warps * WARP * across), across)
-        stage_bytes = 2 * schedule.block_k * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+        stage_bytes = 2 * schedule.block_k * (tokens + 4 + contractions * (rows + 4)) * scalar
         warps_n = schedule.warps
     elif schedule.path in ("stream", "stream_outer"):
         lanes = WARP * schedule.steps
@@ -83,7 +85,6 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
             stage_bytes, window = _windows(schedule, tokens * 128, warps_k)
         warps_n = schedule.warps // (warps_m * warps_k)
         row_tiles = rows // (16 * warps_n)
-    scalar = 8 if dtype == "float64" else 4
     width = _epilogue_width(tokens * rows, schedule.warps * WARP)
     cluster, calls = schedule.cluster_k_splits, tokens * (rows // width)
     # Sums that the blocks of a cluster send to this block, and sums of the block's own groups of warps.

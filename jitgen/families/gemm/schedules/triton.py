@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
 from jitgen.quant import formats
 from jitgen.spec import Target
@@ -35,7 +36,9 @@ MOST_SUMS = 32
 
 def candidates(problem: Problem) -> list[GemmSchedule]:
     """One schedule, by the rules below."""
-    if problem.dtype not in ("float16", "bfloat16"):
+    if problem.dtype == "int8":
+        tile = GemmSchedule("tokens", 64, 64, 64, 4, 3, raster=8)
+    elif problem.dtype not in ("float16", "bfloat16"):
         tile = _float32(problem)
     elif problem.quantized:
         tile = _quantized(problem)
@@ -146,7 +149,7 @@ def _fitted_to_target(tile: GemmSchedule, problem: Problem) -> GemmSchedule:
     block_k = math.gcd(tile.block_k, contraction.group_size or tile.block_k)
     packed = problem.quantized and problem.dtype != "float32" and target.kind == "cuda"
     slices = tile.warps if tile.path == "slices" else 1
-    size = 4 if problem.dtype == "float32" else 2
+    size = item_size(problem.dtype)
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
     stage = slices * block_k * (tile.block_m * size + tile.block_n * weight * len(problem.contractions))
     stages = min(tile.stages, max(2, int(target.shared_bytes // stage)))
