@@ -2,13 +2,12 @@
 
 A row by itself is walked in blocks: what is scanned is computed into an array, scanned there, and results are computed
 from it. Where neighbouring elements belong to neighbouring rows, a tile of rows is walked element by element, each row
-with a state of its own, and everything is one loop over the rows. A short row is walked so too, as a tile of its own.
+with a state of its own, and everything is one loop over the rows. Short rows are walked so too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -33,8 +32,6 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Template context and source options; see ``scan/render.py``."""
     columns = layout.columns or schedule.items == 1
-    if columns and schedule.rows == 1:
-        rows = _one_row(rows)
     stores = [_store(operand, columns) for operand in rows.stores]
     scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]
     scalars = [f"{kind} {name}" for name, kind in rows.scalars]
@@ -75,23 +72,8 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
     else:
         context["after"]["loads"] += results
         context["after"]["streamed"] = context["streamed"]
-    return context, {"interleaved": True}
-
-
-def _one_row(rows: Rows) -> Rows:
-    """``rows`` with operands as those of a tile of one row: nothing is beside it."""
-
-    def alone(operands: Sequence[Operand]) -> tuple[Operand, ...]:
-        return tuple(replace(operand, beside="broadcast") for operand in operands)
-
-    return replace(
-        rows,
-        operands=alone(rows.operands),
-        row_loads=alone(rows.row_loads),
-        loads_before=alone(rows.loads_before),
-        loads_after=alone(rows.loads_after),
-        stores=alone(rows.stores),
-    )
+    # The addresses of short rows, which are apart in memory, would fill the registers.
+    return context, {"interleaved": layout.columns or not columns}
 
 
 def _op(scan: Scan) -> str:

@@ -22,8 +22,10 @@ first-level cache together."""
 CPU_BESIDE = 1024
 """Neighbouring rows that a CPU thread walks together: 4 KiB of float32, a page of each operand."""
 CPU_SHORT_ROW = 32
-"""Elements below which a CPU thread walks a row element by element: a block of so few does not pay, unless exponentials
-are computed of it, a vector at a time."""
+"""Elements below which a row is *short*: a CPU thread walks several of them together, element by element, because a
+block of so few elements does not pay; unless exponentials are computed of it, a vector at a time."""
+CPU_SHORT_ROWS = 64
+"""Short rows that a CPU thread walks together: their states are a vector for each few rows."""
 WARP = 32
 BLOCK_THREADS = 256
 ITEM_BYTES = 16
@@ -104,7 +106,8 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         exponentials = any(i.op == "scan" and i.attr == "logsumexp" for i in body.instructions)
         is_short = geometry.length < CPU_SHORT_ROW and not (layout.columns or exponentials)
         items = 1 if is_short else CPU_BLOCK
-        return (Schedule(1, CPU_BESIDE if layout.columns else 1, items, 1, 1, body.chunks, True, True),)
+        rows = CPU_BESIDE if layout.columns else CPU_SHORT_ROWS if is_short else 1
+        return (Schedule(1, rows, items, 1, 1, body.chunks, True, True),)
     length, beside = max(geometry.length, 1), geometry.sizes[-1]
     if device.dialect == "triton":
         threads, rows, items = _triton(layout.columns, length, beside, body.chunks)
