@@ -81,7 +81,7 @@ class Partition(Protocol):
         """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
 
     def depends_on_strides(self) -> None:
-        """Say that this partition serves calls with these strides alone."""
+        """Record that this partition is valid only for calls with these strides."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
 
 @dataclass(frozen=True)
 class Family:
-    """One kernel family; see the module for when each part is asked.
+    """One kernel family; see the module for when each attribute is asked.
 
     Attributes:
         name: of the package, of the templates' folder, and in the banner of a source.

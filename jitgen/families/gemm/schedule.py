@@ -2,7 +2,7 @@
 
 ``Problem`` is all that a rule (``schedules/<dialect>.py``) may look at, and ``GemmSchedule`` is what it returns. The
 schedule is a part of the request key. A rule sees the bucket of a call's rows and not the rows themselves, so that
-given weights have at most eight schedules, and a few kernels compute every number of rows.
+a set of weights has at most eight schedules, and a few kernels compute every number of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROW_BUCKETS = (1, 8, 16, 64, 192, 512, 1536)
 """Upper ends of the buckets of M, in rows. Rows beyond the last end are one bucket more.
 
 Of the ends that were compared by the models of ``wgmma_tiles`` on random M, N and K, tiles chosen for these buckets
-lose the least beside tiles chosen for each M."""
+lose the least against tiles chosen for each M."""
 
 MOST_ROWS = 4096
 """The rows up to which the tiles of the last bucket are chosen."""
@@ -121,7 +121,7 @@ class GemmSchedule:
     wide: bool = False
 
     def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        """The schedule in words, for people; two schedules that differ have different ``repr``."""
         words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.block_k} of K a step"]
         if self.warps > 1:
             words.append(f"{self.warps} warps a block")

@@ -35,7 +35,7 @@ FEW_ROWS = 8
 CAMPING_LENGTH = 8192
 """K from which on, if it is a power of two, tiles that are copied at the same time are in few memory channels
 ("partition camping"). Up to ``STREAMED_ROWS`` rows, where memory bandwidth is the limit, the mma.sync mainloop reads in
-an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin one iteration apart."""
+an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin at different iterations."""
 STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
 MULTIPROCESSORS = 132

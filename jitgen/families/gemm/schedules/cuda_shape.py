@@ -31,8 +31,8 @@ class Shape:
         width: columns of the result that one call of the epilogue computes.
         thread_tile: ``simt``: a thread's (tokens, rows of the weight). ``stream``: (rows of the weight, elements of one
             load) of a lane; ``stream_outer``: (steps along K, elements of one load) of a lane.
-        resident: blocks that a multiprocessor should hold at once, given to ``__launch_bounds__``; 0 leaves the number
-            of registers to the compiler.
+        resident: blocks that a multiprocessor should hold at once, an argument of ``__launch_bounds__``; 0 leaves the
+            number of registers to the compiler.
         shared_bytes: dynamic shared memory of a block, in bytes.
     """
 

@@ -40,9 +40,9 @@ struct SimtDense {
     JITGEN_DEVICE void load(const SimtDense& from, int first, int limit, int k0, int K) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, row = first + at(place), column = k0 + k(place);
+        const int position = threadIdx.x + i * threads, row = first + at(position), column = k0 + k(position);
         const int left = k_first ? K - column : limit - row;
-        const bool live = row < limit && column < K && (total % threads == 0 || place < total);
+        const bool live = row < limit && column < K && (total % threads == 0 || position < total);
         const Stored* const source = from.pointer + (row * from.outer_stride + column * from.k_stride);
         if (live && left >= vector) {
           values[i] = load_vector<vector>(source);
@@ -56,9 +56,9 @@ struct SimtDense {
     JITGEN_DEVICE void store(Scalar* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads;
-        if (total % threads != 0 && place >= total) continue;
-        Scalar* const target = to + (k(place) * stride + at(place));
+        const int position = threadIdx.x + i * threads;
+        if (total % threads != 0 && position >= total) continue;
+        Scalar* const target = to + (k(position) * stride + at(position));
         if constexpr (k_first || converted) {
 #pragma unroll
           for (int j = 0; j < vector; ++j) target[k_first ? j * stride : j] = Scalar(values[i][j]);
@@ -84,10 +84,10 @@ struct SimtComputed {
     JITGEN_DEVICE void load(const SimtComputed& from, int first, int limit, int k0, int K) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, row = first + place / pieces;
-        const int k = k0 + place % pieces * X::vector;
+        const int position = threadIdx.x + i * threads, row = first + position / pieces;
+        const int k = k0 + position % pieces * X::vector;
         values[i] = {};
-        if (place < total && row < limit && k < K) {
+        if (position < total && row < limit && k < K) {
           values[i] = from.x.template at<X::vector>(row, k, smaller(K - k, X::vector));
         }
       }
@@ -96,11 +96,11 @@ struct SimtComputed {
     JITGEN_DEVICE void store(Scalar* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads;
-        if (total % threads != 0 && place >= total) continue;
+        const int position = threadIdx.x + i * threads;
+        if (total % threads != 0 && position >= total) continue;
 #pragma unroll
         for (int j = 0; j < X::vector; ++j) {
-          to[(place % pieces * X::vector + j) * stride + place / pieces] = values[i][j];
+          to[(position % pieces * X::vector + j) * stride + position / pieces] = values[i][j];
         }
       }
     }
@@ -129,9 +129,9 @@ struct SimtQuant {
       constexpr int words = Weight::bits == 4 ? 1 : 2;
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, tile = first / 16 + tile_of(place), lane = place % 32;
-        const int k = k0 + step_of(place) * 16, step = k / 16;
-        const bool live = place < total && tile * 16 < limit && k < K;
+        const int position = threadIdx.x + i * threads, tile = first / 16 + tile_of(position), lane = position % 32;
+        const int k = k0 + step_of(position) * 16, step = k / 16;
+        const bool live = position < total && tile * 16 < limit && k < K;
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
         if (!live) continue;
@@ -158,12 +158,12 @@ struct SimtQuant {
     JITGEN_DEVICE void store(float* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, lane = place % 32;
-        if (place >= total) continue;
+        const int position = threadIdx.x + i * threads, lane = position % 32;
+        if (position >= total) continue;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const int k = step_of(place) * 16 + lane % 4 * 2 + j % 2 + j / 4 * 8;
-          to[k * stride + tile_of(place) * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
+          const int k = step_of(position) * 16 + lane % 4 * 2 + j % 2 + j / 4 * 8;
+          to[k * stride + tile_of(position) * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
         }
       }
     }
@@ -196,11 +196,11 @@ JITGEN_DEVICE int row_of(int thread, int i) {
 
 // Loads a thread's numbers of one k, in accesses of up to four numbers.
 template <int run, class Scalar, class Place>
-JITGEN_DEVICE void read_run(Scalar (&to)[run], const Scalar* from, Place place) {
+JITGEN_DEVICE void read_run(Scalar (&to)[run], const Scalar* from, Place position) {
   constexpr int four = run < 4 ? run : 4;
 #pragma unroll
   for (int i = 0; i < run; i += four) {
-    const Vector<Scalar, four> values = load_vector<four>(from + place(i));
+    const Vector<Scalar, four> values = load_vector<four>(from + position(i));
 #pragma unroll
     for (int j = 0; j < four; ++j) to[i + j] = values[j];
   }
