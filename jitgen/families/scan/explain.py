@@ -26,7 +26,7 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, devic
         lines.append(f"a thread takes {schedule.items} consecutive elements{rows}, {schedule.along} threads a row")
     elif device.is_gpu:
         lines.append(f"a program takes {schedule.rows} rows at once, {schedule.items} elements of each")
-    elif layout.columns:
+    elif schedule.rows > 1:
         lines.append(f"{schedule.rows} neighbouring rows are walked together")
     else:
         lines.append("a thread walks a row by itself; where rows are fewer than threads, they share each row")
