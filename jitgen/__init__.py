@@ -1,7 +1,7 @@
 """jitgen: a JIT kernel compiler for PyTorch people.
 
 Decorate a plain PyTorch function with ``jitgen.jit``; its calls run generated Triton, CUDA C++ or C++ kernels that are
-compiled once and kept on disk. See README.md; the path of a call is ``jitgen/pipeline.py``.
+compiled once and stored on disk. See README.md; the path of a call is ``jitgen/pipeline.py``.
 
 Importing this touches no GPU and no disk, and imports nothing but torch and what torch must know to load checkpoints of
 quantised weights; the command line starts without torch. Every name is imported when it is first asked for.

@@ -1,3 +1,3 @@
-"""The one place the version is written."""
+"""The version, which is written nowhere else."""
 
 __version__ = "0.1.0"

@@ -86,12 +86,12 @@ class CompileError(JitgenError):
         self.path = path
         self.log = log
         self.lines = lines
-        parts = [message, *(str(line) for line in lines)]
+        sections = [message, *(str(line) for line in lines)]
         if path:
-            parts.append(f"source kept at {path}")
+            sections.append(f"source kept at {path}")
         if log and not lines:
-            parts.append(log.strip()[-4000:])
-        super().__init__("\n".join(parts))
+            sections.append(log.strip()[-4000:])
+        super().__init__("\n".join(sections))
 
 
 class CacheMissError(JitgenError):

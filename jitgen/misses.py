@@ -81,9 +81,12 @@ class Nearest:
 
 def ingredients(lowered: Lowered) -> dict[str, str]:
     """What the key of ``lowered`` is made of, each as text that people can read or as a digest, for its plan."""
-    parts = dict(lowered.ingredients)
-    parts.pop("route")
-    found = {name: str(value) if name in ("schema", "facts") else digest(value)[:16] for name, value in parts.items()}
+    ingredients_of = dict(lowered.ingredients)
+    ingredients_of.pop("route")
+    found = {
+        name: str(value) if name in ("schema", "facts") else digest(value)[:16]
+        for name, value in ingredients_of.items()
+    }
     route = lowered.route
     return found | {
         "target": str(route.target),

@@ -56,14 +56,14 @@ def keep(name: str, text: str) -> str | None:
 
 
 def _sweep_once() -> None:
-    place = os.getpid(), tempfile.gettempdir()
-    if place not in _swept:
-        _swept.add(place)
+    swept_by = os.getpid(), tempfile.gettempdir()
+    if swept_by not in _swept:
+        _swept.add(swept_by)
         sweep()
 
 
 def sweep() -> None:
-    """Delete what killed processes of this user left, and what was kept for long enough."""
+    """Delete what killed processes of this user left, and files that are old enough."""
     now = time.time()
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as found:
         for entry in found:

@@ -38,6 +38,7 @@ _BEFORE = r"""
 
 struct dim { unsigned x, y, z; };
 static dim threadIdx, blockIdx, blockDim;
+struct float2 { float x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 
@@ -47,6 +48,9 @@ static double __longlong_as_double(long long bits) { double d; memcpy(&d, &bits,
 static long long __double_as_longlong(double d) { long long bits; memcpy(&bits, &d, 8); return bits; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+static size_t __cvta_generic_to_shared(const void* p) { return size_t(p); }
+template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcs(const T* p) { return *p; }
 template <class T> static void __stcs(T* p, T v) { *p = v; }
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -70,6 +74,7 @@ static uint32_t slots[most_threads];
 
 static void pause() { const int self = running; swapcontext(&fibers[self], &scheduler); }
 static void __syncthreads() { pause(); }
+static void __syncwarp() { pause(); }
 static uint32_t exchange(uint32_t word, int lane_of_warp) {
   const int self = running;
   slots[self] = word;
@@ -116,6 +121,7 @@ static void run_block(unsigned block, int threads) {
   }
 }
 """
+_DYNAMIC = "extern __shared__ __align__(128) unsigned char shared[];"
 _ASSEMBLY = {
     r'asm\("mov.b32 %0, \{0, %1\};".*?\);': "value = from_bfloat16(element.bits);",
     r'asm\("cvt.rn.bf16.f32.*?\);': "element.bits = to_bfloat16(value);",
@@ -149,7 +155,8 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
 }}
 """
     file, library = directory / "kernel.cpp", directory / "kernel.so"
-    file.write_text(_BEFORE + source.text + _AFTER + wrapper)
+    text = source.text.replace(_DYNAMIC, "alignas(128) static unsigned char shared[256 << 10];")
+    file.write_text(_BEFORE + text + _AFTER + wrapper)
     command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
     done = subprocess.run(
         [*command, f"-I{directory}", str(file), "-o", str(library)], capture_output=True, text=True, check=False

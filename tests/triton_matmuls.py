@@ -316,5 +316,22 @@ def batches() -> Iterator[str | None]:
         yield _said(batched_products.difference(function, arguments, found), name)
 
 
+@check
+def integers() -> Iterator[str | None]:
+    """int8 by ``tl.dot``, other dtypes by reductions; all wrap around."""
+    shapes = (
+        (torch._int_mm, (33, 40), (40, 24)),
+        (torch.matmul, (5, 100), (100, 7)),
+        (torch.bmm, (3, 17, 40), (3, 40, 9)),
+    )
+    for function, *sizes in shapes:
+        for dtype in (torch.int8, torch.int64):
+            if function is not torch._int_mm or dtype is torch.int8:
+                limits = torch.iinfo(dtype)
+                operands = [torch.randint(limits.min, limits.max, size, dtype=dtype) for size in sizes]
+                found = jitgen.jit(function, backend="triton")(*operands)
+                yield None if torch.equal(found, function(*operands)) else f"{function.__name__} of {dtype}"
+
+
 if __name__ == "__main__":
     serve(CHECKS)

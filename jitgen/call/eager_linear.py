@@ -31,7 +31,7 @@ class Fallback:
     """A cause for which products with quantised weights ran in torch, on the dequantised weight.
 
     Attributes:
-        reason: what kept jitgen from running a kernel.
+        reason: why jitgen could not run a kernel.
         remedy: what to do about it.
         calls: how often; under torch.compile, how often the call was compiled.
         kernels: none.

@@ -158,7 +158,8 @@ class JitFunction:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
-        """A copied method belongs to the copied instance and resolves anew; a function is itself, as Python's are."""
+        """A copied method belongs to the copied instance and has traces of its own; a function is itself, as
+        Python's are."""
         if not isinstance(self.__wrapped__, MethodType):
             return self
         return _made_of(copy.deepcopy(self.__wrapped__, memo), self.backend, self.compiler, self.name)

@@ -76,10 +76,10 @@ class Keywords:
     def _make(self, count: int, names: Sequence[str]) -> Callable[..., Any]:
         """The function of a form."""
         takes_out = "out" in names and "out" not in self._parameters.names
-        given = {name: name for name in names if name != "out" or not takes_out}
+        named = {name: name for name in names if name != "out" or not takes_out}
         taken = set(names)
         positional = [_free(f"arg{index}", taken) for index in range(count)]
-        values, rest = self._parameters.arranged(tuple(positional), given)
+        values, rest = self._parameters.arranged(tuple(positional), named)
         table, call_of, plans = (_free(name, taken) for name in ("dispatchers", "call_of", "plans"))
         found, kind_of = _free("dispatcher", taken), _free("type", taken)
         ordered = [*values, *rest.values()]
@@ -140,12 +140,11 @@ class Plans:
         leaves, tree, tokens = self._unpack(values)
         plan = self._table.get(plan_key(leaves, tree, self._resolver.static_numbers))
         if plan is None:
-            plan = LaunchPlan(self._resolver, leaves, tree, tokens or ())
+            plan = LaunchPlan(self._resolver, leaves, tree, tokens or (), self.look_up)
             if len(self._table) >= MAX_LAUNCHES:
                 self._table.clear()
             # The key is made only now: the trace may have found that it depends on a number.
             self._table[plan_key(leaves, tree, self._resolver.static_numbers)] = plan
-            plan._elsewhere = self.look_up  # type: ignore[method-assign]
         if tokens is not None:
             self.launch = plan
         return plan.launch(leaves, out)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-MAX_KEPT = 64
+MAX_STRONG = 64
 """Of the instances that take no weak references, such as those with ``__slots__``, so many of each method, the last
 ones that were new, stay alive with what is remembered of them."""
 
@@ -36,9 +36,9 @@ def add(rows: Rows, instance: Any, attributes: dict[str, Any], when_dead: Callab
 
 
 def keep(rows: Rows, instance: Any, attributes: dict[str, Any]) -> None:
-    """Remember ``attributes`` of an instance that takes no weak references, which stays alive until ``MAX_KEPT`` others
-    are kept."""
-    kept = [key for key, (reference, _) in rows.items() if type(reference) is not weakref.ref]
-    for key in kept[: len(kept) + 1 - MAX_KEPT]:
+    """Remember ``attributes`` of an instance that takes no weak references, which stays alive until
+    ``MAX_STRONG`` others are remembered."""
+    strong = [key for key, (reference, _) in rows.items() if type(reference) is not weakref.ref]
+    for key in strong[: len(strong) + 1 - MAX_STRONG]:
         del rows[key]
     rows[id(instance)] = (lambda: instance), attributes

@@ -113,6 +113,6 @@ def copy_results(name: str, results: Any, device: torch.device, out: Sequence[to
     """Copy what a call without ``out=`` returned to ``out``, which is checked."""
     tensors = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
     check_outputs(name, [(tuple(tensor.shape), str(tensor.dtype)[6:]) for tensor in tensors], device, out)
-    apart = [tensor.clone() if any(overlap.share(tensor, target) for target in out) else tensor for tensor in tensors]
-    for target, tensor in zip(out, apart, strict=True):
+    copied = [tensor.clone() if any(overlap.share(tensor, target) for target in out) else tensor for tensor in tensors]
+    for target, tensor in zip(out, copied, strict=True):
         target.copy_(tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,13 +38,20 @@ class LaunchPlan:
     """
 
     def __new__(
-        cls, resolver: Resolver, leaves: Sequence[Any], tree: Any = None, tokens: Sequence[Any] = ()
+        cls,
+        resolver: Resolver,
+        leaves: Sequence[Any],
+        tree: Any = None,
+        tokens: Sequence[Any] = (),
+        elsewhere: Callable[[tuple[Any, ...], Any], Any] | None = None,
     ) -> LaunchPlan:
         """A plan of ``leaves``.
 
         Args:
             tokens: for each argument the token of a quantised weight, whose tensors are leaves, or None; empty where
                 the plan is called with the leaves.
+            elsewhere: takes the arguments and ``out`` of a call that the generated ``__call__`` does not launch; by
+                default every fact of that call is checked.
         """
         check(resolver.name, leaves)
         found, _ = resolver.resolve(leaves, tree)
@@ -52,6 +59,8 @@ class LaunchPlan:
         call = plan_text.make_call(resolver.name, facts)
         made = type("LaunchPlan", (LaunchPlan,), {"__call__": call, "__doc__": LaunchPlan.__doc__})
         plan: LaunchPlan = super().__new__(made)
+        if elsewhere is not None:
+            plan._elsewhere = elsewhere  # type: ignore[assignment, method-assign]
         plan._prepare(resolver, found, facts, tree)
         return plan
 
@@ -118,7 +127,7 @@ class LaunchPlan:
     # ---------------------------------------------------------------------------------------------- calls with checks
 
     def _elsewhere(self, values: tuple[Any, ...], out: Any) -> Any:
-        """A call that the generated ``__call__`` did not launch. The plans of a function's calls have another."""
+        """A call that the generated ``__call__`` did not launch."""
         leaves: list[Any] = []
         for index, value in enumerate(values):
             token = self._tokens[index] if index < len(self._tokens) else None

@@ -105,7 +105,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
         otherwise=elsewhere,
     )
     names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": MISSING, "UnsupportedError": UnsupportedError}
-    names |= {"exact": exact, "data_ptr": torch.Tensor.data_ptr, "apart": _apart}
+    names |= {"exact": exact, "data_ptr": torch.Tensor.data_ptr, "disjoint": _disjoint}
     names |= {f"token{index}": token for index, token in enumerate(facts.tokens)}
     names |= {f"kind{index}": type(facts.leaves[index]) for index in (*facts.numbers, *facts.static)}
     names |= {f"value{index}": exact(facts.leaves[index]) for index in facts.static}
@@ -159,7 +159,7 @@ def _attempt_with_out(facts: PlanFacts) -> list[str]:
         [*arguments.addresses, "out_address", *aligned, *no_overlap],
         arguments,
         out=["out", "out_address"],
-        captured_condition="apart(out_address, out_extent, captured_addresses, captured_extents)",
+        captured_condition="disjoint(out_address, out_extent, captured_addresses, captured_extents)",
     )
     return ["out_address = out.data_ptr()", *attempt]
 
@@ -168,7 +168,7 @@ def _remainder_names(facts: PlanFacts) -> list[str]:
     return [f"remainder{index}" for index in facts.tensors] if facts.addresses_matter else []
 
 
-def _apart(address: int, extent: int, addresses: Sequence[int], extents: Sequence[int]) -> bool:
+def _disjoint(address: int, extent: int, addresses: Sequence[int], extents: Sequence[int]) -> bool:
     """Whether ``extent`` bytes at ``address`` are none of those at ``addresses``."""
     for other, span in zip(addresses, extents, strict=True):
         if address < other + span and other < address + extent:

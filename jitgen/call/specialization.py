@@ -266,7 +266,7 @@ class Specialization:
         arguments, work = lowered.arguments(number), lowered.work(number)
         if arguments.maps:
             raise UnsupportedError(
-                f"{self.name}: this product copies by tensor maps, which a torch operator is not given; "
+                f"{self.name}: this product copies by tensor maps, which a torch operator does not get; "
                 "use the backend's own compiler, without compiler='load_inline'"
             )
         meta = built.artifact.meta

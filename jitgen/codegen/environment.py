@@ -93,11 +93,11 @@ def environment(language: str, folder: Path) -> jinja2.Environment:
 
     class LineMarks(Extension):
         def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-            marked, place = [], f"{Path(filename).parent.name}/{name}" if filename else str(name)
+            marked, location = [], f"{Path(filename).parent.name}/{name}" if filename else str(name)
             for number, line in enumerate(source.split("\n"), 1):
                 ends_comment = line.rstrip().endswith("#>") and "<#" not in line
                 silent = line.lstrip().startswith((statement, "<#", "<%")) or not line.strip() or ends_comment
-                marked.append(line if silent else f"{line}\x01{place}:{number}\x02")
+                marked.append(line if silent else f"{line}\x01{location}:{number}\x02")
             return "\n".join(marked)
 
     made = jinja2.Environment(
@@ -236,7 +236,7 @@ def kernel_source(
         name: the entry symbol.
         folder: the directory with the family's templates and headers.
         compiler: the compiler of the route (``compile/routes.py``).
-        options: the ``KernelSource`` options: what changes the binary beside the text.
+        options: the ``KernelSource`` options: what changes the binary besides the text.
     """
     rendered = render(language, folder, template, values)
     included = headers(folder, rendered.text)

@@ -1,4 +1,4 @@
-"""What may be printed into a generated source beside numbers: identifiers and comments of one line.
+"""What may be printed into a generated source besides numbers: identifiers and comments of one line.
 
 A template prints names of functions and symbols, and descriptions of kernels. Whatever text these are made of, what is
 printed can neither end its line nor be read as code. ``templates/`` prints every comment through the filter

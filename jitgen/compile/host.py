@@ -174,7 +174,7 @@ def compile(source: KernelSource) -> Artifact:
 
     Raises:
         CompileError: there is no compiler, or it refuses the source. The error has the failing lines, and the path of
-            a copy of the source that is kept.
+            a copy of the source.
     """
     tools, words = _require(source)
     with _build_directory(source) as directory:

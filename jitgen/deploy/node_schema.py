@@ -14,7 +14,7 @@ from jitgen.deploy import expression_schema as expressions
 from jitgen.errors import FormatError
 from jitgen.fields import Field, shown
 from jitgen.ir import symbols
-from jitgen.ir.body import compute_dtype
+from jitgen.ir.body import accumulator_dtype, compute_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.ops import INTS, OPS
@@ -313,16 +313,17 @@ def _contract(node: Node) -> None:
     except ValueError as problem:
         node.field.refuse(str(problem))
     named.one_of((expected,))
-    accumulator.one_of((compute_dtype(x.dtype),))
+    accumulator.one_of((accumulator_dtype(x.dtype),))
     node.require(x.shape[:batch] == weight.shape[:batch], "its operands have other batches")
     node.require(x.shape[-1] == weight.shape[-1], f"K is {x.shape[-1]} and {weight.shape[-1]}")
     node.require(x.dtype in ACTIVATIONS, f"its activation is {x.dtype}, none of {', '.join(ACTIVATIONS)}")
     node.require(weight.weight or weight.dtype == x.dtype, f"of {x.dtype} and {weight.dtype}")
-    node.has_dtype(x.dtype)
+    if (x.dtype, node.dtype) != ("int8", "int32"):
+        node.has_dtype(x.dtype)
     node.has_shape((*x.shape[:-1], weight.shape[-2]))
 
 
-ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
+ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64")
 """Dtypes a product is computed of."""
 
 

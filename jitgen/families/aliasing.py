@@ -1,4 +1,4 @@
-"""Which inputs of a program may lie where a result does: those that no kernel reads after the result took their place.
+"""Which inputs of a program may share memory with a result: those that no kernel reads after the result is written.
 
 A kernel reads the operands of an element (or of a row) before it stores that element, and different elements are
 computed in any order. So an input may be the memory of a result if, in the kernel that writes the result, it is read

@@ -85,7 +85,7 @@ class Partition(Protocol):
         """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
 
     def depends_on_strides(self) -> None:
-        """Say that this partition serves calls with these strides alone."""
+        """Record that this partition is valid only for calls with these strides."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Family:
-    """One kernel family; see the module for when each part is asked.
+    """One kernel family; see the module for when each attribute is asked.
 
     Attributes:
         name: of the package, of the templates' folder, and in the banner of a source.

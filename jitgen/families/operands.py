@@ -37,7 +37,7 @@ def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Str
     """``base`` seen through ``movements``."""
     view = base
     for attrs, shape in movements:
-        concrete = tuple(symbols.evaluate(part, environment) for part in attrs)
+        concrete = tuple(symbols.evaluate(attr, environment) for attr in attrs)
         view = apply(view, concrete, tuple(symbols.evaluate(size, environment) for size in shape))
     return view
 

@@ -158,7 +158,7 @@ class Partitioner:
         )
 
     def _stored_in_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
-        """Results that would be copies of a temporary or of a view of one, with the alias to return in their place."""
+        """Results that would be copies of a temporary or of a view of one, with the alias to return instead."""
         changed = {store.result for region in regions if region.is_update for store in region.stores}
         stores = [store for region in regions for store in region.stores if not store.movements]
         stores = [store for store in stores if store.result not in changed]

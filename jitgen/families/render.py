@@ -39,7 +39,7 @@ def source(
     """The source of ``kernel`` in the device's dialect, and where each of its lines came from.
 
     Args:
-        titles: what the head of the source says beside target, schedule and stages, in words.
+        titles: what the head of the source says in words after target, schedule and stages.
         built: what the family has for its template, and the options of the source.
         folder: of the family's templates; by default ``templates/<family>`` of jitgen's own.
         overlapping: whether the kernel may begin before the one ahead of it has ended, and waits for it itself.

@@ -57,7 +57,7 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
         elif node.op == "iota":
             dims = (node.attrs[0],)
         elif node.op == "gather":
-            dims = frozenset(place for place in node.attrs if place >= 0)
+            dims = frozenset(coordinate for coordinate in node.attrs if coordinate >= 0)
             dims = dims.union(*(found[id(index)] for index in node.inputs[1:]))
         elif node.op == "reduce":
             dims = [dim for dim in dims if dim not in node.attrs[1]]

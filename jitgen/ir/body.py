@@ -40,6 +40,12 @@ def compute_dtype(dtype: str) -> str:
     return "float32" if dtype in _WIDENED else dtype
 
 
+def accumulator_dtype(dtype: str) -> str:
+    """The dtype that products of ``dtype`` operands are summed in. Sums of integers wrap around; those of 8 and 16 bits
+    are summed in int32, which gives the same low bits."""
+    return "int32" if dtype in ("uint8", "int8", "int16") else compute_dtype(dtype)
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One step of a body; its result is named by its position.
@@ -247,7 +253,8 @@ class BodyBuilder:
         if node.op == "contract":
             self._contractions.append(self._contraction(node))
             accumulator = node.attrs[1]
-            return self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
+            total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
+            return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
         if _is_leaf(node):
             return self._leaf(node, dtype)
         if node.op == "gather":

@@ -1,19 +1,19 @@
 """Gathers: elements of a tensor that integers choose, and how views move through them.
 
 A ``gather`` has the inputs ``(source, index, ...)``, of which the indices are int64 and have its shape (or are 0-d
-numbers), and the attrs ``places``, an int for every dimension of the source:
+numbers), and the attrs ``coordinates``, an int for every dimension of the source:
 
 * ``k`` from 0 on: the source is read at the gather's own coordinate ``k``, and the two sizes are equal;
-* ``-1 - j``: it is read at the value of index ``j``, which counts from 0; each index is the place of one dimension.
+* ``-1 - j``: it is read at the value of index ``j``, which counts from 0; each index belongs to one dimension.
 
-So ``F.embedding(ids, weight)`` has the places ``(-1, rank of ids)``; along the dimensions of ``ids``, which are no
-places, only the index varies. An index in range is in [0, size); the trace adds the size to one that may be negative.
-A kernel checks indices: one out of range reads element 0 instead, and a kernel on a CPU reports it, so that the
-launcher (``runtime/launcher.py``) raises IndexError.
+So ``F.embedding(ids, weight)`` has the coordinates ``(-1, rank of ids)``; along the dimensions of ``ids``, which are
+not among them, only the index varies. An index in range is in [0, size); the trace adds the size to one that may be
+negative. A kernel checks indices: one out of range reads element 0 instead, and a kernel on a CPU reports it, so that
+the launcher (``runtime/launcher.py``) raises IndexError.
 
 An address is then affine in the coordinates plus, for each index, its value times a stride. Views of the result are
-the same views of the indices, with the source's dimensions moved along where they are places; views of the source are
-strides, as those of every input are.
+the same views of the indices, with the source's dimensions moved along where they are read at a coordinate; views of
+the source are strides, as those of every input are.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from jitgen.ir.graph import Node, Shape
     from jitgen.ir.views import Mover
 
-Places = tuple[int, ...]
+Coordinates = tuple[int, ...]
 
 
-def gathered_dims(places: Places) -> tuple[int, ...]:
-    """The dimension of the source that each index is the place of, in the order of the indices."""
-    return tuple(places.index(-1 - number) for number in range(sum(place < 0 for place in places)))
+def gathered_dims(coordinates: Coordinates) -> tuple[int, ...]:
+    """The dimension of the source that each index belongs to, in the order of the indices."""
+    return tuple(coordinates.index(-1 - number) for number in range(sum(coordinate < 0 for coordinate in coordinates)))
 
 
-def to_iteration_space(source: Shape, shape: Shape, places: Places) -> list[tuple[tuple[Any, ...], Shape]]:
+def to_iteration_space(source: Shape, shape: Shape, coordinates: Coordinates) -> list[tuple[tuple[Any, ...], Shape]]:
     """The movements from a tensor of the sizes ``source`` to a view of it that has the shape of the indices, ``shape``,
     followed by the sizes that they choose along.
 
-    Along dimensions of ``shape`` that are no places, the view repeats its elements; along others it has as many of the
-    tensor's first elements as ``shape`` says.
+    Along dimensions of ``shape`` that are not among the coordinates, the view repeats its elements; along others it has
+    as many of the tensor's first elements as ``shape`` says.
     """
-    at = {place: dim for dim, place in enumerate(places) if place >= 0}
-    order = (*(at[place] for place in sorted(at)), *gathered_dims(places))
+    at = {coordinate: dim for dim, coordinate in enumerate(coordinates) if coordinate >= 0}
+    order = (*(at[coordinate] for coordinate in sorted(at)), *gathered_dims(coordinates))
     sizes: list[Size] = [source[dim] for dim in order]
     movements: list[tuple[tuple[Any, ...], Shape]] = [(("permute", order), tuple(sizes))]
-    for dim, place in enumerate(sorted(at)):
-        if sizes[dim] != shape[place]:
-            sizes[dim] = shape[place]
+    for dim, coordinate in enumerate(sorted(at)):
+        if sizes[dim] != shape[coordinate]:
+            sizes[dim] = shape[coordinate]
             movements.append((("slice", dim, 0, 1), tuple(sizes)))
     for dim in range(len(shape)):
         if dim not in at:
@@ -60,71 +60,75 @@ def to_iteration_space(source: Shape, shape: Shape, places: Places) -> list[tupl
 
 
 def moved_gather(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
-    """The movement ``attrs`` applied to the operands of a gather; None for a reshape that mixes its places."""
+    """The movement ``attrs`` applied to the operands of a gather; None for a reshape that mixes its coordinates."""
     found = _moved_source(mover, node, attrs, shape)
     if found is None:
         return None
-    source, places = found
+    source, coordinates = found
     indices = [i if i.op in ("const", "scalar") else mover.move(i, attrs, shape) for i in node.inputs[1:]]
-    return mover.builder.make("gather", (source, *indices), node.dtype, shape, places, node.location)
+    return mover.builder.make("gather", (source, *indices), node.dtype, shape, coordinates, node.location)
 
 
-def _moved_source(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> tuple[Node, Places] | None:
-    """The source and the places of the gather ``node`` under the movement ``attrs``."""
-    source, places, kind = node.inputs[0], node.attrs, attrs[0]
+def _moved_source(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> tuple[Node, Coordinates] | None:
+    """The source and the coordinates of the gather ``node`` under the movement ``attrs``."""
+    source, coordinates, kind = node.inputs[0], node.attrs, attrs[0]
     if kind == "permute":
-        return source, tuple(attrs[1].index(place) if place >= 0 else place for place in places)
+        return source, tuple(
+            attrs[1].index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates
+        )
     if kind == "unsqueeze":
-        return source, tuple(place + (attrs[1] <= place) for place in places)
+        return source, tuple(coordinate + (attrs[1] <= coordinate) for coordinate in coordinates)
     if kind == "squeeze":
-        source, places = _without_place(mover, source, places, attrs[1])
-        return source, tuple(place - (attrs[1] < place) for place in places)
+        source, coordinates = _without_coordinate(mover, source, coordinates, attrs[1])
+        return source, tuple(coordinate - (attrs[1] < coordinate) for coordinate in coordinates)
     if kind == "slice":
         _, dim, start, step = attrs
-        if dim in places:
-            at = places.index(dim)
+        if dim in coordinates:
+            at = coordinates.index(dim)
             sizes = (*source.shape[:at], shape[dim], *source.shape[at + 1 :])
             source = mover.move(source, ("slice", at, start, step), sizes)
-        return source, places
+        return source, coordinates
     if kind == "expand":
         for dim, (old, new) in enumerate(zip(node.shape, shape, strict=True)):
             if old == 1 and new != 1:
-                source, places = _without_place(mover, source, places, dim)
-        return source, places
+                source, coordinates = _without_coordinate(mover, source, coordinates, dim)
+        return source, coordinates
     return _reshaped_source(mover, node, shape)
 
 
-def _without_place(mover: Mover, source: Node, places: Places, dim: int) -> tuple[Node, Places]:
-    """Source and places without the dimension of the source, of size 1, that is read at coordinate ``dim``."""
-    if dim not in places:
-        return source, places
-    at = places.index(dim)
+def _without_coordinate(mover: Mover, source: Node, coordinates: Coordinates, dim: int) -> tuple[Node, Coordinates]:
+    """Source and coordinates without the dimension of the source, of size 1, that is read at coordinate ``dim``."""
+    if dim not in coordinates:
+        return source, coordinates
+    at = coordinates.index(dim)
     source = mover.move(source, ("squeeze", at), (*source.shape[:at], *source.shape[at + 1 :]))
-    return source, (*places[:at], *places[at + 1 :])
+    return source, (*coordinates[:at], *coordinates[at + 1 :])
 
 
-def _reshaped_source(mover: Mover, node: Node, shape: Shape) -> tuple[Node, Places] | None:
+def _reshaped_source(mover: Mover, node: Node, shape: Shape) -> tuple[Node, Coordinates] | None:
     """A reshape divides the dimensions into groups that it merges and splits; within a group, either no dimension is a
-    place, or all of them (but those of size 1) are, and are neighbours in the source."""
-    source, places = node.inputs[0], list(node.attrs)
+    coordinate, or all of them (but those of size 1) are, and are neighbours in the source."""
+    source, coordinates = node.inputs[0], list(node.attrs)
     sizes: list[Any] = list(source.shape)
     groups = _groups(node.shape, shape)
     if groups is None:
         return None
     for before, after in reversed(groups):
-        inside = [at for at, place in enumerate(places) if place in before]
+        inside = [at for at, coordinate in enumerate(coordinates) if coordinate in before]
         if not inside:
             continue
-        are_run = [places[at] for at in inside] == sorted(places[at] for at in inside)
+        are_run = [coordinates[at] for at in inside] == sorted(coordinates[at] for at in inside)
         are_run = are_run and inside == list(range(inside[0], inside[0] + len(inside)))
         if not are_run or symbols.product(sizes[at] for at in inside) != symbols.product(shape[dim] for dim in after):
             return None
         end = inside[-1] + 1
         sizes[inside[0] : end] = [shape[dim] for dim in after]
         # Not yet negative, so that the groups before this one do not take them for theirs.
-        places[inside[0] : end] = [len(node.shape) + dim for dim in after]
-    places = [place - len(node.shape) if place >= len(node.shape) else place for place in places]
-    return mover.move(source, ("reshape",), tuple(sizes)), tuple(places)
+        coordinates[inside[0] : end] = [len(node.shape) + dim for dim in after]
+    coordinates = [
+        coordinate - len(node.shape) if coordinate >= len(node.shape) else coordinate for coordinate in coordinates
+    ]
+    return mover.move(source, ("reshape",), tuple(sizes)), tuple(coordinates)
 
 
 def _groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]] | None:

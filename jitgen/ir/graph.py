@@ -13,10 +13,10 @@ Node operations:
 ``contract``   attrs ``(equation, accumulator, precision)``: the product of an activation and a weight, whose axes the
                equation names (``ir/equations.py``); summed in the dtype ``accumulator``; precision of float32 operands
                is ``"ieee"`` or ``"tf32"``
-``gather``     attrs ``places``: the elements of the first input that integers, the further inputs, choose
+``gather``     attrs ``coordinates``: the elements of the first input that integers, the further inputs, choose
                (``ir/gathers.py``)
-``scatter``    attrs ``(kind, places, movements)``: the first input, with elements that integers, the inputs from the
-               third on, choose replaced by the second one's or combined with them (``ir/scatters.py``)
+``scatter``    attrs ``(kind, coordinates, movements)``: the first input, with elements that integers, the inputs from
+               the third on, choose replaced by the second one's or combined with them (``ir/scatters.py``)
 ``scan``       attrs ``(kind, dim, reverse)``: at every element, those up to it along ``dim`` combined; kinds in
                ``ir/scans.py``
 ``sort``       attrs ``(what, dim, descending, start)``: along ``dim``, the elements of the ranks from ``start`` on, or
@@ -33,7 +33,7 @@ function the one that eager torch gives it, for values within one at least float
 of one compute dtype (``ir/body.py``) combine freely, and none but a ``cast`` rounds. ``shape`` holds ints and ``Expr``.
 
 A ``Builder`` interns nodes, so equal subexpressions are one node and equality is identity. For error messages a node
-carries the user's line that it came from; the line is part neither of a graph's serialized form nor of any key.
+carries the user's line that it came from; the line is in neither a graph's serialized form nor any key.
 
 Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them into kernels, and manifests
 (``deploy/manifest.py``) hold them as JSON.
@@ -197,13 +197,13 @@ def topological(roots: Iterable[Node], leaves: str | None = None, known: frozens
 
 def _attr_to_json(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_attr_to_json(part) for part in value]
+        return [_attr_to_json(item) for item in value]
     return symbols.to_json(value)
 
 
 def _attr_from_json(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_attr_from_json(part) for part in value)
+        return tuple(_attr_from_json(item) for item in value)
     return symbols.from_json(value)
 
 

@@ -11,7 +11,7 @@ itself, and the *state* of all tiles before it, which is carried along the row, 
 ``max``        the greatest element so far, ``min`` the smallest. NaN is beyond every number. Of equal elements it is
                the later one, which matters for -0.0 and 0.0
 ``argmax``     where that element stands, counted from the row's beginning, and ``argmin``; the state is the element
-               and its place. The later one of equal elements, and the latest NaN, as in torch
+               and its index. The later one of equal elements, and the latest NaN, as in torch
 ``logsumexp``  the logarithm of the sum of exponentials; the state is the greatest element ``top`` and the sum of
                exp(x - top) (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)
 =============  ======================================================================================================

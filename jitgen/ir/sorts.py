@@ -1,6 +1,6 @@
 """Sorted rows: what a ``sort`` node gives, and the order that all of jitgen's kernels sort by.
 
-The order is torch's: NaN is beyond every number, and -0.0 equals 0.0. Equal elements keep the order of their places
+The order is torch's: NaN is beyond every number, and -0.0 equals 0.0. Equal elements keep the order of their indices
 (the sort is stable), descending too, so that a result has the same indices in every dialect and at every call.
 """
 
@@ -20,7 +20,7 @@ class Order:
 
     Attributes:
         descending: whether the greatest element comes first.
-        start, count: the ranks [start, start + count) are given.
+        start, count: the ranks [start, start + count) are results.
         dtype: in which elements are compared: they are rounded to it first.
         chunk: 0, or a row is cut into chunks of so many elements, each of which is sorted by itself.
         length: where chunks are merged: elements of the row that they were cut from.

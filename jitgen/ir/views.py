@@ -378,7 +378,7 @@ class Strided:
 
 
 ACCESS_BYTES = 16
-"""Bytes of the widest memory access; larger alignments are not told apart."""
+"""Bytes of the widest memory access; larger alignments are not distinguished."""
 
 
 @dataclass(frozen=True)

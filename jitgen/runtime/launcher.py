@@ -170,9 +170,9 @@ class _Writer:
         lines = self.lines
         if spec.numbers:  # only an integer that a user passed can be beyond what a kernel takes
             self.names |= {"out_of_range": (struct.error, OverflowError), "refuse_numbers": _refuse_numbers}
-            given = ", ".join(f"a{index}" for index in range(spec.numbers))
+            numbers = ", ".join(f"a{index}" for index in range(spec.numbers))
             lines = ["try:", *(f"    {line}" for line in lines)]
-            lines += ["except out_of_range as error:", f"    refuse_numbers({spec.name!r}, error, {given})"]
+            lines += ["except out_of_range as error:", f"    refuse_numbers({spec.name!r}, error, {numbers})"]
         body = "\n".join(f"    {line}" for line in lines)
         return f"def launch({', '.join(parameters)}):\n{body}\n"
 

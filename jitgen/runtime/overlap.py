@@ -1,6 +1,6 @@
 """Which elements of tensors are the same memory: of two tensors, and within one.
 
-Two questions are asked of strides and addresses. Both answers are exact, because a slice of a buffer beside another
+Two questions are asked of strides and addresses. Both answers are exact, because a slice of a buffer next to another
 slice of it is common and safe, and a false alarm would cost a copy or refuse the call.
 
 Neighbours: launchers of functions that update an argument (``runtime/launcher.py``) compare address ranges at every
@@ -52,7 +52,7 @@ def is_repeated(sizes: Sequence[int], strides: Sequence[int]) -> bool:
         return False
     dims = _dims(strides, sizes, sizes)
     for index, (stride, size, _) in enumerate(dims):
-        # Two different indices of the same element: ``step`` is how far they are apart in the first dimension in which
+        # Two different indices of the same element: ``step`` is their distance in the first dimension in which
         # they differ. By as much the inner dimensions have to go back.
         inner = dims[index + 1 :]
         reach = sum(step * (length - 1) for step, length, _ in inner)

@@ -3,8 +3,8 @@
 Every product of matrices becomes one ``contract`` node, of an activation ``(..., K)`` and a weight that views bring to
 ``(N, K)``, or of two batches of these; its equation names the axes (``ir/equations.py``). Bias, scaling and residuals
 are pointwise nodes after it, which the gemm family computes in the same kernel. Sums are accumulated in float32
-(float64 for float64), and the pointwise nodes read them before they are rounded to the result's dtype. Products of
-integers, which wrap around in their dtype, are sums of elementwise products.
+(float64 for float64), and the pointwise nodes read them before they are rounded to the result's dtype. Sums of integers
+are accumulated in int32 or int64 and wrap around in the result's dtype, as torch's do.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.body import compute_dtype
+from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.spec import DTYPES
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.reductions import reduce, squeeze_reduced, sum_
+from jitgen.trace.reductions import reduce, sum_
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, pointwise, result_dtype
 
@@ -31,19 +31,21 @@ ACTIVATIONS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
-def contract(trace: Trace, x: Node, weight: Node, batch: int = 0) -> Node:
-    """``x`` (batch..., ..., K) times the transpose of ``weight`` (batch..., N, K), in the dtype of ``x``.
+def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | None = None) -> Node:
+    """``x`` (batch..., ..., K) times the transpose of ``weight`` (batch..., N, K).
 
     Where ``x`` is a quantised weight and ``weight`` is not, the result is computed as the transpose of ``weight`` times
     the transpose of ``x``.
 
     Args:
         batch: the number of leading batch dimensions; their sizes are equal in both operands.
+        dtype: of the result; by default that of ``x``. Of 8-bit integers it may be that of the accumulator, int32.
 
     Raises:
         TypeError: the dtypes differ.
         ValueError: the two K differ.
-        UnsupportedError: both operands are quantised, or the dtype of the activation is not one of ``ACTIVATIONS``.
+        UnsupportedError: both operands are quantised, or the dtype of the activation is neither one of ``ACTIVATIONS``
+            nor one of ``INTEGERS``.
     """
     if is_weight(x):
         if is_weight(weight):
@@ -60,23 +62,9 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0) -> Node:
     if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
-    if x.dtype in INTEGERS:
-        return _sum_of_products(trace, x, weight, batch)
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
-    attrs = (equation(batch, len(x.shape) - 1 - batch), compute_dtype(x.dtype), precision)
-    return trace.make("contract", (x, weight), x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
-
-
-def _sum_of_products(trace: Trace, x: Node, weight: Node, batch: int) -> Node:
-    """As ``contract``. What exceeds the range of the dtype wraps around, in the products as well as in their sum."""
-    lead, rows, (columns, length) = x.shape[:batch], x.shape[batch:-1], weight.shape[batch:]
-    shape = (*lead, *rows, columns, length)
-    x = view(trace, x, ("unsqueeze", len(shape) - 2), (*lead, *rows, 1, length))
-    for dim in range(batch, batch + len(rows)):
-        weight = view(trace, weight, ("unsqueeze", dim), (*weight.shape[:dim], 1, *weight.shape[dim:]))
-    products = pointwise(trace, "mul", expand(trace, x, shape), expand(trace, weight, shape))
-    dims = (len(shape) - 1,)
-    return squeeze_reduced(trace, reduce(trace, "sum", products, dims), dims)
+    attrs = (equation(batch, len(x.shape) - 1 - batch), accumulator_dtype(x.dtype), precision)
+    return trace.make("contract", (x, weight), dtype or x.dtype, (*x.shape[:-1], weight.shape[batch]), attrs)
 
 
 def transposed(trace: Trace, node: Node) -> Node:
@@ -160,6 +148,16 @@ def mm(trace: Trace, input: Node, mat2: Node) -> Node:
     if len(input.shape) != 2 or len(mat2.shape) != 2:
         raise ValueError(f"mm takes two matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
     return matmul(trace, input, mat2)
+
+
+@row("_int_mm")
+def int_mm(trace: Trace, input: Node, mat2: Node) -> Node:
+    """The int32 product of two matrices of int8."""
+    if len(input.shape) != 2 or len(mat2.shape) != 2:
+        raise ValueError(f"_int_mm takes two matrices, got {len(input.shape)} and {len(mat2.shape)} dimensions")
+    if input.dtype != "int8" or mat2.dtype != "int8":
+        raise TypeError(f"_int_mm takes matrices of int8, got {input.dtype} and {mat2.dtype}")
+    return contract(trace, input, transposed(trace, mat2), dtype="int32")
 
 
 @row("mv", weights=True)

@@ -198,3 +198,11 @@ def test_old_architectures_have_no_clusters() -> None:
             assert schedule.cluster_k_splits == 1
             assert schedule.shared_bytes <= (163 if target == "sm_80" else 99) * 1024
             assert "__cluster_dims__" not in low.source
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64], ids=str)
+def test_integers_are_summed_as_integers(dtype: torch.dtype) -> None:
+    low = lowered(lambda x, w: x @ w.T, TensorSpec(("M", 64), dtype), TensorSpec((128, 64), dtype), target="sm_80")
+    sass = low.compile().asm["sass"]
+    assert "IMAD" in sass
+    assert "FFMA" not in sass

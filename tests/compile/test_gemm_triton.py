@@ -185,3 +185,12 @@ def test_plain_text_where_there_is_no_ptx() -> None:
     amd, _ = lowered(linear, "gfx942", 16, (4096,), ("int4", 128))
     assert "inline_asm" in nvidia.text
     assert "inline_asm" not in amd.text
+
+
+@pytest.mark.parametrize("length", [64, 2**17])
+def test_int8_products_are_of_tensor_cores_unless_they_would_saturate(length: int) -> None:
+    specs = spec(("M", length), torch.int8), spec((length, 128), torch.int8)
+    low = jitgen.jit(torch._int_mm).lower(*specs, target="sm_80", backend="triton")
+    assert ("tl.dot" in low.source) == (length < 2**17)
+    if length < 2**17:
+        assert "mma.sync.aligned.m16n8k32" in low.compile().asm["ptx"]

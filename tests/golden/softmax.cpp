@@ -134,7 +134,7 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
   // Fewer rows than threads: all threads share each row, and leave their blocks' results here.
   const bool shared = threads > 1 && rows < threads && blocks >= threads;
   char* const memory = shared ? jitgen::room(2 * blocks * jitgen::partial_bytes) : nullptr;
-  // What is costly to compute again is kept, each block's by the thread that walks it.
+  // What is costly to compute again is stored, each block's by the thread that walks it.
   const int64_t kept_bytes = length * 4;
   char* const shared_scratch = shared ? jitgen::room(kept_bytes) : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -153,7 +153,7 @@ void jitgen_softmax(const jitgen::bfloat16* p0, jitgen::bfloat16* p1, int32_t th
         team.meet();
       }
     } else {
-      // The last pass of a row is done beside the next one, so two rows are kept by turns.
+      // The last pass of a row is done with the next row's first one, so two rows are stored in alternation.
       Last lasts[2] = {};
       for (int64_t number = mine.begin; number < mine.end; ++number, at.next()) {
         const bool odd = number & 1;

@@ -14,6 +14,7 @@ from jitgen.compile import host
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.program import Alias, Program
 from jitgen.trace import table
+from tests.cuda_on_host import run
 
 M, N, K = 5, 9, 7
 
@@ -319,7 +320,7 @@ def test_every_row_in_every_form(form: str, dtype: torch.dtype) -> None:
 
 def test_the_rows_all_have_a_form() -> None:
     rows = {name for name, row in table.rows().items() if row.function.__module__ == "jitgen.trace.contractions"}
-    assert rows <= {form.split(",")[0].rpartition(".")[2] for form in FORMS}
+    assert rows <= {"_int_mm"} | {form.split(",")[0].rpartition(".")[2] for form in FORMS}
 
 
 def test_the_reference_is_torch_on_dequantised_weights() -> None:
@@ -376,6 +377,31 @@ def test_integer_products_wrap_around_in_their_dtype(name: str, dtype: torch.dty
     found, wanted = jitgen.jit(function)(*arguments), function(*arguments)
     assert found.dtype == wanted.dtype
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 64), (33, 65, 7), (100, 16, 130), (4, 0, 4)])
+def test_int8_products_that_are_int32(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((m, k), (k, n)))
+    for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
+        found = jitgen.jit(lambda a, b: torch._int_mm(a, b) * 3)(left, right)
+        assert found.dtype == torch.int32
+        assert torch.equal(found, (left.long() @ right.long()).int() * 3)
+    with pytest.raises((TraceError, UnsupportedError), match="int8"):
+        program(torch._int_mm, a.int(), b.int())
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.quick(where=lambda dtype: dtype is torch.int8)
+def test_integer_products_in_cuda(dtype: torch.dtype) -> None:
+    """The kernels of a GPU, run on the CPU."""
+    limits = torch.iinfo(dtype)
+    for function, shapes in (
+        (torch.matmul, ((5, 100), (100, 7))),
+        (lambda a, b: (a + 1) @ b.T * 2, ((70, 33), (65, 33))),
+    ):
+        arguments = [torch.randint(limits.min, limits.max, shape, dtype=dtype) for shape in shapes]
+        assert torch.equal(run(function, *arguments)[0], function(*arguments))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx942"])

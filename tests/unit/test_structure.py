@@ -46,6 +46,36 @@ def test_no_import_cycles() -> None:
         raise AssertionError(" -> ".join(reversed(error.args[1]))) from None
 
 
+def _private_attributes(tree: ast.Module) -> tuple[set[str], list[ast.Attribute]]:
+    """The private names that a module defines, and its accesses to private attributes of objects besides ``self``."""
+    defined, read = set(), []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                defined.add(node.attr)
+            elif ast.unparse(node.value).split(".")[0] not in ("torch", "sys"):
+                read.append(node)
+    return defined, read
+
+
+PRIVATE_IN = tuple(f"jitgen.{name}" for name in ("call.", "families.", "ir.", "codegen.", "pipeline", "lowering"))
+TORCHS_PRIVATE = {"_torchdynamo_disable", "_torchdynamo_disable_msg", "_FrameAction", "_FrameExecStrategy"}
+
+
+def test_modules_do_not_reach_into_each_other() -> None:
+    """Private members are for their own module. Packages that read private members of torch are left out."""
+    found = []
+    for name, path in modules().items():
+        if name.startswith(PRIVATE_IN):
+            defined, read = _private_attributes(ast.parse(path.read_text()))
+            found += [f"{name}:{at.lineno} {ast.unparse(at)}" for at in read if at.attr not in defined | TORCHS_PRIVATE]
+    assert not found
+
+
 FAMILIES = tuple(f"jitgen.families.{family.name}" for family in registry.FAMILIES)
 
 

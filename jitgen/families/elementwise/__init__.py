@@ -36,7 +36,7 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
 
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The number of rows of the first result, in all its dimensions but the last. One kernel serves any number."""
+    """The number of rows of the first result, in all its dimensions but the last. One kernel computes any number."""
     return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 

@@ -55,7 +55,7 @@ class Schedule:
     blocks: int = 0
 
     def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        """The schedule in words, for people; two schedules that differ have different ``repr``."""
         vectors, unrolls = _by_region(self.vectors), _by_region(self.unrolls)
         if self.threads == 1:
             return f"runs of {vectors} elements, groups of {unrolls} elements"

@@ -2,11 +2,13 @@
 
 A kernel has one or more regions, and a region has one or more *contractions*. A contraction is the product of the
 activation (M, K), which all regions of the kernel share, and a weight (N, K) of its own. The region's instructions are
-the *epilogue*: they compute the (M, N) results from the accumulators, which are float32 (float64 for float64 operands),
-before anything is rounded. Where pointwise instructions compute the activation, they are the *prologue*.
+the *epilogue*: they compute the (M, N) results from the accumulators before anything is rounded. Accumulators are
+float32, float64 for float64 operands, and int32 or int64 for integers. Where pointwise instructions compute the
+activation, they are the *prologue*.
 
 The modules, in the order in which a call needs them:
 
+* ``integer_products``: products that a dialect has no mainloop for.
 * ``claim``, ``hidden_products``, ``matrices``: from a graph to regions.
 * ``split_k``: the rewrite of one kernel to two that split K over a temporary.
 * ``layout``: strides of the operands.
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.families.family import Family
 from jitgen.families.gemm.claim import claim, joins
 from jitgen.families.gemm.explain import explain
+from jitgen.families.gemm.integer_products import reduce_integer_products
 from jitgen.families.gemm.launch import arguments, launch, work
 from jitgen.families.gemm.layout import layout
 from jitgen.families.gemm.schedule import buckets, candidates, cost, facts, problem, prologue
@@ -44,6 +47,7 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
 FAMILY = Family(
     name="gemm",
     claim=claim,
+    rewrite_values=reduce_integer_products,
     decide=prologue,
     joins=joins,
     rewrite_kernel=split_k,

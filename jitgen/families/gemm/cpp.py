@@ -14,6 +14,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule
+from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
@@ -24,6 +25,8 @@ GENERIC_TILE_ROWS = 12
 """Rows of the tallest tile in the second copy of a mainloop, which is for processors without AVX-512's dot product of
 bfloat16. It is lower than the first copy's, to save compile time."""
 
+_COMPUTE = {"float32": "Singles", "float64": "Wide", "int32": "Whole", "int64": "WideWhole"}
+"""By the accumulator's dtype, the arithmetic of ``gemm_compute.hpp``."""
 _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 
 
@@ -47,7 +50,7 @@ def build(
         "regions": [_region(region, products, decoded) for region in products.regions],
         "region_arguments": "".join(f", region{region.index}" for region in products.regions),
         "accumulator": contractions[0].type,
-        "compute": "Wide" if dtype == "float64" else "Singles",
+        "compute": _COMPUTE[accumulator_dtype(dtype)],
         "pairs": pairs,
         "tile_rows": schedule.block_m,
         "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs else schedule.block_m,

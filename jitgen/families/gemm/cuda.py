@@ -35,13 +35,16 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
 from jitgen.families.operands import ACCESS_BYTES, item_size
-from jitgen.ir.body import Contraction
+from jitgen.ir.body import Contraction, accumulator_dtype
+from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
 SUMS_TOKENS = 16
 """Tokens of a tile up to which the bias of 4-bit codes is removed through the sum of x. That costs one more product for
 each eight tokens, instead of four instructions for each eight codes."""
+SIMT_INTEGERS = 4
+"""Integers that one access of the ``simt`` mainloop reads at most: a divisor of every tile's extent."""
 
 
 def build(
@@ -79,7 +82,7 @@ def build(
         "alike": len({(region["config"], region["weight_type"]) for region in regions}) == 1,
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "function": f"{mainloop.name}_gemm",
-        "shared_type": mainloop.shared.format(scalar=dialect.storage_types[first.contraction.dtype]),
+        "shared_type": mainloop.shared.format(scalar=dialect.types[accumulator_dtype(first.contraction.dtype)]),
         "x": _activation(first, schedule.path),
         "matrices": " * ".join(f"int64_t({size})" for size in products.batch),
         "matrix_lines": _matrix_lines(products),
@@ -158,10 +161,13 @@ def _prologue(product: ContractionContext, layout: GemmLayout, dialect: Dialect)
 
 def _simt_dense(operands: Sequence[GemmOperand]) -> str:
     """The type of dense operands of the ``simt`` mainloop. All of them have one type: where their layouts differ, every
-    one is read element by element."""
+    one is read element by element. Integers are read at most ``SIMT_INTEGERS`` at a time."""
     kinds = {operand.kind for operand in operands}
     vector = min(operand.unit for operand in operands) if len(kinds) == 1 else 1
-    return f"jitgen::SimtDense<{_list(operands[0].storage, kinds != {'outer'}, vector)}>"
+    storage, scalar = operands[0].storage, CUDA.types[accumulator_dtype(operands[0].dtype)]
+    if accumulator_dtype(operands[0].dtype) in FLOATS:
+        return f"jitgen::SimtDense<{_list(storage, kinds != {'outer'}, vector)}>"
+    return f"jitgen::SimtDense<{_list(storage, kinds != {'outer'}, min(vector, SIMT_INTEGERS), scalar)}>"
 
 
 # ------------------------------------------------------------------------------------------------------------- wgmma

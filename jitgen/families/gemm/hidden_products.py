@@ -33,7 +33,7 @@ Users = Mapping[int, Sequence[Node]]
 def without_hidden_products(
     stores: Sequence[Store], mover: Mover, materialize: Callable[[Node], Node], flat: bool
 ) -> list[Store]:
-    """``stores`` where temporaries take the place of hidden products.
+    """``stores`` that read temporaries instead of hidden products.
 
     Args:
         flat: whether the stores' values are rows and columns already. Until then views may follow a product; afterwards

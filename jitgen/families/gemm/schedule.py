@@ -1,8 +1,8 @@
 """The choice of a product's mainloop and tiles: candidates and their costs, by the rules of each dialect.
 
 ``Problem`` is all that a rule (``schedules/<dialect>.py``) may look at, and it returns schedules of ``mainloops.py``.
-A rule sees the bucket of a call's rows and not the rows themselves, so that given weights have at most eight schedules,
-and a few kernels compute every number of rows.
+A rule sees the bucket of a call's rows and not the rows themselves, so that one set of weights has at most eight
+schedules, and a few kernels compute every number of rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW_BUCKETS = (1, 8, 16, 64, 192, 512, 1536)
 """Upper ends of the buckets of M, in rows. Rows beyond the last end are one bucket more.
 
 Of the ends that were compared by the models of ``wgmma_tiles`` on random M, N and K, tiles chosen for these buckets
-lose the least beside tiles chosen for each M."""
+lose the least against tiles chosen for each M."""
 
 MOST_ROWS = 4096
 """The rows up to which the tiles of the last bucket are chosen."""

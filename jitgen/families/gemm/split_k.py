@@ -9,7 +9,7 @@ instead: ``GemmSchedule.cluster_k_splits``.)
 The rewrite is the same for every dialect and happens before layout. The temporary of a product with ``splits`` ranges
 is ``[splits * M, N']``, of the accumulator's dtype, and the rows of one range follow those of the one before. ``N'`` is
 N rounded up to ``ALIGNMENT`` elements, so that the rows of every range are aligned whatever M is. The product's kernel
-is given the address of the first range's rows, and it stores range p ``p * M`` rows below.
+gets the address of the first range's rows, and it stores range p ``p * M`` rows below.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _products(body: Body, partials: Sequence[Partials]) -> Body:
 
 
 def _sums_and_epilogue(body: Body, partials: Sequence[Partials]) -> Body:
-    """The epilogue of ``body``, where the sum over the ranges of K takes the place of each accumulator."""
+    """The epilogue of ``body``, which reads the sum over the ranges of K instead of each accumulator."""
     instructions: list[Instruction] = []
     operands: list[Operand] = []
     sums: list[int] = []  # the instruction that gives each contraction's sum

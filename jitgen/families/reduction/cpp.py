@@ -9,7 +9,7 @@ There are three kinds of loop, each with a template of its own:
   row. Results bypass the cache several rows at a time;
 - rows one by one, in blocks (``cpp_rows.j2``).
 
-A value that costs much and that a later pass needs again is kept in a *scratch* row where the row is short enough for
+A value that costs much and that a later pass needs again is stored in a *scratch* row where the row is short enough for
 the second-level cache; any other is recomputed. The second pass reads what the first has brought into the cache, so it
 is then that the next row is prefetched. Where there are scratch rows, the last pass of a row, which stores, is
 *deferred*: it is done together with the last but one of the next row, which computes, so that memory and processor work
@@ -45,7 +45,7 @@ AHEAD = 1024
 """Elements that a processor takes in, roughly, while it waits for one line of memory. Of short rows, the row that far
 ahead is prefetched."""
 COSTLY = 8
-"""Operations from which on a value is kept and not recomputed: a function, not a few additions."""
+"""Operations from which on a value is stored and not recomputed: a function, not a few additions."""
 LOAD_COSTS = {"float16": 6, "float8_e4m3fn": 8, "float8_e5m2": 8}
 """Operations to widen an element of these dtypes, for which GCC has no vector conversion; 1 for any other."""
 GATHER_COST = 8

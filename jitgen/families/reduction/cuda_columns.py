@@ -36,7 +36,7 @@ def context(
 
 
 class _Columns:
-    """Builds the parts of the context in which the rows of one thread differ.
+    """Builds the context of what differs between the rows of one thread.
 
     Attributes:
         uniform: lines of row values that all rows share.

@@ -56,7 +56,7 @@ class CudaPass:
         needed: operands whose elements its lines read.
         loaded: of those, operands that it loads from memory into the row's registers.
         deferred: operands of a resident row that it loads from memory and that do not stay in registers.
-        resident_inputs: (name, type) of computed values that earlier passes have kept in registers for it.
+        resident_inputs: (name, type) of computed values that earlier passes leave in registers for it.
         lines: what it computes.
         resident_outputs: (name, type) of computed values that it keeps in registers for later passes.
         reductions: what it reduces.

@@ -80,7 +80,7 @@ class Holder:
 
 
 def resident(problem: RowProblem) -> ResidentRows | None:
-    """Rows that stay in registers from pass to pass, held by the threads that ``HOLDERS`` choose; None where those
+    """Rows that stay in registers from pass to pass, in the threads that ``HOLDERS`` choose; None where those
     cannot hold one."""
     holder = first_that_applies(HOLDERS, problem)
     vector, element_bytes = problem.vector, problem.element_bytes
@@ -238,7 +238,7 @@ def _cluster_threads(problem: RowProblem) -> int:
 
 
 def _is_one_word(problem: RowProblem) -> bool:
-    """Whether all that is read and kept of an element is one value of four bytes, read by whole accesses.
+    """Whether all that is read and stays resident of an element is one value of four bytes, read by whole accesses.
 
     Values that are stored over one another in shared memory must have the same size. A row-invariant operand would have
     too few registers to be loaded ahead of its use, and the partial results of many reductions would have no room.

@@ -2,7 +2,7 @@
 own.
 
 Elements are in vectors of ``width``; the template calls the vector ``u`` of a thread, and an element of it ``j``. An
-operand's vectors come from one of four places, which this module tells the template as C++ text:
+operand's vectors come from one of four sources, which this module tells the template as C++ text:
 
 - resident operands from registers, loaded by the first pass that needs them (``Registers``);
 - of a partly shared row from registers or from shared memory (``jitgen::Held`` in ``held.cuh``);
@@ -217,7 +217,7 @@ def _with_staged(p: CudaPass, described: Mapping[str, Any], staged: Staged, at: 
 
 
 def _with_partly_shared(p: CudaPass, described: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs where some vectors lie in shared memory: elements are read and kept as whole vectors."""
+    """What differs where some vectors lie in shared memory: elements are read and stay resident as whole vectors."""
     read = [f"x{operand.index}" for operand in p.needed if operand.pointer]
     read += [f"kept_{name}" for name, _ in p.resident_inputs]
     return {

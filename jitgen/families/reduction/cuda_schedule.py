@@ -88,7 +88,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
 
 
 def single_pass(problem: RowProblem) -> LoopedRows | None:
-    """Kernels of one pass: nothing is needed twice, so nothing is kept; threads loop over a row with up to four
+    """Kernels of one pass: nothing is needed twice, so nothing is resident; threads loop over a row with up to four
     accesses in flight. Of many short rows a thread takes several at once."""
     if problem.passes > 1:
         return None

@@ -71,7 +71,7 @@ def _row(memory: Strided, row_rank: int) -> list[tuple[int, int, int]]:
 
 
 def _order(memory: Strided | None, row_rank: int) -> Order | None:
-    """The order in which the elements of a row lie one stride apart; None where there is none, or where all of the row
+    """The order in which the elements of a row have one stride; None where there is none, or where all of the row
     is one element."""
     row = sorted(_row(memory, row_rank), key=lambda each: -abs(each[2])) if memory is not None else []
     if not row or not any(stride for _, _, stride in row):

@@ -23,7 +23,7 @@ LARGEST = 30.0
 """The exponent of the power at the maximum: a power 2**156 times smaller is still a normal number, and a sum 2**97
 times larger is still finite."""
 FAR = 65536.0
-"""A magnitude from which on 16-bit floats are at least 256 apart, so that exp(v - max v) is 0 or 1 in any base from 2
+"""A magnitude from which on 16-bit floats differ by at least 256, so that exp(v - max v) is 0 or 1 in any base from 2
 on."""
 
 

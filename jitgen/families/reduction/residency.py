@@ -1,6 +1,6 @@
 """Which values a resident row keeps in registers from pass to pass: pure functions of a body.
 
-A value that a later pass needs is either *resident*, kept in registers, or *recomputed* from values that are. What is
+A value that a later pass needs is either *resident* in registers, or *recomputed* from values that are. What is
 resident says how many bytes of registers one element takes, by which schedules decide how many threads share a row.
 """
 
@@ -83,7 +83,7 @@ class Residency:
     """What a resident row keeps.
 
     Attributes:
-        resident: for each pass, the positions of values of earlier passes that are kept in registers for it.
+        resident: for each pass, the positions of values of earlier passes that stay in registers for it.
         recomputed: for each pass, the positions of values of earlier passes that it recomputes from those, in order.
         bytes_per_element: registers that one element takes between two passes, in bytes, where it takes most.
         values_per_element: how many values those are, at most.
@@ -104,7 +104,7 @@ def residency(body: Body, expensive: int | None) -> Residency:
     """The residency that takes the fewest registers, but for values of ``expensive`` operations or more, which are
     kept.
 
-    Loaded elements are kept as they are stored (half a register for 16 bits), and what is computed from them is
+    Loaded elements stay resident as they are stored (half a register for 16 bits), and what is computed from them is
     recomputed, unless keeping the result instead of its operands takes fewer registers (a sum of two float32 operands),
     or as many and it is costly (the exponential of one), or it takes ``expensive`` operations (None: no number does).
     """

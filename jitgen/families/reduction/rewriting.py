@@ -52,7 +52,7 @@ class Rewriting(abc.ABC):
         return self.positions[key]
 
     def emit(self, like: Instruction, op: str, *args: int, dtype: str | None = None, attr: object = None) -> int:
-        """The position of ``op``, of the dtype (unless given) and the user's line of ``like``."""
+        """The position of ``op``, of the dtype (unless another is asked for) and the user's line of ``like``."""
         return self.emit_instruction(Instruction(op, args, dtype or like.dtype, attr, like.location))
 
     def emit_finite(self, like: Instruction, value: int) -> int:

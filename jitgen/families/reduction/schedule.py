@@ -44,7 +44,7 @@ LATENCY_BYTES = 4096
 LATENCY_ELEMENTS = 4096
 """Elements of a row up to which it gets twice the threads where it is reduced once before it is stored."""
 NARROW_BYTES = 2
-"""Bytes of an element up to which it is called narrow: it is computed with in more registers than it is kept in."""
+"""Bytes of an element up to which it is called narrow: it is computed with in more registers than it is stored in."""
 LINE_BYTES = 128
 """Bytes of a cache line: what a block that reduces columns reads at least of neighbouring columns, where aligned."""
 COLUMN_THREADS = 512
@@ -83,7 +83,7 @@ CPU_LONG_ROW = 256
 """Elements from which on a row has ``CPU_LANES`` accumulators. Shorter rows have ``CPU_SHORT_ROW``: more accumulators
 would cost more to combine than they hide of an addition's latency."""
 CPU_SCRATCH_ROW = 2**18
-"""Elements of a row up to which values that are costly to compute are kept in scratch memory between passes. Reading an
+"""Elements of a row up to which values that are costly to compute stay in scratch memory between passes. Reading an
 exponential costs less than computing it beyond the second-level cache too; much longer rows would drive others out of
 the last-level cache."""
 CPU_ROW_ENDS = (CPU_SHORT_ROW - 1, CPU_LONG_ROW - 1, CPU_SCRATCH_ROW)

@@ -106,7 +106,7 @@ def _operands(kind: str, body: Body, states: Sequence[Sequence[str]], chunks: in
     """The temporaries as operands: a row of one has an element for each chunk."""
     shape = (*body.shape[:-1], chunks)
     dtypes = [dtype for group in states for dtype in group]
-    return [Operand(kind, first + place, dtype, shape, row=True) for place, dtype in enumerate(dtypes)]
+    return [Operand(kind, first + index, dtype, shape, row=True) for index, dtype in enumerate(dtypes)]
 
 
 def _totals(body: Body, states: Sequence[Sequence[str]], chunks: int, first: int) -> Body:
@@ -127,12 +127,12 @@ def _totals(body: Body, states: Sequence[Sequence[str]], chunks: int, first: int
         at[position] = len(instructions)
         instructions.append(replace(instruction, args=tuple(at[a] for a in instruction.args), attr=attr))
     stores = _operands("store", body, states, chunks, first)
-    place = len(read)
+    index = len(read)
     for group, dtypes in zip(grouped(body), states, strict=True):
-        for part, dtype in enumerate(dtypes):
-            instructions.append(Instruction("state", (at[group[0]],), dtype, part, None, True, 1))
-            instructions.append(Instruction("store", (len(instructions) - 1,), dtype, place, None, True, 1))
-            place += 1
+        for component, dtype in enumerate(dtypes):
+            instructions.append(Instruction("state", (at[group[0]],), dtype, component, None, True, 1))
+            instructions.append(Instruction("store", (len(instructions) - 1,), dtype, index, None, True, 1))
+            index += 1
     stages = [stage for number, stage in enumerate(body.stages) if any(s.kind == "scan" for s in body.stages[number:])]
     operands = (*(body.operands[index] for index in read), *stores)
     return replace(
@@ -145,11 +145,11 @@ def _scanned(body: Body, states: Sequence[Sequence[str]], chunks: int, first: in
     loads = _operands("load", body, states, chunks, first)
     added = [Instruction("load", (), operand.dtype, index, None, True) for index, operand in enumerate(loads)]
     before: dict[int, tuple[int, ...]] = {}
-    place = 0
+    index = 0
     for group, dtypes in zip(grouped(body), states, strict=True):
         for position in group:
-            before[position] = tuple(range(place, place + len(dtypes)))
-        place += len(dtypes)
+            before[position] = tuple(range(index, index + len(dtypes)))
+        index += len(dtypes)
     moved = []
     for position, instruction in enumerate(body.instructions):
         attr = instruction.attr + len(loads) if instruction.op in ("load", "iota", "store") else instruction.attr

@@ -45,7 +45,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     for position, node in enumerate(values):
         if not _has(node, ("scan",)):
             continue
-        scan = next(_scans_at_own_place(node), None)
+        scan = next(_scans_at_own_index(node), None)
         value = None
         if scan is not None:
             rows = _rows_of(scan)
@@ -56,15 +56,17 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             gathered.setdefault(rows, []).append(Store(position, value))
             rest[position] = None
     for position, node in enumerate(values):
-        rows_beside = _rows_beside(node, gathered) if rest[position] is not None else None
+        rows_beside = _rows_with_a_tensor_of(node, gathered) if rest[position] is not None else None
         if rows_beside is not None:
             gathered[rows_beside].append(Store(position, node))
             rest[position] = None
-    regions = [_region(rows, some, partition.mover) for rows, stores in gathered.items() for some in _parted(stores)]
+    regions = [
+        _region(rows, some, partition.mover) for rows, stores in gathered.items() for some in _within_limits(stores)
+    ]
     return Claim(regions, rest)
 
 
-def _parted(stores: Sequence[Store]) -> Iterator[list[Store]]:
+def _within_limits(stores: Sequence[Store]) -> Iterator[list[Store]]:
     """``stores`` in order, in groups that one region may hold."""
     group: list[Store] = []
     for store in stores:
@@ -80,7 +82,7 @@ def _is_one_region(stores: Sequence[Store]) -> bool:
 
 
 def _states(roots: Iterable[Node]) -> list[tuple[str, int]]:
-    """What the scans under ``roots`` carry along the row: an extremum and its place are one state."""
+    """What the scans under ``roots`` carry along the row: an extremum and its index are one state."""
     scans = [node for node in topological(roots) if node.op == "scan"]
     return list(dict.fromkeys((EXTREMA.get(scan.attrs[0], scan.attrs[0]), id(scan.inputs[0])) for scan in scans))
 
@@ -112,7 +114,7 @@ def _is_pointwise(node: Node) -> bool:
     return node.op in OPS or node.op == "cast"
 
 
-def _scans_at_own_place(root: Node) -> Iterator[Node]:
+def _scans_at_own_index(root: Node) -> Iterator[Node]:
     """The scans that ``root`` is computed from by pointwise operations alone, the first met first."""
     stack, seen = [root], set()
     while stack:
@@ -128,13 +130,13 @@ def _scans_at_own_place(root: Node) -> Iterator[Node]:
 
 def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
     """``root`` with what a region over ``rows`` cannot compute materialized; None where no scan is left in it."""
-    own = {id(scan) for scan in _scans_at_own_place(root) if _rows_of(scan) == rows}
+    own = {id(scan) for scan in _scans_at_own_index(root) if _rows_of(scan) == rows}
     for node in topological([root]):
         # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
         if not _is_pointwise(node):
-            own -= {id(part) for part in topological(node.inputs) if part.op == "scan"}
-    kept = _states(scan for scan in _scans_at_own_place(root) if id(scan) in own)[:MAX_STATES]
-    own = {id(scan) for scan in _scans_at_own_place(root) if id(scan) in own and _states([scan])[0] in kept}
+            own -= {id(read) for read in topological(node.inputs) if read.op == "scan"}
+    selected = _states(scan for scan in _scans_at_own_index(root) if id(scan) in own)[:MAX_STATES]
+    own = {id(scan) for scan in _scans_at_own_index(root) if id(scan) in own and _states([scan])[0] in selected}
     if not own:
         return None
 
@@ -153,14 +155,15 @@ def _without_scans(root: Node, partition: Partition) -> Node:
     return partition.mover.substituted(root, memo)
 
 
-def _rows_beside(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
-    """The rows beside which a pointwise result costs nothing extra to read: same shape, and a tensor in common."""
+def _rows_with_a_tensor_of(node: Node, gathered: dict[_Rows, list[Store]]) -> _Rows | None:
+    """The rows whose kernel can compute a pointwise result without reading more: of its shape, and with a tensor in
+    common."""
     if _has(node, _NOT_POINTWISE):
         return None
-    leaves = {id(part) for part in topological([node]) if under_views(part).op == "input"}
+    leaves = {id(leaf) for leaf in topological([node]) if under_views(leaf).op == "input"}
     for rows, stores in gathered.items():
         read = topological(store.value for store in stores)
-        if node.shape == rows.shape and any(id(part) in leaves for part in read):
+        if node.shape == rows.shape and any(id(leaf) in leaves for leaf in read):
             return rows
     return None
 

@@ -21,7 +21,7 @@ class Operand:
     Attributes:
         index: among the body's operands.
         role: ``"load"``, ``"iota"`` or ``"store"``.
-        along, beside: what it is along the row and from row to row; see ``Layout``.
+        along, across: what it is along the row and from row to row; see ``Layout``.
         dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
         value: the name of its value.
         strides: expressions of the outer strides; ``inner`` of the row's.
@@ -31,7 +31,7 @@ class Operand:
     index: int
     role: str
     along: str
-    beside: str
+    across: str
     dtype: str
     storage: str
     type: str
@@ -58,10 +58,10 @@ class Scan:
 
     Attributes:
         number: from 0.
-        kind: of ``ir/scans.py``; that of the places where both the extrema and their places are asked for.
+        kind: of ``ir/scans.py``; that of the indices where both the extrema and their indices are asked for.
         dtype, type: of the elements, which ``value`` names.
-        result: the name of what a row has been combined to; empty where only places are asked for.
-        place: the name of where that stands; empty where nobody asks.
+        result: the name of what a row has been combined to; empty where only indices are asked for.
+        index_name: the name of the index of that extremum; empty where nobody asks.
         before: operands with the states of the row's chunks, one for each component.
         totals: operands that the states of the row's chunks go to, likewise.
     """
@@ -72,7 +72,7 @@ class Scan:
     type: str
     value: str
     result: str
-    place: str
+    index_name: str
     before: tuple[Operand, ...]
     totals: tuple[Operand, ...]
 
@@ -131,7 +131,7 @@ class Rows:
 
 
 def grouped(body: Body) -> tuple[tuple[int, ...], ...]:
-    """Positions of the scans that one state serves: an extremum and its place, of the same elements."""
+    """Positions of the scans that share one state: an extremum and its index, of the same elements."""
     found: dict[tuple[str, int], list[int]] = {}
     for position, instruction in enumerate(body.instructions):
         if instruction.op == "scan":
@@ -141,7 +141,7 @@ def grouped(body: Body) -> tuple[tuple[int, ...], ...]:
 
 
 def kind_of(body: Body, group: Sequence[int]) -> str:
-    """The kind whose state serves all of ``group``."""
+    """The kind whose state has the results of all of ``group``."""
     kinds = [body.instructions[position].attr for position in group]
     return next((kind for kind in kinds if kind in PLACES), kinds[0])
 
@@ -156,7 +156,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Rows:
             index=index,
             role=operand.kind,
             along=layout.along[index],
-            beside=layout.beside[index],
+            across=layout.across[index],
             dtype=operand.dtype,
             storage=dialect.storage_types[operand.dtype],
             type=dialect.types[compute_dtype(operand.dtype)],
@@ -221,7 +221,7 @@ def _scan(
         type=dialect.types[dtype],
         value=names[first.args[0]],
         result=next((names[p] for p in group if instructions[p].attr not in PLACES), ""),
-        place=next((names[p] for p in group if instructions[p].attr in PLACES), ""),
+        index_name=next((names[p] for p in group if instructions[p].attr in PLACES), ""),
         before=tuple(operands[instructions[argument].attr] for argument in first.args[1:]),
         totals=tuple(operands[index] for _, index in sorted(states)),
     )

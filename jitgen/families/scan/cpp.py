@@ -2,13 +2,12 @@
 
 A row by itself is walked in blocks: what is scanned is computed into an array, scanned there, and results are computed
 from it. Where neighbouring elements belong to neighbouring rows, a tile of rows is walked element by element, each row
-with a state of its own, and everything is one loop over the rows. A short row is walked so too, as a tile of its own.
+with a state of its own, and everything is one loop over the rows. Short rows are walked so too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -33,8 +32,6 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min"}
 def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Template context and source options; see ``scan/render.py``."""
     columns = layout.columns or schedule.items == 1
-    if columns and schedule.rows == 1:
-        rows = _one_row(rows)
     stores = [_store(operand, columns) for operand in rows.stores]
     scans = [fields(scan) | {"op": _op(scan)} for scan in rows.scans]
     scalars = [f"{kind} {name}" for name, kind in rows.scalars]
@@ -67,7 +64,7 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
         before = {line.value for line in rows.lines_before}
         context |= {
             "loads": [_load(operand, True) for operand in rows.loads],
-            "fetched": [_load(o, True) for o in rows.loads if o.pointer and o.beside == "contiguous"],
+            "fetched": [_load(o, True) for o in rows.loads if o.pointer and o.across == "contiguous"],
             "lines_before": rows.lines_before,
             "lines_after": [line for line in rows.lines_after if line.value not in before],
             "results": results,
@@ -75,23 +72,8 @@ def build(kernel: Kernel, layout: Layout, schedule: Schedule, rows: Rows, dialec
     else:
         context["after"]["loads"] += results
         context["after"]["streamed"] = context["streamed"]
-    return context, {"interleaved": True}
-
-
-def _one_row(rows: Rows) -> Rows:
-    """``rows`` with operands as those of a tile of one row: nothing is beside it."""
-
-    def alone(operands: Sequence[Operand]) -> tuple[Operand, ...]:
-        return tuple(replace(operand, beside="broadcast") for operand in operands)
-
-    return replace(
-        rows,
-        operands=alone(rows.operands),
-        row_loads=alone(rows.row_loads),
-        loads_before=alone(rows.loads_before),
-        loads_after=alone(rows.loads_after),
-        stores=alone(rows.stores),
-    )
+    # Short rows need an address each; computed ahead, these would fill the registers.
+    return context, {"interleaved": layout.columns or not columns}
 
 
 def _op(scan: Scan) -> str:
@@ -113,7 +95,7 @@ def _strides(rows: Rows, columns: bool) -> list[str]:
     """The strides that a walk needs: along the row, and from row to row of a tile."""
     found = [o.inner for o in rows.operands if o.inner not in ("0", "1")]
     if columns:
-        found += [o.strides[-1] for o in rows.operands if o.beside == "strided"]
+        found += [o.strides[-1] for o in rows.operands if o.across == "strided"]
     return found
 
 
@@ -131,8 +113,8 @@ def _group(loads: Sequence[Operand], lines: Sequence[Line], columns: bool) -> di
 
 
 def _load(operand: Operand, columns: bool) -> dict[str, Any]:
-    local, place = _local(operand), _place(operand, columns)
-    expression = f"jitgen::load({local}[{place}])" if operand.pointer else f"{local} + {place}"
+    local, offset = _local(operand), _offset(operand, columns)
+    expression = f"jitgen::load({local}[{offset}])" if operand.pointer else f"{local} + {offset}"
     return {
         "type": operand.type,
         "value": operand.value,
@@ -149,38 +131,38 @@ def _results(scan: Scan, columns: bool) -> list[dict[str, str]]:
     if scan.result:
         expression = f"states.scan{scan.number}.result(j)" if columns else f"values{scan.number}[i]"
         found.append({"type": scan.type, "value": scan.result, "halves": "", "expression": expression})
-    if scan.place:
+    if scan.index_name:
         expression = f"states.scan{scan.number}.place(j)" if columns else f"places{scan.number}[i]"
-        found.append({"type": "int64_t", "value": scan.place, "halves": "", "expression": expression})
+        found.append({"type": "int64_t", "value": scan.index_name, "halves": "", "expression": expression})
     return found
 
 
 def _store(operand: Operand, columns: bool) -> dict[str, Any]:
-    streamed = (operand.beside if columns else operand.along) == "contiguous"
+    streamed = (operand.across if columns else operand.along) == "contiguous"
     return {
         "index": operand.index,
         "local": _local(operand),
         "inner": operand.inner,
         "storage": operand.storage,
         "value": operand.value,
-        "offset": _place_in_tile(operand) if columns else _place(operand, False),
+        "offset": _offset_in_tile(operand) if columns else _offset(operand, False),
         "group": "Group" if streamed else "",
         "bypasses_cache": f"output{operand.index}.past",
     }
 
 
-def _place(operand: Operand, columns: bool) -> str:
+def _offset(operand: Operand, columns: bool) -> str:
     """Offset of an element from where its row (its tile of rows) begins."""
     element = "e" if columns else "(start + i)"
     terms = [] if operand.inner == "0" else [element if operand.inner == "1" else f"{element} * {operand.inner}"]
-    if columns and (beside := _place_in_tile(operand)) != "0":
-        terms.append(beside)
+    if columns and (in_tile := _offset_in_tile(operand)) != "0":
+        terms.append(in_tile)
     return " + ".join(terms) or "0"
 
 
-def _place_in_tile(operand: Operand) -> str:
+def _offset_in_tile(operand: Operand) -> str:
     """Offset of row ``j`` from the first row of its tile."""
-    return {"contiguous": "j", "broadcast": "0"}.get(operand.beside, f"j * {operand.strides[-1]}")
+    return {"contiguous": "j", "broadcast": "0"}.get(operand.across, f"j * {operand.strides[-1]}")
 
 
 def _local(operand: Operand) -> str:

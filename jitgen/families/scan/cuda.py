@@ -92,39 +92,42 @@ def _row_operand(operand: Operand) -> dict[str, Any]:
     """
     vector = operand.along == "contiguous" and operand.pointer is not None
     at = {"0": "0", "1": "(first + j)"}.get(operand.inner, f"(first + j) * {operand.inner}")
-    held = f"x{operand.index}[j / width][j % width]" if vector else f"x{operand.index}[j]"
-    element = f"jitgen::load({held})" if operand.pointer else f"from{operand.index} + {_along(operand)}"
+    register = f"x{operand.index}[j / width][j % width]" if vector else f"x{operand.index}[j]"
+    element = f"jitgen::load({register})" if operand.pointer else f"from{operand.index} + {_along(operand)}"
     row_value = f"jitgen::load(*from{operand.index})" if operand.pointer else f"from{operand.index}"
     put = f"y{operand.index}[j / width][j % width]" if vector else f"to{operand.index}[{_along(operand)}]"
     return fields(operand) | {"vector": vector, "at": at, "element": element, "row_value": row_value, "put": put}
 
 
 def _column_operand(operand: Operand) -> dict[str, Any]:
-    """An operand of which a thread takes elements of ``beside`` neighbouring rows.
+    """An operand of which a thread takes elements of ``rows_per_thread`` neighbouring rows (``beside`` in the source).
 
     ``array`` declares them, ``fetch`` fills those at ``column``, of which ``element`` is that of row ``j``; a result's
     are declared by ``array`` and stored by ``put``.
     """
-    index, place = operand.index, _along(operand)
-    step = {"contiguous": "j", "broadcast": "0"}.get(operand.beside, f"j * {operand.strides[-1]}")
+    index, offset = operand.index, _along(operand)
+    step = {"contiguous": "j", "broadcast": "0"}.get(operand.across, f"j * {operand.strides[-1]}")
     found = fields(operand) | {"row_at": step, "array": "", "fetch": "", "put": ""}
     if operand.pointer is None:
-        return found | {"element": f"from{index} + {place} + {step}", "row_value": f"from{index} + {step}"}
+        return found | {"element": f"from{index} + {offset} + {step}", "row_value": f"from{index} + {step}"}
     found["row_value"] = f"jitgen::load(x{index}[j])"
     if operand.role == "store":
-        if operand.beside == "contiguous":
+        if operand.across == "contiguous":
             array = f"jitgen::Vector<{operand.storage}, beside> y{index};"
-            return found | {"array": array, "put": f"jitgen::store_vector(to{index} + {place}, y{index});"}
-        put = f"for (int j = 0; j < beside; ++j) to{index}[{place} + {step}] = y{index}[j];"
+            return found | {"array": array, "put": f"jitgen::store_vector(to{index} + {offset}, y{index});"}
+        put = f"for (int j = 0; j < beside; ++j) to{index}[{offset} + {step}] = y{index}[j];"
         return found | {"array": f"{operand.storage} y{index}[beside];", "put": put}
     found["element"] = f"jitgen::load(x{index}[u][j])"
-    if operand.beside == "contiguous":
+    if operand.across == "contiguous":
         array = f"jitgen::Vector<{operand.storage}, beside> x{index}[items];"
-        return found | {"array": array, "fetch": f"x{index}[u] = jitgen::load_vector<beside>(from{index} + {place});"}
-    if operand.beside == "broadcast":
+        return found | {"array": array, "fetch": f"x{index}[u] = jitgen::load_vector<beside>(from{index} + {offset});"}
+    if operand.across == "broadcast":
         found["element"] = f"jitgen::load(x{index}[u])"
-        return found | {"array": f"{operand.storage} x{index}[items];", "fetch": f"x{index}[u] = from{index}[{place}];"}
-    fetch = f"for (int j = 0; j < beside; ++j) x{index}[u][j] = from{index}[{place} + {step}];"
+        return found | {
+            "array": f"{operand.storage} x{index}[items];",
+            "fetch": f"x{index}[u] = from{index}[{offset}];",
+        }
+    fetch = f"for (int j = 0; j < beside; ++j) x{index}[u][j] = from{index}[{offset} + {step}];"
     return found | {"array": f"{operand.storage} x{index}[items][beside];", "fetch": fetch}
 
 

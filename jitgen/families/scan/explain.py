@@ -21,12 +21,12 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, devic
         again = "" if body.stores and not all(body.operands[index].row for index in body.stores) else "; totals only"
         lines.append(f"a row is cut into {body.chunks} chunks, each walked by a block of its own{again}")
     if device.dialect == "cuda":
-        beside = f" of each of {schedule.beside} rows" if schedule.beside > 1 else ""
+        rows = f" of each of {schedule.rows_per_thread} rows" if schedule.rows_per_thread > 1 else ""
         lines.append(f"a block of {schedule.threads} threads takes {schedule.rows} rows at once")
-        lines.append(f"a thread takes {schedule.items} consecutive elements{beside}, {schedule.along} threads a row")
+        lines.append(f"a thread takes {schedule.items} consecutive elements{rows}, {schedule.along} threads a row")
     elif device.is_gpu:
         lines.append(f"a program takes {schedule.rows} rows at once, {schedule.items} elements of each")
-    elif layout.columns:
+    elif schedule.rows > 1:
         lines.append(f"{schedule.rows} neighbouring rows are walked together")
     else:
         lines.append("a thread walks a row by itself; where rows are fewer than threads, they share each row")

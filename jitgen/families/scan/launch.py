@@ -70,7 +70,7 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Schedule) -> 
 def launch(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
-    """Blocks for as many rows as each has at once, of each chunk; on a CPU, for each row."""
+    """Blocks for as many rows as each has at once, of each chunk; on a CPU, pieces of work."""
     (geometry,), (body,) = geometries, kernel.bodies
     return LaunchShape(
         grid=(-(-geometry.rows // schedule.rows) * body.chunks, 1, 1),

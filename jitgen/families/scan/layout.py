@@ -27,7 +27,7 @@ class Layout:
         outer: collapsed dimensions that count rows (0 for a single row), the innermost last.
         along: for each operand, what it is along the row: ``"contiguous"`` (stride 1), ``"strided"``, ``"broadcast"``
             (stride 0: one element for the whole row) or ``"row"`` (an operand with one element for a row).
-        beside: for each operand, what it is from a row to the next one: ``"contiguous"``, ``"strided"`` or
+        across: for each operand, what it is from a row to the next one: ``"contiguous"``, ``"strided"`` or
             ``"broadcast"``; empty where there is a single row.
         columns: whether neighbouring elements belong to neighbouring rows rather than to one row.
         unit: the largest power of two of elements, at most 16, that every contiguous operand can move at once: along
@@ -38,7 +38,7 @@ class Layout:
 
     outer: int
     along: tuple[str, ...]
-    beside: tuple[str, ...]
+    across: tuple[str, ...]
     columns: bool
     unit: int
     wide: bool
@@ -93,15 +93,15 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     )
     first, second = abs(strides[leader][-1]), abs(strides[leader][-2])
     columns = sizes[-1] > 1 and outer_sizes[-1] > 1 and first > second > 0
-    beside = tuple(_KINDS.get(step[-2], "strided") for step in strides)
+    across = tuple(_KINDS.get(step[-2], "strided") for step in strides)
     extents = (*outer_sizes, sizes[-1])
     reach = [sum((size - 1) * abs(s) for size, s in zip(extents, step, strict=True)) for step in strides]
     found = Layout(
         outer=len(outer_sizes),
         along=along,
-        beside=beside,
+        across=across,
         columns=columns,
-        unit=_unit(body, geometry, beside if columns else along, columns, call.buffers) if call.is_gpu else 1,
+        unit=_unit(body, geometry, across if columns else along, columns, call.buffers) if call.is_gpu else 1,
         wide=geometry.elements >= INDEX_LIMIT or any(extent >= INDEX_LIMIT for extent in reach),
     )
     return (found,), (geometry,)

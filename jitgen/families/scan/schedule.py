@@ -19,11 +19,13 @@ from jitgen.families.scan.layout import Layout
 CPU_BLOCK = 1024
 """Elements of a row that a CPU thread takes at once: what is scanned of them, its operands and its results fit the
 first-level cache together."""
-CPU_BESIDE = 1024
+CPU_COLUMN_ROWS = 1024
 """Neighbouring rows that a CPU thread walks together: 4 KiB of float32, a page of each operand."""
 CPU_SHORT_ROW = 32
-"""Elements below which a CPU thread walks a row element by element: a block of so few does not pay, unless exponentials
-are computed of it, a vector at a time."""
+"""Elements below which a row is *short*: a CPU thread walks several of them together, element by element, because a
+block of so few elements does not pay; unless exponentials are computed of it, a vector at a time."""
+CPU_SHORT_ROWS = 64
+"""Short rows that a CPU thread walks together: their states are a vector for each few rows."""
 WARP = 32
 BLOCK_THREADS = 256
 ITEM_BYTES = 16
@@ -54,7 +56,7 @@ class Schedule:
         items: consecutive elements of a row that a thread takes at once; in Triton, that a program takes; on the CPU,
             that are walked before they are scanned: 1 where each is combined as it is met.
         vector: of these, how many one access moves where they are neighbours in memory.
-        beside: neighbouring rows that a thread moves in one access.
+        rows_per_thread: neighbouring rows that a thread moves in one access.
         chunks: into how many chunks a row is cut, each walked by a block of its own.
         loops: whether a row (a chunk of one) may be longer than what is taken at once.
         wide: 64-bit indices.
@@ -64,13 +66,13 @@ class Schedule:
     rows: int
     items: int
     vector: int
-    beside: int
+    rows_per_thread: int
     chunks: int
     loops: bool
     wide: bool
 
     def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        """The schedule in words, for people; two schedules that differ have different ``repr``."""
         if self.threads == 1:
             at_once = f"{self.items} elements at once" if self.items > 1 else "element by element"
             return f"tiles of {self.rows} neighbouring rows" if self.rows > 1 else f"rows one by one, {at_once}"
@@ -78,8 +80,8 @@ class Schedule:
         words.append(f"{self.items} elements of a row at once")
         if self.vector > 1:
             words.append(f"accesses of {self.vector} elements")
-        if self.beside > 1:
-            words.append(f"{self.beside} neighbouring rows a thread")
+        if self.rows_per_thread > 1:
+            words.append(f"{self.rows_per_thread} neighbouring rows a thread")
         if self.chunks > 1:
             words.append(f"rows in {self.chunks} chunks")
         if self.wide:
@@ -89,7 +91,7 @@ class Schedule:
     @property
     def along(self) -> int:
         """Threads of a block that share a row."""
-        return self.threads * self.beside // self.rows
+        return self.threads * self.rows_per_thread // self.rows
 
     @property
     def tile(self) -> int:
@@ -104,27 +106,28 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         exponentials = any(i.op == "scan" and i.attr == "logsumexp" for i in body.instructions)
         is_short = geometry.length < CPU_SHORT_ROW and not (layout.columns or exponentials)
         items = 1 if is_short else CPU_BLOCK
-        return (Schedule(1, CPU_BESIDE if layout.columns else 1, items, 1, 1, body.chunks, True, True),)
-    length, beside = max(geometry.length, 1), geometry.sizes[-1]
+        rows = CPU_COLUMN_ROWS if layout.columns else CPU_SHORT_ROWS if is_short else 1
+        return (Schedule(1, rows, items, 1, 1, body.chunks, True, True),)
+    length, neighbours = max(geometry.length, 1), geometry.sizes[-1]
     if device.dialect == "triton":
-        threads, rows, items = _triton(layout.columns, length, beside, body.chunks)
-        vector = together = 1
+        threads, rows, items = _triton(layout.columns, length, neighbours, body.chunks)
+        vector = rows_per_thread = 1
         tile = items
     else:
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
-        threads, rows, items, together = _cuda(layout, sizes, length, beside, body.chunks)
+        threads, rows, items, rows_per_thread = _cuda(layout, sizes, length, neighbours, body.chunks)
         vector = 1 if layout.columns else min(items, layout.unit)
-        tile = threads * together // rows * items
+        tile = threads * rows_per_thread // rows * items
     loops = body.chunks > 1 or length > tile
-    return (Schedule(threads, rows, items, vector, together, body.chunks, loops, layout.wide),)
+    return (Schedule(threads, rows, items, vector, rows_per_thread, body.chunks, loops, layout.wide),)
 
 
-def _cuda(layout: Layout, sizes: Sequence[int], length: int, beside: int, chunks: int) -> tuple[int, int, int, int]:
+def _cuda(layout: Layout, sizes: Sequence[int], length: int, neighbours: int, chunks: int) -> tuple[int, int, int, int]:
     """Threads, rows, items and neighbouring rows of a thread, for operands with elements of ``sizes`` bytes."""
     if layout.columns:
-        lanes = min(WARP, max(LEAST_LANES, _power_of_two(beside)))
-        together = max(1, min(layout.unit, LANE_BYTES // max(sizes))) if lanes == WARP else 1
-        return BLOCK_THREADS, lanes * together, COLUMN_ITEMS, together
+        lanes = min(WARP, max(LEAST_LANES, _power_of_two(neighbours)))
+        rows_per_thread = max(1, min(layout.unit, LANE_BYTES // max(sizes))) if lanes == WARP else 1
+        return BLOCK_THREADS, lanes * rows_per_thread, COLUMN_ITEMS, rows_per_thread
     items = max(1, min(ITEM_BYTES // min(sizes), MOST_ITEM_BYTES // max(sizes)))
     along = BLOCK_THREADS
     if chunks == 1 and length <= WARP * items * WARP_TILES:
@@ -132,12 +135,12 @@ def _cuda(layout: Layout, sizes: Sequence[int], length: int, beside: int, chunks
     return BLOCK_THREADS, BLOCK_THREADS // along, items, 1
 
 
-def _triton(columns: bool, length: int, beside: int, chunks: int) -> tuple[int, int, int]:
+def _triton(columns: bool, length: int, neighbours: int, chunks: int) -> tuple[int, int, int]:
     """Threads, rows and elements of a row of one program."""
     tile = min(TRITON_TILE, _power_of_two(length))
     if columns:
         tile = min(tile, TRITON_TILE // WARP)
-        rows = min(TRITON_TILE // tile, max(LEAST_LANES, _power_of_two(beside)), 2 * WARP)
+        rows = min(TRITON_TILE // tile, max(LEAST_LANES, _power_of_two(neighbours)), 2 * WARP)
     else:
         rows = 1 if chunks > 1 else max(1, TRITON_TILE // 2 // tile)
     warps = max(1, min(BLOCK_THREADS // WARP, rows * tile // (8 * WARP)))

@@ -99,7 +99,7 @@ def _units(rows: Rows, layout: Layout) -> dict[str, int]:
 
 
 def _is_contiguous(operand: Operand, layout: Layout) -> bool:
-    return (operand.beside if layout.columns else operand.along) == "contiguous"
+    return (operand.across if layout.columns else operand.along) == "contiguous"
 
 
 def _alignment(operand: Operand, layout: Layout) -> int:
@@ -111,7 +111,7 @@ def _alignment(operand: Operand, layout: Layout) -> int:
 def _at(operand: Operand, layout: Layout, column: str = "column") -> str:
     """The offset of an operand's block, in elements."""
     strides = list(operand.strides)
-    if operand.beside == "contiguous" and layout.columns:
+    if operand.across == "contiguous" and layout.columns:
         strides[-1] = "1"
     terms = [operand.offset, *(f"i{dim}" if s == "1" else f"i{dim} * {s}" for dim, s in enumerate(strides))]
     if operand.inner != "0":
@@ -150,9 +150,11 @@ def _scan(scan: Scan, layout: Layout, schedule: Schedule, row_live: str, dialect
         types, carried, neutral = types * 2, carried * 2, [*neutral, 0]
         elements.append(f"tl.full({shape}, 1, {types[0]})")
     count = range(len(types))
-    none = [dialect.constant(neutral[part], _dtype(types[part], dialect)) for part in count]
-    own, now, state = ([f"{name}{number}_{part}" for part in count] for name in ("own", "now", "state"))
-    step = [f"own{number}_{part} = tl.where(inside, {elements[part]}, {none[part]})" for part in count]
+    none = [dialect.constant(neutral[component], _dtype(types[component], dialect)) for component in count]
+    own, now, state = ([f"{name}{number}_{component}" for component in count] for name in ("own", "now", "state"))
+    step = [
+        f"own{number}_{component} = tl.where(inside, {elements[component]}, {none[component]})" for component in count
+    ]
     step.append(f"{', '.join(own)} = {_scanned(own, combine)}")
     known = [s if c == t else f"{s}.to({t})" for s, c, t in zip(state, carried, types, strict=True)]
     carries = schedule.loops
@@ -167,18 +169,18 @@ def _scan(scan: Scan, layout: Layout, schedule: Schedule, row_live: str, dialect
         step.append(f"{scan.result} = {now[0]} + libdevice.log({now[1]})")
     elif scan.result:
         step.append(f"{scan.result} = {now[0]}")
-    if scan.place:
-        step.append(f"{scan.place} = {now[1]}.to(tl.int64)")
+    if scan.index_name:
+        step.append(f"{scan.index_name} = {now[1]}.to(tl.int64)")
     start = []
-    for part in count if carries else ():
-        none_carried = dialect.constant(neutral[part], _dtype(carried[part], dialect))
-        start.append(f"state{number}_{part} = tl.broadcast_to({none_carried}, ({schedule.rows}, 1))")
+    for component in count if carries else ():
+        none_carried = dialect.constant(neutral[component], _dtype(carried[component], dialect))
+        start.append(f"state{number}_{component} = tl.broadcast_to({none_carried}, ({schedule.rows}, 1))")
     if scan.before:
         start = _states_before(scan, layout, schedule, row_live, carried, neutral, dialect)
     mask = f", mask={row_live}" if row_live else ""
     end = [
-        f"tl.store({operand.pointer} + {_at(operand, layout)} + chunk, {state[part]}{mask})"
-        for part, operand in enumerate(scan.totals)
+        f"tl.store({operand.pointer} + {_at(operand, layout)} + chunk, {state[component]}{mask})"
+        for component, operand in enumerate(scan.totals)
     ]
     return {"start": start, "step": step, "end": end}
 
@@ -193,7 +195,7 @@ def _states_before(
     dialect: Dialect,
 ) -> list[str]:
     """The state of all chunks of a row before the program's own."""
-    names = [f"before{scan.number}_{part}" for part in range(len(carried))]
+    names = [f"before{scan.number}_{component}" for component in range(len(carried))]
     live = " & ".join(([row_live] if row_live else []) + ["(other < chunk)"])
     lines = [f"other = tl.arange(0, {schedule.chunks})[None, :]"]
     for name, operand, kind, number in zip(names, scan.before, carried, neutral, strict=True):
@@ -201,8 +203,8 @@ def _states_before(
         at = f"{operand.pointer} + {_at(operand, layout)} + other"
         lines.append(f"{name} = tl.where({live}, tl.load({at}, mask={live}).to({kind}), {none})")
     lines.append(f"{', '.join(names)} = {_scanned(names, _COMBINE[scan.kind])}")
-    for part, name in enumerate(names):
-        lines.append(f"state{scan.number}_{part} = last_of_row({name}, {schedule.chunks})")
+    for component, name in enumerate(names):
+        lines.append(f"state{scan.number}_{component} = last_of_row({name}, {schedule.chunks})")
     return lines
 
 
@@ -225,7 +227,7 @@ def _used(context: dict[str, Any], rows: Rows) -> str:
     lines = [operand["expression"] for operand in (*context["row_loads"], *context["loads"])]
     lines += [operand["stored"] for operand in context["stores"]]
     lines += [line.text for line in (*rows.row_lines, *rows.lines_before, *rows.lines_after)]
-    lines += [text for scan in context["scans"] for part in ("start", "step", "end") for text in scan[part]]
+    lines += [text for scan in context["scans"] for component in ("start", "step", "end") for text in scan[component]]
     texts = [
         environment.header(name, environment.family_folder(folder) if folder else None) for name, folder in HEADERS
     ]

@@ -80,10 +80,10 @@ def decide(walk: Walk, device: Device) -> Decision:
 def question(node: Node) -> Walk:
     """The question for the scatter ``node``."""
     base, value = node.inputs[:2]
-    _, places, movements = node.attrs
-    coordinates = [(dim, place) for dim, place in enumerate(places) if place >= 0]
-    whole = all(base.shape[dim] == value.shape[place] for dim, place in coordinates) if not movements else False
-    walked = [size for dim, size in enumerate(value.shape) if dim not in places]
+    _, coordinates, movements = node.attrs
+    read = [(dim, coordinate) for dim, coordinate in enumerate(coordinates) if coordinate >= 0]
+    whole = all(base.shape[dim] == value.shape[coordinate] for dim, coordinate in read) if not movements else False
+    walked = [size for dim, size in enumerate(value.shape) if dim not in coordinates]
     has_other_way = whole and not node.dtype.startswith("float8")
     return Walk(symbols.product(walked), symbols.product(base.shape), has_other_way, node.location)
 
@@ -91,8 +91,8 @@ def question(node: Node) -> Walk:
 def by_element(node: Node, mover: Mover) -> Node:
     """The scatter ``node`` as a reduction over the dimensions along which values may choose one element."""
     base, value, *indices = node.inputs
-    kind, places, _ = node.attrs
-    walked = [dim for dim in range(len(value.shape)) if dim not in places]
+    kind, coordinates, _ = node.attrs
+    walked = [dim for dim in range(len(value.shape)) if dim not in coordinates]
     rank, make = len(base.shape), mover.builder.make
     shape = (*base.shape, *(value.shape[dim] for dim in walked))
 
@@ -103,10 +103,10 @@ def by_element(node: Node, mover: Mover) -> Node:
         """``source``, along coordinates and walked dimensions, for every element and every value."""
         if source.op in ("const", "scalar"):
             return source
-        order = (*(place for place in places if place >= 0), *walked)
+        order = (*(coordinate for coordinate in coordinates if coordinate >= 0), *walked)
         source = mover.move(source, ("permute", order), tuple(source.shape[dim] for dim in order))
-        for dim, place in enumerate(places):
-            if place < 0:
+        for dim, coordinate in enumerate(coordinates):
+            if coordinate < 0:
                 source = mover.move(source, ("unsqueeze", dim), (*source.shape[:dim], 1, *source.shape[dim:]))
         return mover.move(source, ("expand",), shape)
 
@@ -119,7 +119,7 @@ def by_element(node: Node, mover: Mover) -> Node:
 
     chosen: Node | None = None
     for number, index in enumerate(indices):
-        at = make("iota", (), "int64", shape, (places.index(-1 - number),))
+        at = make("iota", (), "int64", shape, (coordinates.index(-1 - number),))
         same = pointwise("eq", spread(index), at)
         chosen = same if chosen is None else pointwise("bitwise_and", chosen, same)
     assert chosen is not None

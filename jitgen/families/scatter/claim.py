@@ -2,7 +2,7 @@
 
 Its base is left to do, into the same memory, unless the result is an argument that is updated and the base is that
 argument; a region that updates memory runs after all that write it (``families/partition.py``). What the values and the
-indices need beside pointwise operations is materialized, and so is a scatter that is no result itself.
+indices need other than pointwise operations is materialized, and so is a scatter that is no result itself.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ def without_scatters(root: Node, partition: Partition) -> Node:
 
 def _region(position: int, node: Node, partition: Partition) -> Region:
     base, *sources = node.inputs
-    kind, places, movements = node.attrs
+    kind, coordinates, movements = node.attrs
     sources = [_pointwise(source, partition) for source in sources]
     shape = sources[0].shape
     rank = len(shape)
-    walked = [dim for dim in range(rank) if dim not in places]
-    order = (*(dim for dim in range(rank) if dim in places), *walked)
+    walked = [dim for dim in range(rank) if dim not in coordinates]
+    order = (*(dim for dim in range(rank) if dim in coordinates), *walked)
     if order != tuple(range(rank)):
         shape = tuple(shape[dim] for dim in order)
         moved = partition.mover.move
         sources = [s if s.op in ("const", "scalar") else moved(s, ("permute", order), shape) for s in sources]
-        places = tuple(order.index(place) if place >= 0 else place for place in places)
+        coordinates = tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates)
     target = movements[-1][1] if movements else base.shape
-    movements = (*movements, *to_iteration_space(target, shape, places))
+    movements = (*movements, *to_iteration_space(target, shape, coordinates))
     # The region reads its result and not the base, for which a number stands.
     nothing = partition.mover.builder.const(0, "int64")
     value = partition.mover.builder.make(
-        "scatter", (nothing, *sources), node.dtype, shape, (kind, places, ()), node.location
+        "scatter", (nothing, *sources), node.dtype, shape, (kind, coordinates, ()), node.location
     )
     return Region(NAME, row_axes(shape, len(walked)), (Store(position, value, movements),))
 

@@ -122,7 +122,7 @@ def _stored(
     value, *indices = (found.names[position] for position in scatter.args)
     target = operands[number]
     chosen = [f"{index} * g{dim}" for dim, index in enumerate(indices)]
-    place = target["at"].split(" + ")
+    terms = target["at"].split(" + ")
     operation = combination(kind, scatter.dtype)
     new = value
     if operation is not None:
@@ -132,7 +132,7 @@ def _stored(
     context = {
         "target": target,
         "to": " + ".join([target["pointer"], target["at"], *chosen]),
-        "row": " + ".join([target["pointer"], *place[:-1], *chosen]),
+        "row": " + ".join([target["pointer"], *terms[:-1], *chosen]),
         "inside": " && ".join(f"jitgen::is_within({index}, b{dim})" for dim, index in enumerate(indices)) or "true",
         "combines": operation is not None,
         "new": new,

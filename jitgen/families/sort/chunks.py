@@ -41,7 +41,7 @@ def in_chunks(kernel: Kernel, environment: Mapping[str, Any], device: Device) ->
         return None
     if elements >= INDEX_LIMIT:
         raise UnsupportedError(
-            f"{kernel.name}: a row of {elements} elements is too long to be sorted on a GPU; sort parts of it, or sort "
+            f"{kernel.name}: a row of {elements} elements is too long to be sorted on a GPU; sort slices, or sort "
             "on the CPU"
         )
     order = order_of(body)

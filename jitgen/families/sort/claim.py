@@ -29,7 +29,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if node.op == "sort":
             regions.append(_region(node, position, partition))
             rest[position] = None
-        elif any(part.op == "sort" for part in topological([node])):
+        elif any(child.op == "sort" for child in topological([node])):
             rest[position] = _without_sorts(node, partition)
     return Claim(_joined(regions), rest)
 
@@ -71,8 +71,8 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
         movements = ((attrs, shape),)
         node = partition.mover.move(node, attrs, shape)
 
-    def change(part: Node, rebuilt: Node) -> Node:
-        return partition.materialize(rebuilt) if part.op in _IN_MEMORY else rebuilt
+    def change(original: Node, rebuilt: Node) -> Node:
+        return partition.materialize(rebuilt) if original.op in _IN_MEMORY else rebuilt
 
     operand = rewritten(node.inputs[0], partition.mover, change)
     node = partition.mover.builder.like(node, [operand])

@@ -48,9 +48,9 @@ class Operand:
         terms = [self.offset, *(f"{i} * {s}" for i, s in zip(outer, self.strides, strict=True))]
         return " + ".join(term for term in terms if term)
 
-    def along(self, place: str) -> str:
-        """Offset of the element at ``place`` from where its row begins."""
-        return {"0": "0", "1": place}.get(self.inner, f"{place} * {self.inner}")
+    def along(self, index: str) -> str:
+        """Offset of the element at ``index`` from where its row begins."""
+        return {"0": "0", "1": index}.get(self.inner, f"{index} * {self.inner}")
 
 
 @dataclass(frozen=True)

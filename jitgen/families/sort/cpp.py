@@ -46,8 +46,8 @@ def _parameters(rows: Rows) -> list[str]:
 
 
 def _load(operand: Operand) -> dict[str, Any]:
-    local, place = f"x{operand.index}", operand.along("i")
-    expression = f"jitgen::load({local}[{place}])" if operand.pointer else f"{local} + {place}"
+    local, offset = f"x{operand.index}", operand.along("i")
+    expression = f"jitgen::load({local}[{offset}])" if operand.pointer else f"{local} + {offset}"
     return {"type": operand.type, "value": operand.value, "halves": "", "expression": expression}
 
 

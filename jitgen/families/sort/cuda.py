@@ -56,5 +56,5 @@ def _load(operand: Operand) -> dict[str, Any]:
 
 
 def _store(operand: Operand) -> dict[str, Any]:
-    """An operand with the place of rank ``to`` in memory; ``found`` is the name of what is stored there."""
+    """An operand with the address of rank ``to``; ``found`` is the name of what is stored there."""
     return fields(operand) | {"at": f"{operand.pointer}[{_base(operand)} + {operand.along('to')}]"}

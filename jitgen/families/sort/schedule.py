@@ -39,7 +39,7 @@ class Schedule:
     wide: bool
 
     def __str__(self) -> str:
-        """The schedule in words, for people; ``repr`` tells any two schedules apart."""
+        """The schedule in words, for people; two schedules that differ have different ``repr``."""
         words = [f"{self.threads} threads a block" if self.threads > 1 else "a row a thread"]
         if self.steps:
             words.append(f"the ranks of {self.tile} elements a block, {self.steps} steps of bisection in each chunk")

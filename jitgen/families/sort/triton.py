@@ -65,14 +65,14 @@ def _row_lines(rows: Rows) -> list[str]:
     return [*lines, f"i0 = {rest}"]
 
 
-def _at(operand: Operand, place: str) -> str:
-    """The offset of an operand's elements at ``place`` of their rows."""
+def _at(operand: Operand, index: str) -> str:
+    """The offset of an operand's elements at ``index`` of their rows."""
     base = operand.base([f"i{dim}" for dim in range(len(operand.strides))])
-    return base if operand.inner == "0" else f"{base} + {operand.along(f'({place})')}"
+    return base if operand.inner == "0" else f"{base} + {operand.along(f'({index})')}"
 
 
-def _load(operand: Operand, live: str, place: str) -> dict[str, Any]:
-    at = _at(operand, place)
+def _load(operand: Operand, live: str, index: str) -> dict[str, Any]:
+    at = _at(operand, index)
     if operand.pointer is None:
         return fields(operand) | {"expression": f"({at}).to({triton.TYPES[operand.dtype]})"}
     loaded = f"tl.load({operand.pointer} + {at}, mask={live})"

@@ -10,7 +10,7 @@ path                    for                                       weights are re
 ``dense``               16-bit weights otherwise                  through shared memory (``gemm_dense.cuh``)
 ``stream``,             float32 and float64, few rows of x        from global memory into registers; contiguous
 ``stream_outer``                                                  along K, or along N
-``simt``                float32 and float64 otherwise             through shared memory (``gemm_simt.cuh``)
+``simt``                float32 and float64 otherwise, integers   through shared memory (``gemm_simt.cuh``)
 ======================  ========================================  ============================================
 
 The rules for few rows of x are in ``cuda_streams``. ``cuda_shape`` computes what a schedule's numbers mean for its
@@ -37,6 +37,8 @@ from jitgen.families.gemm.mainloops import (
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
+from jitgen.ir.body import accumulator_dtype
+from jitgen.ir.ops import FLOATS
 
 __all__ = ["candidates", "cost", "prologue"]
 
@@ -45,7 +47,7 @@ MMA_ROWS = 8
 CAMPING_LENGTH = 8192
 """K from which on, if it is a power of two, tiles that are copied at the same time are in few memory channels
 ("partition camping"). Up to ``STREAMED_ROWS`` rows, where memory bandwidth is the limit, the mma.sync mainloop reads in
-an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin one iteration apart."""
+an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin at different iterations."""
 STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
@@ -59,7 +61,9 @@ SIMT_DECODE_BLOCK_K = 64
 def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     """The schedules for ``problem``: every tile of a wgmma mainloop, otherwise the one of a rule."""
     candidate: BlockSchedule
-    if problem.dtype in ("float32", "float64"):
+    if accumulator_dtype(problem.dtype) not in FLOATS:
+        candidate = replace(_simt(problem), cluster_k_splits=1)  # blocks of a cluster exchange floats alone
+    elif problem.dtype in ("float32", "float64"):
         candidate = stream(problem) or _simt(problem)
     elif _takes_wgmma(problem):
         found: Sequence[WgmmaSchedule] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
@@ -215,15 +219,17 @@ def _dense(problem: Problem) -> Dense:
 
 
 def _simt(problem: Problem) -> Simt:
-    """float32 and float64 by ordinary multiply-adds. Tiles get larger as long as every multiprocessor has a block,
-    because reads of shared memory are the limit, and a thread makes more products of each number as its tile grows."""
+    """float32, float64 and integers by ordinary multiply-adds. Tiles get larger as long as every multiprocessor has a
+    block, because reads of shared memory are the limit, and a thread makes more products of each number as its tile
+    grows."""
     if problem.rows <= 8:
         # Each weight is used for few products: the number of loads in flight decides.
         block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_DECODE_BLOCK_K
         splits = 4 if problem.length >= 512 and problem.matrices == 1 else 1
         return Simt(8, 64, block_k, 4, cluster_k_splits=splits)
-    if problem.dtype == "float64" or len(problem.contractions) > 1:
-        return Simt(64, 64, SIMT_BLOCK_K, 8 if problem.dtype == "float64" else 4)
+    wide = problem.dtype in ("float64", "int64")
+    if wide or len(problem.contractions) > 1:
+        return Simt(64, 64, SIMT_BLOCK_K, 8 if wide else 4)
     if problem.rows > 1024 and problem.target.shared_bytes > SIMT_TALL_BYTES:
         return Simt(256, 128, SIMT_BLOCK_K, 8)
     if problem.rows > 256:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from jitgen.families.gemm.mainloops import WARP, BlockSchedule, Dense, MmaQuantized, Simt, Stream, StreamOuter
 from jitgen.families.operands import item_size
+from jitgen.ir.body import accumulator_dtype
 
 WINDOW_BYTES = 4096
 """Bytes of x that a group of warps stages in shared memory at a time, in the ``mma`` and ``stream`` mainloops: the
@@ -29,8 +30,8 @@ class Shape:
         width: columns of the result that one call of the epilogue computes.
         thread_tile: ``simt``: a thread's (tokens, rows of the weight). ``stream``: (rows of the weight, elements of one
             load) of a lane; ``stream_outer``: (steps along K, elements of one load) of a lane.
-        resident: blocks that a multiprocessor should hold at once, given to ``__launch_bounds__``; 0 leaves the number
-            of registers to the compiler.
+        resident: blocks that a multiprocessor should hold at once, an argument of ``__launch_bounds__``; 0 leaves the
+            number of registers to the compiler.
         shared_bytes: dynamic shared memory of a block, in bytes.
     """
 
@@ -60,11 +61,12 @@ def shape_of(schedule: BlockSchedule, contractions: int, dtype: str) -> Shape:
     padded = -(-tokens // 8) * 8
     token_tiles = padded // 8
     row_tiles = 0
+    scalar = item_size(accumulator_dtype(dtype))
     if isinstance(schedule, Simt):
-        across = 4 if tokens == 8 or dtype == "float64" else 8
+        across = 4 if tokens == 8 or scalar == 8 else 8
         warps_n = schedule.warps
         thread_tile = (tokens * rows // (warps_n * WARP * across), across)
-        stage_bytes = 2 * block_k * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+        stage_bytes = 2 * block_k * (tokens + 4 + contractions * (rows + 4)) * scalar
     elif isinstance(schedule, Stream | StreamOuter):
         warps_n, warps_k = schedule.warps_n, schedule.warps_k
         along = schedule.lane_rows if isinstance(schedule, Stream) else schedule.lane_k
@@ -80,7 +82,6 @@ def shape_of(schedule: BlockSchedule, contractions: int, dtype: str) -> Shape:
     else:
         warps_n, warps_k, row_tiles = schedule.warps_n, schedule.warps_k, schedule.row_tiles
         stage_bytes, window = _windows(schedule.stages, tokens * 128, warps_k)
-    scalar = 8 if dtype == "float64" else 4
     width = _epilogue_width(tokens * rows, schedule.warps * WARP)
     cluster, calls = schedule.cluster_k_splits, tokens * (rows // width)
     # Sums that the blocks of a cluster send to this block, and sums of the block's own groups of warps.

@@ -15,6 +15,8 @@ from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.operands import item_size
+from jitgen.ir.body import accumulator_dtype
+from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
 
 STREAMED_ROWS = 16
@@ -192,6 +194,8 @@ def prologue(computed: Prologue, device: Device) -> Decision:
     """Fused where a separate kernel and a temporary would cost more than computing x again in every block along N."""
     if computed.is_result:
         return Decision(False, "it is a result too")
+    if accumulator_dtype(computed.dtype) not in FLOATS:
+        return Decision(False, "tiles of integers are read from memory")
     if computed.rows > STREAMED_ROWS:
         return Decision(False, f"above {STREAMED_ROWS} rows tiles read it by the copy engine, and are many")
     blocks = -(-computed.columns // _block_rows(computed))

@@ -17,6 +17,7 @@ from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.schedule import Problem
+from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
 from jitgen.quant import formats
 
@@ -34,8 +35,11 @@ MOST_SUMS = 32
 
 def candidates(problem: Problem) -> list[TritonSchedule]:
     """One schedule, by the rules below."""
-    if problem.dtype not in ("float16", "bfloat16"):
-        tile: TritonSchedule = _float32(problem)
+    tile: TritonSchedule
+    if problem.dtype == "int8":
+        tile = TritonTokens(64, 64, 64, 4, 3, raster=8)
+    elif problem.dtype not in ("float16", "bfloat16"):
+        tile = _float32(problem)
     elif problem.quantized:
         tile = _quantized(problem)
     else:
@@ -147,7 +151,7 @@ def _fitted_to_target(tile: TritonSchedule, problem: Problem) -> TritonSchedule:
     contraction, target = problem.contractions[0], problem.target
     slice_k = math.gcd(tile.slice_k, contraction.group_size or tile.slice_k)
     packed = problem.quantized and problem.dtype != "float32" and target.kind == "cuda"
-    size = 4 if problem.dtype == "float32" else 2
+    size = item_size(problem.dtype)
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
     stage = tile.slices * slice_k * (tile.block_m * size + tile.block_n * weight * len(problem.contractions))
     stages = min(tile.stages, max(2, int(target.shared_bytes // stage)))

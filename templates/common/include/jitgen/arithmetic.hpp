@@ -243,16 +243,16 @@ JITGEN_INLINE bool bitwise_not(bool x) { return !x; }
 template <class T, class = unsigned_t<T>>
 JITGEN_INLINE T left_shift(T x, T count) {
   constexpr int width = 8 * sizeof(T);
-  const auto places = static_cast<unsigned_t<T>>(count);
-  const auto shifted = static_cast<unsigned_t<T>>(static_cast<unsigned_t<T>>(x) << (places & (width - 1)));
-  return static_cast<T>(places < width ? shifted : unsigned_t<T>(0));
+  const auto positions = static_cast<unsigned_t<T>>(count);
+  const auto shifted = static_cast<unsigned_t<T>>(static_cast<unsigned_t<T>>(x) << (positions & (width - 1)));
+  return static_cast<T>(positions < width ? shifted : unsigned_t<T>(0));
 }
 
 template <class T, class = unsigned_t<T>>
 JITGEN_INLINE T right_shift(T x, T count) {
   constexpr int most = 8 * sizeof(T) - (is_signed<T> ? 1 : 0);  // an unsigned (8-bit) value shifts out completely
-  const auto places = static_cast<unsigned_t<T>>(count);
-  return static_cast<T>(x >> (places < most ? places : most));
+  const auto positions = static_cast<unsigned_t<T>>(count);
+  return static_cast<T>(x >> (positions < most ? positions : most));
 }
 
 #undef JITGEN_FLOATS

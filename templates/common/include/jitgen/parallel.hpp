@@ -64,9 +64,9 @@ JITGEN_INLINE void stream_one(stream_vector* to, stream_vector value) {
 JITGEN_INLINE void stream_lines(char* to, const char* from, int64_t bytes) {
   for (int64_t done = 0; done < bytes; done += cache_line) {
 #pragma GCC unroll 4
-    for (int64_t part = 0; part < cache_line; part += stream_width) {
-      stream_one(reinterpret_cast<stream_vector*>(to + done + part),
-                 *reinterpret_cast<const stream_source*>(from + done + part));
+    for (int64_t chunk = 0; chunk < cache_line; chunk += stream_width) {
+      stream_one(reinterpret_cast<stream_vector*>(to + done + chunk),
+                 *reinterpret_cast<const stream_source*>(from + done + chunk));
     }
   }
 }

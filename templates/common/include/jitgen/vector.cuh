@@ -48,8 +48,8 @@ struct Vector {
     Storage elements[N];
   };
 
-  JITGEN_DEVICE Storage& operator[](int place) { return elements[place]; }
-  JITGEN_DEVICE const Storage& operator[](int place) const { return elements[place]; }
+  JITGEN_DEVICE Storage& operator[](int position) { return elements[position]; }
+  JITGEN_DEVICE const Storage& operator[](int position) const { return elements[position]; }
 };
 
 // ----------------------------------------------------------------------------------------------- one access, by policy
@@ -104,11 +104,11 @@ JITGEN_DEVICE Vector<Storage, N> load_vector(const Storage* address) {
   return vector;
 }
 
-// The vector of 16 bytes at address `place` in shared memory.
+// The vector of 16 bytes at `address` in shared memory.
 template <class Storage>
-JITGEN_DEVICE Vector<Storage, 16 / sizeof(Storage)> load_place(const uint4* place) {
+JITGEN_DEVICE Vector<Storage, 16 / sizeof(Storage)> load_place(const uint4* address) {
   Vector<Storage, 16 / sizeof(Storage)> vector;
-  vector.words[0] = *place;
+  vector.words[0] = *address;
   return vector;
 }
 

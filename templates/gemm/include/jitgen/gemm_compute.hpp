@@ -3,6 +3,8 @@
 //   Singles   float x float          float16, float32, and bfloat16 where the processor has no dot product of it
 //   Pairs     two bfloat16 at once   an element is the pair (k, k + 1); accumulated in float
 //   Wide      double x double
+//   Whole     int32 x int32          integers of 8, 16 and 32 bits, modulo 2^32
+//   WideWhole int64 x int64          modulo 2^64
 //
 // x is packed in tiles of rows. The rows of a tile are interleaved, so that a tile is read in order of k.
 #pragma once
@@ -34,6 +36,31 @@ struct Wide {
   static constexpr int per_element = 1;
   static constexpr int vectors = block_rows / double_lanes;
   static constexpr int most_rows = vectors == 2 ? 12 : vectors == 4 ? 3 : 1;
+  static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
+};
+
+// A vector product of integers takes several instructions, and registers between them.
+struct Whole {
+  using Element = int32_t;
+  using Accumulator = int32_t;
+  using Vector = Ints;
+  using Weights = Ints;
+  static constexpr int per_element = 1;
+  static constexpr int vectors = block_rows / float_lanes;
+  static constexpr int most_rows = vectors == 1 ? 16 : vectors == 2 ? 5 : 2;
+  static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
+};
+
+struct WideWhole {
+  using Element = int64_t;
+  using Accumulator = int64_t;
+  using Vector = Longs;
+  using Weights = Longs;
+  static constexpr int per_element = 1;
+  static constexpr int vectors = block_rows / double_lanes;
+  static constexpr int most_rows = vectors == 2 ? 8 : vectors == 4 ? 2 : 1;
   static constexpr int tile_rows = most_rows;
   static constexpr int fewest_rows = 1;
 };

@@ -50,6 +50,14 @@ template <>
 struct Shuffled<Words> {
   using type = Floats;
 };
+template <>
+struct Shuffled<Ints> {
+  using type = Floats;
+};
+template <>
+struct Shuffled<Longs> {
+  using type = Doubles;
+};
 
 }  // namespace detail
 

@@ -95,7 +95,7 @@ struct Quantised {
 // The dimension along which dense weights are contiguous.
 enum class Along { k, n, neither };
 
-// Weights of a floating-point dtype. Their strides are arbitrary, but for the one that `along` says is 1.
+// Weights as a tensor has them. Their strides are arbitrary, but for the one that `along` says is 1.
 template <class Storage, Along along>
 struct Dense {
   const Storage* data;

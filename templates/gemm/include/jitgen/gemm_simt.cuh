@@ -1,5 +1,5 @@
-// y = x W^T in full float32 or float64, by fused multiply-adds on the ordinary cores: dense weights of any strides, and
-// quantised ones, whose values need not be rounded here. A block computes `tokens` by `rows`, and a thread 4 or 8 by 8
+// y = x W^T in full float32 or float64, by fused multiply-adds on the ordinary cores, or in integers that wrap around:
+// dense weights of any strides, and quantised ones, whose values need not be rounded here. A block computes `tokens` by `rows`, and a thread 4 or 8 by 8
 // of these. Tiles of both operands, `depth` k's long, alternate between two buffers in shared memory, and the next one
 // is loaded while this one is multiplied. The epilogue is called by gemm_epilogue.cuh.
 #pragma once
@@ -12,35 +12,43 @@ namespace jitgen {
 
 JITGEN_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 JITGEN_DEVICE double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
+JITGEN_DEVICE int32_t multiply_add(int32_t a, int32_t b, int32_t c) {
+  return int32_t(uint32_t(a) * uint32_t(b) + uint32_t(c));
+}
+JITGEN_DEVICE int64_t multiply_add(int64_t a, int64_t b, int64_t c) {
+  return int64_t(uint64_t(a) * uint64_t(b) + uint64_t(c));
+}
 
 // A dense operand [outer, k]. With k_first its stride along k is 1, or neither stride is; else its stride along `outer`
-// is 1. A load reads `vector` elements along that dimension, and the other stride is a multiple of as many.
-template <class Scalar_, bool k_first, int vector>
+// is 1. A load reads `vector` elements along that dimension, and the other stride is a multiple of as many. Elements are
+// of type `Stored` in memory and become `Scalar` in shared memory.
+template <class Stored, bool k_first, int vector, class Scalar_ = Stored>
 struct SimtDense {
   using Scalar = Scalar_;
-  const Scalar* pointer;
+  const Stored* pointer;
   int64_t outer_stride, k_stride;
 
   template <int outer, int depth, int threads>
   struct Tile {
     static constexpr int pieces = (k_first ? depth : outer) / vector, total = pieces * (k_first ? outer : depth);
     static constexpr int count = (total + threads - 1) / threads;
-    Vector<Scalar, vector> values[count];
+    static constexpr bool converted = sizeof(Stored) != sizeof(Scalar);
+    Vector<Stored, vector> values[count];
 
     static JITGEN_DEVICE int at(int i) { return k_first ? i / pieces : i % pieces * vector; }
     static JITGEN_DEVICE int k(int i) { return k_first ? i % pieces * vector : i / pieces; }
     JITGEN_DEVICE void load(const SimtDense& from, int first, int limit, int k0, int K) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, row = first + at(place), column = k0 + k(place);
+        const int position = threadIdx.x + i * threads, row = first + at(position), column = k0 + k(position);
         const int left = k_first ? K - column : limit - row;
-        const bool live = row < limit && column < K && (total % threads == 0 || place < total);
-        const Scalar* const source = from.pointer + (row * from.outer_stride + column * from.k_stride);
+        const bool live = row < limit && column < K && (total % threads == 0 || position < total);
+        const Stored* const source = from.pointer + (row * from.outer_stride + column * from.k_stride);
         if (live && left >= vector) {
           values[i] = load_vector<vector>(source);
         } else {
 #pragma unroll
-          for (int j = 0; j < vector; ++j) values[i][j] = live && j < left ? source[j] : Scalar(0);
+          for (int j = 0; j < vector; ++j) values[i][j] = live && j < left ? source[j] : Stored(0);
         }
       }
     }
@@ -48,12 +56,12 @@ struct SimtDense {
     JITGEN_DEVICE void store(Scalar* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads;
-        if (total % threads != 0 && place >= total) continue;
-        Scalar* const target = to + (k(place) * stride + at(place));
-        if constexpr (k_first) {
+        const int position = threadIdx.x + i * threads;
+        if (total % threads != 0 && position >= total) continue;
+        Scalar* const target = to + (k(position) * stride + at(position));
+        if constexpr (k_first || converted) {
 #pragma unroll
-          for (int j = 0; j < vector; ++j) target[j * stride] = values[i][j];
+          for (int j = 0; j < vector; ++j) target[k_first ? j * stride : j] = Scalar(values[i][j]);
         } else {
           store_vector(target, values[i]);
         }
@@ -76,10 +84,10 @@ struct SimtComputed {
     JITGEN_DEVICE void load(const SimtComputed& from, int first, int limit, int k0, int K) {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, row = first + place / pieces;
-        const int k = k0 + place % pieces * X::vector;
+        const int position = threadIdx.x + i * threads, row = first + position / pieces;
+        const int k = k0 + position % pieces * X::vector;
         values[i] = {};
-        if (place < total && row < limit && k < K) {
+        if (position < total && row < limit && k < K) {
           values[i] = from.x.template at<X::vector>(row, k, smaller(K - k, X::vector));
         }
       }
@@ -88,11 +96,11 @@ struct SimtComputed {
     JITGEN_DEVICE void store(Scalar* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads;
-        if (total % threads != 0 && place >= total) continue;
+        const int position = threadIdx.x + i * threads;
+        if (total % threads != 0 && position >= total) continue;
 #pragma unroll
         for (int j = 0; j < X::vector; ++j) {
-          to[(place % pieces * X::vector + j) * stride + place / pieces] = values[i][j];
+          to[(position % pieces * X::vector + j) * stride + position / pieces] = values[i][j];
         }
       }
     }
@@ -121,9 +129,9 @@ struct SimtQuant {
       constexpr int words = Weight::bits == 4 ? 1 : 2;
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, tile = first / 16 + tile_of(place), lane = place % 32;
-        const int k = k0 + step_of(place) * 16, step = k / 16;
-        const bool live = place < total && tile * 16 < limit && k < K;
+        const int position = threadIdx.x + i * threads, tile = first / 16 + tile_of(position), lane = position % 32;
+        const int k = k0 + step_of(position) * 16, step = k / 16;
+        const bool live = position < total && tile * 16 < limit && k < K;
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
         if (!live) continue;
@@ -150,12 +158,12 @@ struct SimtQuant {
     JITGEN_DEVICE void store(float* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
-        const int place = threadIdx.x + i * threads, lane = place % 32;
-        if (place >= total) continue;
+        const int position = threadIdx.x + i * threads, lane = position % 32;
+        if (position >= total) continue;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const int k = step_of(place) * 16 + lane % 4 * 2 + j % 2 + j / 4 * 8;
-          to[k * stride + tile_of(place) * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
+          const int k = step_of(position) * 16 + lane % 4 * 2 + j % 2 + j / 4 * 8;
+          to[k * stride + tile_of(position) * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
         }
       }
     }
@@ -188,11 +196,11 @@ JITGEN_DEVICE int row_of(int thread, int i) {
 
 // Loads a thread's numbers of one k, in accesses of up to four numbers.
 template <int run, class Scalar, class Place>
-JITGEN_DEVICE void read_run(Scalar (&to)[run], const Scalar* from, Place place) {
+JITGEN_DEVICE void read_run(Scalar (&to)[run], const Scalar* from, Place position) {
   constexpr int four = run < 4 ? run : 4;
 #pragma unroll
   for (int i = 0; i < run; i += four) {
-    const Vector<Scalar, four> values = load_vector<four>(from + place(i));
+    const Vector<Scalar, four> values = load_vector<four>(from + position(i));
 #pragma unroll
     for (int j = 0; j < four; ++j) to[i + j] = values[j];
   }

@@ -111,8 +111,8 @@ JITGEN_DEVICE bool add_over_lanes(Scalar (&values)[count], int lane, int& first)
       first += upper ? left : 0;
 #pragma unroll
       for (int i = 0; i < left; ++i) {
-        const Scalar given = upper ? values[i] : values[i + left], kept = upper ? values[i + left] : values[i];
-        values[i] = kept + __shfl_xor_sync(0xffffffffu, given, mask);
+        const Scalar sent = upper ? values[i] : values[i + left], retained = upper ? values[i + left] : values[i];
+        values[i] = retained + __shfl_xor_sync(0xffffffffu, sent, mask);
       }
     } else {
       values[0] += __shfl_xor_sync(0xffffffffu, values[0], mask);
@@ -131,7 +131,7 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
   using Shared = StreamShared<Config>;
   constexpr int C = Config::contractions, T = Config::tokens, R = Config::run, V = Config::vector, D = Config::depth;
   constexpr int warps_k = Config::warps_k, window = Config::window, group_threads = 32 * Config::warps_n;
-  constexpr int chunk = Config::chunk, held = Config::along_k ? R : V;  // rows of a lane
+  constexpr int chunk = Config::chunk, rows_per_lane = Config::along_k ? R : V;  // rows of a lane
   static_assert(window % D == 0 && chunk % X::vector == 0, "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -173,9 +173,9 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
   };
   stage(0);
 
-  Scalar acc[C][held * T];
+  Scalar acc[C][rows_per_lane * T];
 #pragma unroll
-  for (int i = 0; i < C * held * T; ++i) (&acc[0][0])[i] = Scalar(0);
+  for (int i = 0; i < C * rows_per_lane * T; ++i) (&acc[0][0])[i] = Scalar(0);
 
 #pragma unroll 1
   for (int base = 0; base < count; base += D) {
@@ -224,7 +224,7 @@ JITGEN_DEVICE void stream_gemm(unsigned char* shared, const X& x, int M, int N, 
   for (int c = 0; c < C; ++c) {
     int begin = 0;
     bool mine = true;
-    constexpr int left = !Config::along_k ? held * T : held * T > 32 ? held * T / 32 : 1;
+    constexpr int left = !Config::along_k ? rows_per_lane * T : rows_per_lane * T > 32 ? rows_per_lane * T / 32 : 1;
     if constexpr (Config::along_k) mine = add_over_lanes(acc[c], lane, begin);
     const int row = warp_n * Config::warp_rows + (Config::along_k ? 0 : lane * V);
 #pragma unroll

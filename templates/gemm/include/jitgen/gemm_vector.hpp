@@ -27,6 +27,8 @@ constexpr int double_lanes = vector_bytes / 8;
 
 typedef float Floats __attribute__((vector_size(vector_bytes), may_alias));
 typedef double Doubles __attribute__((vector_size(vector_bytes), may_alias));
+typedef int32_t Ints __attribute__((vector_size(vector_bytes), may_alias));
+typedef int64_t Longs __attribute__((vector_size(vector_bytes), may_alias));
 typedef uint32_t Words __attribute__((vector_size(vector_bytes), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(vector_bytes), may_alias));
 typedef int32_t FloatOrder __attribute__((vector_size(vector_bytes)));
@@ -45,6 +47,8 @@ JITGEN_INLINE void store_vector(void* to, Vector vector) {
 
 JITGEN_INLINE Floats splat(float x) { return x - Floats{}; }
 JITGEN_INLINE Doubles splat(double x) { return x - Doubles{}; }
+JITGEN_INLINE Ints splat(int32_t x) { return x - Ints{}; }
+JITGEN_INLINE Longs splat(int64_t x) { return x - Longs{}; }
 JITGEN_INLINE Words splat(uint32_t x) { return x - Words{}; }
 
 // Vectors that are converted to a vector of floats: with as many lanes, and a half or a quarter of the bytes.
@@ -92,6 +96,18 @@ JITGEN_INLINE void widen(const bfloat16* from, Doubles& to) {
   to = __builtin_convertvector((NarrowFloats)bits, Doubles);
 }
 
+JITGEN_INLINE void widen(const int32_t* from, Ints& to) { to = load_vector<Ints>(from); }
+JITGEN_INLINE void widen(const int64_t* from, Longs& to) { to = load_vector<Longs>(from); }
+#define JITGEN_WIDEN_INTEGERS(T, name)                                                             \
+  typedef T name __attribute__((vector_size(sizeof(T) * float_lanes), may_alias, aligned(1)));     \
+  JITGEN_INLINE void widen(const T* from, Ints& to) {                                              \
+    to = __builtin_convertvector(load_vector<name>(from), Ints);                                   \
+  }
+JITGEN_WIDEN_INTEGERS(uint8_t, NarrowUnsignedBytes)
+JITGEN_WIDEN_INTEGERS(int8_t, NarrowBytes)
+JITGEN_WIDEN_INTEGERS(int16_t, NarrowShorts)
+#undef JITGEN_WIDEN_INTEGERS
+
 // ------------------------------------------------------------------------------------------ multiply and accumulate
 
 // acc + w * x for every lane, rounded once where the target has the instruction.
@@ -109,6 +125,10 @@ JITGEN_INLINE void accumulate(Doubles& acc, Doubles w, Doubles x) {
   acc += w * x;
 #endif
 }
+
+// Integers wrap around: kernels are compiled with -fwrapv.
+JITGEN_INLINE void accumulate(Ints& acc, Ints w, Ints x) { acc += w * x; }
+JITGEN_INLINE void accumulate(Longs& acc, Longs w, Longs x) { acc += w * x; }
 
 #if defined(JITGEN_AVX512)
 // Pairs of bfloat16: both products are added to the lane's float (VDPBF16PS).
@@ -132,6 +152,9 @@ JITGEN_INLINE void accumulate_one(Vector& acc, Weights w, const Element* x) {
   accumulate(acc, w, splat(*x));
 #endif
 }
+
+JITGEN_INLINE void accumulate_one(Ints& acc, Ints w, const int32_t* x) { accumulate(acc, w, splat(*x)); }
+JITGEN_INLINE void accumulate_one(Longs& acc, Longs w, const int64_t* x) { accumulate(acc, w, splat(*x)); }
 
 // The same for a whole block.
 template <class Vector, class Weights, class Element, int count>

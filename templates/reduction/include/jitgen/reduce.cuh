@@ -91,16 +91,16 @@ template <class T>
 union Words {
   static constexpr int used = (sizeof(T) + 3) / 4, count = used == 3 ? 4 : used;
   T whole;
-  uint32_t parts[count];
+  uint32_t word[count];
 };
 
 template <class T>
 JITGEN_DEVICE T from_lane(T value, int distance) {
   Words<T> from, to;
-  for (int i = 0; i < from.count; ++i) from.parts[i] = 0;
+  for (int i = 0; i < from.count; ++i) from.word[i] = 0;
   from.whole = value;
 #pragma unroll
-  for (int i = 0; i < from.used; ++i) to.parts[i] = __shfl_xor_sync(0xffffffffu, from.parts[i], distance);
+  for (int i = 0; i < from.used; ++i) to.word[i] = __shfl_xor_sync(0xffffffffu, from.word[i], distance);
   return to.whole;
 }
 
@@ -180,17 +180,17 @@ struct Inbox {
     open_again();
   }
   JITGEN_DEVICE void open_again() { barrier_arrive_expect(shared_address(&arrived), values * int(sizeof(Words<T>))); }
-  // `value` becomes number `place` in the inbox of the block with this rank.
-  JITGEN_DEVICE void send(T value, int place, int rank) {
+  // `value` becomes number `position` in the inbox of the block with this rank.
+  JITGEN_DEVICE void send(T value, int position, int rank) {
     Words<T> words;
-    for (int i = 0; i < words.count; ++i) words.parts[i] = 0;
+    for (int i = 0; i < words.count; ++i) words.word[i] = 0;
     words.whole = value;
     uint32_t to, barrier;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(&from[place])), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(&from[position])), "r"(rank));
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&arrived)), "r"(rank));
     constexpr int several = words.count % 4 == 0 ? 4 : words.count % 2 == 0 ? 2 : 1;
 #pragma unroll
-    for (int i = 0; i < words.count; i += several) send_words<several>(to + 4 * i, words.parts + i, barrier);
+    for (int i = 0; i < words.count; i += several) send_words<several>(to + 4 * i, words.word + i, barrier);
   }
   JITGEN_DEVICE void wait(uint32_t parity) { barrier_wait(shared_address(&arrived), parity); }
 };
@@ -249,7 +249,7 @@ JITGEN_DEVICE Shifted<T> receive_cluster(Inbox<Shifted<T>, warps * cluster>& inb
 
 // ------------------------------------------------------------------------------------------- the threads of columns
 
-// Of columns, `lanes` neighbouring threads have `beside` neighbouring rows each, and `threads` such groups share the
+// Of columns, `lanes` neighbouring threads have `rows_per_thread` neighbouring rows each, and `threads` such groups share the
 // rows.
 
 // Shared memory in which the threads of a block combine one value of every row, for one reduction after another. No
@@ -270,59 +270,59 @@ template <int lanes, int threads>
 constexpr int column_groups = lanes < 32 ? lanes * threads / 32 : threads;
 
 // Writes the partial results of all rows of the block to shared memory.
-template <class Op, int lanes, int threads, class T, int beside, class Scratch>
-JITGEN_DEVICE void combine_groups(T (&part)[beside], Scratch& scratch) {
+template <class Op, int lanes, int threads, class T, int rows_per_thread, class Scratch>
+JITGEN_DEVICE void combine_groups(T (&own)[rows_per_thread], Scratch& scratch) {
   constexpr int group = lanes < 32 ? 32 : lanes;
 #pragma unroll
   for (int distance = lanes; distance < 32; distance *= 2) {
 #pragma unroll
-    for (int j = 0; j < beside; ++j) part[j] = Op::combine(part[j], from_lane(part[j], distance));
+    for (int j = 0; j < rows_per_thread; ++j) own[j] = Op::combine(own[j], from_lane(own[j], distance));
   }
   if (threadIdx.x % group < lanes) {
-    T* const mine = reinterpret_cast<T*>(scratch.partial) + threadIdx.x / group * (lanes * beside);
+    T* const mine = reinterpret_cast<T*>(scratch.partial) + threadIdx.x / group * (lanes * rows_per_thread);
 #pragma unroll
-    for (int j = 0; j < beside; ++j) mine[threadIdx.x % lanes * beside + j] = part[j];
+    for (int j = 0; j < rows_per_thread; ++j) mine[threadIdx.x % lanes * rows_per_thread + j] = own[j];
   }
   __syncthreads();
 }
 
 // The result of one row over the block.
-template <class Op, int lanes, int threads, class T, int beside, class Scratch>
+template <class Op, int lanes, int threads, class T, int rows_per_thread, class Scratch>
 JITGEN_DEVICE T group_total(const Scratch& scratch, int row) {
   const T* const partial = reinterpret_cast<const T*>(scratch.partial);
   T value = partial[row];
 #pragma unroll
-  for (int i = 1; i < column_groups<lanes, threads>; ++i) value = Op::combine(value, partial[i * (lanes * beside) + row]);
+  for (int i = 1; i < column_groups<lanes, threads>; ++i) value = Op::combine(value, partial[i * (lanes * rows_per_thread) + row]);
   return value;
 }
 
 // Reads the results of this thread's rows.
-template <class T, int beside, class Scratch>
-JITGEN_DEVICE void take_totals(T (&part)[beside], const Scratch& scratch, int lane) {
+template <class T, int rows_per_thread, class Scratch>
+JITGEN_DEVICE void take_totals(T (&own)[rows_per_thread], const Scratch& scratch, int lane) {
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < beside; ++j) part[j] = reinterpret_cast<const T*>(scratch.total)[lane * beside + j];
+  for (int j = 0; j < rows_per_thread; ++j) own[j] = reinterpret_cast<const T*>(scratch.total)[lane * rows_per_thread + j];
 }
 
-template <class Op, int lanes, int threads, class T, int beside, class Scratch>
-JITGEN_DEVICE void combine_columns(T (&part)[beside], Scratch& scratch) {
+template <class Op, int lanes, int threads, class T, int rows_per_thread, class Scratch>
+JITGEN_DEVICE void combine_columns(T (&own)[rows_per_thread], Scratch& scratch) {
   if (threads == 1) return;
-  combine_groups<Op, lanes, threads>(part, scratch);
+  combine_groups<Op, lanes, threads>(own, scratch);
 #pragma unroll 1
-  for (int row = threadIdx.x; row < lanes * beside; row += lanes * threads) {
-    reinterpret_cast<T*>(scratch.total)[row] = group_total<Op, lanes, threads, T, beside>(scratch, row);
+  for (int row = threadIdx.x; row < lanes * rows_per_thread; row += lanes * threads) {
+    reinterpret_cast<T*>(scratch.total)[row] = group_total<Op, lanes, threads, T, rows_per_thread>(scratch, row);
   }
-  take_totals(part, scratch, threadIdx.x % lanes);
+  take_totals(own, scratch, threadIdx.x % lanes);
 }
 
 // The same over the blocks of a cluster.
-template <class Op, int lanes, int threads, int cluster, class T, int beside, class Scratch>
-JITGEN_DEVICE void combine_columns(T (&part)[beside], Scratch& scratch, Inbox<T, lanes * beside * cluster>& inbox) {
-  constexpr int rows = lanes * beside;
-  combine_groups<Op, lanes, threads>(part, scratch);
+template <class Op, int lanes, int threads, int cluster, class T, int rows_per_thread, class Scratch>
+JITGEN_DEVICE void combine_columns(T (&own)[rows_per_thread], Scratch& scratch, Inbox<T, lanes * rows_per_thread * cluster>& inbox) {
+  constexpr int rows = lanes * rows_per_thread;
+  combine_groups<Op, lanes, threads>(own, scratch);
 #pragma unroll 1
   for (int row = threadIdx.x; row < rows; row += lanes * threads) {
-    const T value = group_total<Op, lanes, threads, T, beside>(scratch, row);
+    const T value = group_total<Op, lanes, threads, T, rows_per_thread>(scratch, row);
     for (int rank = 0; rank < cluster; ++rank) inbox.send(value, cluster_rank() * rows + row, rank);
   }
   inbox.wait(0);
@@ -333,7 +333,7 @@ JITGEN_DEVICE void combine_columns(T (&part)[beside], Scratch& scratch, Inbox<T,
     for (int i = 1; i < cluster; ++i) value = Op::combine(value, inbox.from[i * rows + row].whole);
     reinterpret_cast<T*>(scratch.total)[row] = value;
   }
-  take_totals(part, scratch, threadIdx.x % lanes);
+  take_totals(own, scratch, threadIdx.x % lanes);
 }
 
 }  // namespace jitgen

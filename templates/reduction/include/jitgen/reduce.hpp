@@ -355,9 +355,9 @@ struct Parts {
     if (count == 1 && shared == nullptr) return;
     for (int64_t j = 0; j < width; ++j) total[j] = Kind::identity();
   }
-  JITGEN_MEMBER void put(int64_t part, int64_t start, const Lanes<Kind, width>& of, int64_t rows) {
+  JITGEN_MEMBER void put(int64_t piece, int64_t start, const Lanes<Kind, width>& of, int64_t rows) {
     if (shared != nullptr) {
-      for (int64_t j = 0; j < rows; ++j) shared[part * width + j] = of.at(j, start);
+      for (int64_t j = 0; j < rows; ++j) shared[piece * width + j] = of.at(j, start);
     } else if (count == 1) {
       for (int64_t j = 0; j < rows; ++j) total[j] = of.at(j, start);
     } else {
@@ -367,8 +367,8 @@ struct Parts {
   template <class T>
   JITGEN_MEMBER void result(T* row, const Tile& tile) {
     const int64_t rows = tile.rows, own = tile.own();
-    for (int64_t part = 0; shared != nullptr && part < count; ++part) {
-      for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], shared[part * width + j]);
+    for (int64_t piece = 0; shared != nullptr && piece < count; ++piece) {
+      for (int64_t j = 0; j < rows; ++j) total[j] = Kind::combine(total[j], shared[piece * width + j]);
     }
     for (int64_t first = own; first < rows; first += own) {
       for (int64_t j = 0; j < own; ++j) total[j] = Kind::combine(total[j], total[first + j]);
@@ -381,9 +381,9 @@ struct Parts {
 // Elements of a chunk: about the square root of the length, so that neither the elements of a chunk nor the chunks are
 // many.
 JITGEN_INLINE int64_t part_of(int64_t length) {
-  int64_t part = 64;
-  while (part * part < length) part *= 2;
-  return part;
+  int64_t piece = 64;
+  while (piece * piece < length) piece *= 2;
+  return piece;
 }
 
 // Rows of a tile: `width`, or fewer where that would leave a thread without a tile.

@@ -88,8 +88,8 @@ struct Shifted {
   Moments<T> moments;
 
   // The distance of the mean from the base.
-  JITGEN_DEVICE T apart() const { return moments.count == T(0) ? T(0) : moments.first * share_of(moments.count); }
-  JITGEN_DEVICE T mean() const { return base + apart(); }
+  JITGEN_DEVICE T offset() const { return moments.count == T(0) ? T(0) : moments.first * share_of(moments.count); }
+  JITGEN_DEVICE T mean() const { return base + offset(); }
   JITGEN_DEVICE T squares() const { return moments.second; }  // of a centred state
   // The moments of the same values about another base. The difference of two bases is exact where they are near.
   JITGEN_DEVICE Moments<T> about(T other) const {
@@ -122,8 +122,8 @@ struct Deviations {
     const T count = state.count + N;
     // A weight of 1 makes the mean of the first vector the mean, exactly.
     const T weight = state.count == T(0) ? T(1) : N * share_of(count);
-    const T apart = mean - state.mean;
-    return {fma(apart, weight, state.mean), fma(apart * (state.count * weight), apart, state.squares + squares), count};
+    const T offset = mean - state.mean;
+    return {fma(offset, weight, state.mean), fma(offset * (state.count * weight), offset, state.squares + squares), count};
   }
   template <class T, int N>
   static JITGEN_DEVICE Shifted<T> with(Shifted<T> state, const T (&values)[N]) {
@@ -138,9 +138,9 @@ struct Deviations {
       state.base = mean - mean == T(0) ? mean : T(0);
     }
     for (int i = 0; i < N; ++i) {
-      const T apart = values[i] - state.base;
-      state.moments.first += apart;
-      state.moments.second = fma(apart, apart, state.moments.second);
+      const T offset = values[i] - state.base;
+      state.moments.first += offset;
+      state.moments.second = fma(offset, offset, state.moments.second);
     }
     state.moments.count += N;
     return state;
@@ -160,11 +160,11 @@ struct Deviations {
     if (a.count == T(0)) return b;
     if (b.count == T(0)) return a;
     const bool ordered = a.mean <= b.mean;
-    const T apart = ordered ? b.mean - a.mean : a.mean - b.mean;
+    const T offset = ordered ? b.mean - a.mean : a.mean - b.mean;
     const T count = a.count + b.count;
-    const T mean = fma(apart, (ordered ? b.count : a.count) * share_of(count), ordered ? a.mean : b.mean);
+    const T mean = fma(offset, (ordered ? b.count : a.count) * share_of(count), ordered ? a.mean : b.mean);
     // The distance is weighted before it is squared, so that a weight of 0 gives 0 whatever the square would be.
-    return {mean, fma(apart * (a.count * b.count * share_of(count)), apart, a.squares + b.squares), count};
+    return {mean, fma(offset * (a.count * b.count * share_of(count)), offset, a.squares + b.squares), count};
   }
 };
 

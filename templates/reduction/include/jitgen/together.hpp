@@ -67,9 +67,9 @@ struct Square {
     } else {
       for (int64_t i = 0; i < together; ++i) {
         for (int64_t j = 0; j < i; ++j) {
-          const T kept = of[i][j];
+          const T swapped = of[i][j];
           of[i][j] = of[j][i];
-          of[j][i] = kept;
+          of[j][i] = swapped;
         }
       }
     }
@@ -135,33 +135,33 @@ JITGEN_INLINE void fold_extremes(const Of& of, float* results) {
 // Values and their indices have a square each, so that there are two vectors and no jump for any lane.
 template <class Kind, int64_t count, class T>
 JITGEN_INLINE void fold_found(const Lanes<Kind, count, Found<T>> (&of)[together], int64_t* results) {
-  const auto join = [](T& value, int32_t& place, T other, int32_t at) JITGEN_LAMBDA {
-    const bool wins = Kind::wins(other, at, value, place);
+  const auto join = [](T& value, int32_t& position, T other, int32_t at) JITGEN_LAMBDA {
+    const bool wins = Kind::wins(other, at, value, position);
     value = wins ? other : value;
-    place = wins ? at : place;
+    position = wins ? at : position;
   };
   Square<T> values;
-  Square<int32_t> places;
+  Square<int32_t> positions;
 #pragma GCC unroll 8
   for (int64_t row = 0; row < together; ++row) {
 #pragma omp simd
     for (int64_t j = 0; j < together; ++j) {
       T value = of[row].lane[j];
-      int32_t place = of[row].index[j];
+      int32_t position = of[row].index[j];
       for (int64_t other = j + together; other < count; other += together) {
-        join(value, place, of[row].lane[other], of[row].index[other]);
+        join(value, position, of[row].lane[other], of[row].index[other]);
       }
       values.of[row][j] = value;
-      places.of[row][j] = place;
+      positions.of[row][j] = position;
     }
   }
   values.transpose();
-  places.transpose();
+  positions.transpose();
   fold_lanes([&](int64_t j, int64_t other, int64_t row) JITGEN_LAMBDA {
-    join(values.of[j][row], places.of[j][row], values.of[other][row], places.of[other][row]);
+    join(values.of[j][row], positions.of[j][row], values.of[other][row], positions.of[other][row]);
   });
   for (int64_t row = 0; row < together; ++row) {
-    results[row] = places.of[0][row] == Lanes<Kind, count, Found<T>>::none ? 0 : places.of[0][row];
+    results[row] = positions.of[0][row] == Lanes<Kind, count, Found<T>>::none ? 0 : positions.of[0][row];
   }
 }
 

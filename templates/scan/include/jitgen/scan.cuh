@@ -2,9 +2,9 @@
 // itself, and asks for what is before them. What is combined is always combined in the same order.
 //
 //   using Kind = jitgen::Sum<float>;                       // what, see below
-//   Kind::State mine = Kind::of(x, place);                 // the state of one element; combine() has two in a row's order
+//   Kind::State mine = Kind::of(x, index);                 // the state of one element; combine() has two in a row's order
 //   auto found = jitgen::scan_row<Kind, along>(mine, scratch, thread);      // found.before, found.total
-//   jitgen::scan_columns<Kind, along, lanes, beside>(mine, before, total, scratch, part, lane);
+//   jitgen::scan_columns<Kind, along, lanes, rows_per_thread>(mine, before, total, scratch, slice, lane);
 //
 // A warp's threads combine by shuffles in log2 steps (Hillis and Steele, "Data parallel algorithms", 1986), a block's
 // warps through shared memory, of which every use has the other half, so that one barrier a use is enough.
@@ -222,16 +222,16 @@ template <class Widest, int count>
 struct ScanScratch {
   alignas(16) char memory[2 * count * sizeof(Widest)];
   template <class State>
-  JITGEN_DEVICE State* half(int turn) {
-    return reinterpret_cast<State*>(memory + (turn & 1) * count * sizeof(Widest));
+  JITGEN_DEVICE State* half(int iteration) {
+    return reinterpret_cast<State*>(memory + (iteration & 1) * count * sizeof(Widest));
   }
 };
 struct NoScratch {};
 
-// Over the `along` threads of a row, a power of two; more than a warp are the whole block. `turn` counts the uses of
+// Over the `along` threads of a row, a power of two; more than a warp are the whole block. `iteration` counts the uses of
 // `scratch`.
 template <class Kind, int along, class Scratch>
-JITGEN_DEVICE Found<typename Kind::State> scan_row(const typename Kind::State& mine, Scratch& scratch, int thread, int turn) {
+JITGEN_DEVICE Found<typename Kind::State> scan_row(const typename Kind::State& mine, Scratch& scratch, int thread, int iteration) {
   using State = typename Kind::State;
   constexpr int width = along < 32 ? along : 32;
   const int lane = thread % width;
@@ -245,7 +245,7 @@ JITGEN_DEVICE Found<typename Kind::State> scan_row(const typename Kind::State& m
   if (lane == 0) before = Kind::none();
   State total = from_last<width>(upto);
   if constexpr (along > 32) {
-    State* const totals = scratch.template half<State>(turn);
+    State* const totals = scratch.template half<State>(iteration);
     const int warp = thread / 32;
     if (lane == 0) totals[warp] = total;
     __syncthreads();
@@ -261,22 +261,22 @@ JITGEN_DEVICE Found<typename Kind::State> scan_row(const typename Kind::State& m
   return {before, total};
 }
 
-// Of `beside` neighbouring rows of each of `lanes` threads, over the `along` of them that share these rows.
-template <class Kind, int along, int lanes, int beside, class Scratch>
-JITGEN_DEVICE void scan_columns(const typename Kind::State (&mine)[beside], typename Kind::State (&before)[beside],
-                                typename Kind::State (&total)[beside], Scratch& scratch, int part, int lane, int turn) {
+// Of `rows_per_thread` neighbouring rows of each of `lanes` threads, over the `along` of them that share these rows.
+template <class Kind, int along, int lanes, int rows_per_thread, class Scratch>
+JITGEN_DEVICE void scan_columns(const typename Kind::State (&mine)[rows_per_thread], typename Kind::State (&before)[rows_per_thread],
+                                typename Kind::State (&total)[rows_per_thread], Scratch& scratch, int slice, int lane, int iteration) {
   using State = typename Kind::State;
-  State* const totals = scratch.template half<State>(turn);
+  State* const totals = scratch.template half<State>(iteration);
 #pragma unroll
-  for (int j = 0; j < beside; ++j) totals[(part * beside + j) * lanes + lane] = mine[j];
+  for (int j = 0; j < rows_per_thread; ++j) totals[(slice * rows_per_thread + j) * lanes + lane] = mine[j];
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < beside; ++j) {
+  for (int j = 0; j < rows_per_thread; ++j) {
     before[j] = total[j] = Kind::none();
 #pragma unroll
     for (int other = 0; other < along; ++other) {
-      if (other == part) before[j] = total[j];
-      total[j] = Kind::combine(total[j], totals[(other * beside + j) * lanes + lane]);
+      if (other == slice) before[j] = total[j];
+      total[j] = Kind::combine(total[j], totals[(other * rows_per_thread + j) * lanes + lane]);
     }
   }
 }

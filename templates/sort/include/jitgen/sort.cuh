@@ -27,21 +27,21 @@ struct Order {
 // Sorts every `tile` of `room` elements, both powers of two, by bitonic merges (Batcher, "Sorting networks and their
 // applications", 1968): runs of `span` elements, every other one backward, are merged from runs of half that.
 template <class Order, int threads, int room, int tile, class Element>
-JITGEN_DEVICE void sort_tiles(Element* elements, int32_t* places) {
+JITGEN_DEVICE void sort_tiles(Element* elements, int32_t* positions) {
   for (int span = 2; span <= tile; span *= 2) {
-    for (int apart = span / 2; apart > 0; apart /= 2) {
+    for (int distance = span / 2; distance > 0; distance /= 2) {
       __syncthreads();
       for (int pair = threadIdx.x; pair < room / 2; pair += threads) {
-        const int first = 2 * pair - (pair & (apart - 1));
-        const int second = first + apart;
+        const int first = 2 * pair - (pair & (distance - 1));
+        const int second = first + distance;
         const bool backward = (first & (tile - 1) & span) != 0;
         const Element a = elements[first], b = elements[second];
-        const int32_t place_a = places[first], place_b = places[second];
+        const int32_t place_a = positions[first], place_b = positions[second];
         if (Order::precedes(b, place_b, a, place_a) != backward) {
           elements[first] = b;
           elements[second] = a;
-          places[first] = place_b;
-          places[second] = place_a;
+          positions[first] = place_b;
+          positions[second] = place_a;
         }
       }
     }

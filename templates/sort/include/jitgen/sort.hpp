@@ -47,7 +47,7 @@ class Sorter {
   using Key = decltype(detail::key_of(Element()));
   struct Entry {
     Key key;
-    Place place;
+    Place position;
   };
   static constexpr int64_t short_row = 48;    // entries up to which insertion is quicker than counting
   static constexpr int64_t least_room = 512;  // entries that are sorted together at least, where few ranks are asked for
@@ -63,13 +63,13 @@ class Sorter {
     elements = allocated<Element>(length);
     entries = allocated<Entry>(room);
     other = allocated<Entry>(room);
-    places = allocated<Place>(room);
+    positions = allocated<Place>(room);
   }
   ~Sorter() {
     __builtin_free(elements);
     __builtin_free(entries);
     __builtin_free(other);
-    __builtin_free(places);
+    __builtin_free(positions);
   }
   Sorter(const Sorter&) = delete;
 
@@ -82,15 +82,15 @@ class Sorter {
       for (int64_t i = 0; i < length; ++i) entries[i] = {key(i), Place(i)};
     }
     sort(count);
-    for (int64_t i = 0; i < ranks; ++i) places[i] = entries[i].place;
-    return places;
+    for (int64_t i = 0; i < ranks; ++i) positions[i] = entries[i].position;
+    return positions;
   }
 
  private:
   int64_t length, ranks, room;
   Entry* entries;
   Entry* other;
-  Place* places;
+  Place* positions;
 
   template <class T>
   static T* allocated(int64_t count) {

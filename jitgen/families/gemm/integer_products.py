@@ -1,0 +1,58 @@
+"""Products of integers in the triton dialect, whose ``tl.dot`` takes int8 and no other: the others are reductions of
+elementwise products.
+
+Both wrap around in the dtype of the result, so they have the same bits. The other dialects have mainloops for every
+integer dtype (``schedules/cpp.py``, ``schedules/cuda.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgen.families.family import Partition
+from jitgen.ir import symbols
+from jitgen.ir.equations import axes
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.ops import FLOATS
+from jitgen.ir.views import Mover
+
+MOST_INT8_LENGTH = 2**17 - 1
+"""K up to which a sum of int8 products is an int32. Beyond it Triton's ``tl.dot`` would saturate (``mma.sync`` with
+``.satfinite``) where torch wraps around."""
+
+
+def reduce_integer_products(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """``values`` without products of integers, where the dialect has no mainloop for them."""
+    if partition.device.dialect != "triton":
+        return values
+    memo: dict[int, Node] = {}
+    for node in topological(values):
+        if node.op == "contract" and node.attrs[1] not in FLOATS and not _has_mainloop(node, partition.mover):
+            x, weight = (partition.mover.substituted(operand, memo) for operand in node.inputs)
+            memo[id(node)] = _sum_of_products(node, x, weight, partition.mover)
+    return [partition.mover.substituted(value, memo) for value in values] if memo else values
+
+
+def _has_mainloop(product: Node, mover: Mover) -> bool:
+    x = product.inputs[0]
+    return x.dtype == "int8" and not mover.decide(symbols.compare("gt", x.shape[-1], MOST_INT8_LENGTH))
+
+
+def _sum_of_products(node: Node, x: Node, weight: Node, mover: Mover) -> Node:
+    """``node``, the product of ``x`` and ``weight``, as a sum over (batch..., rows..., columns, K)."""
+    make, batch = mover.builder.make, len(axes(node.attrs[0]).batch)
+    lead, rows, (columns, length) = x.shape[:batch], x.shape[batch:-1], weight.shape[batch:]
+    shape = (*lead, *rows, columns, length)
+    x, weight = (_cast(operand, node.dtype, mover) for operand in (x, weight))
+    x = mover.move(x, ("unsqueeze", len(shape) - 2), (*lead, *rows, 1, length))
+    for dim in range(batch, batch + len(rows)):
+        weight = mover.move(weight, ("unsqueeze", dim), (*weight.shape[:dim], 1, *weight.shape[dim:]))
+    x, weight = (mover.move(operand, ("expand",), shape) for operand in (x, weight))
+    products = make("mul", (x, weight), node.dtype, shape, (), node.location)
+    last = len(shape) - 1
+    total = make("reduce", (products,), node.dtype, (*shape[:-1], 1), ("sum", (last,)), node.location)
+    return mover.move(total, ("squeeze", last), node.shape)
+
+
+def _cast(node: Node, dtype: str, mover: Mover) -> Node:
+    return node if node.dtype == dtype else mover.builder.make("cast", (node,), dtype, node.shape, (), node.location)
