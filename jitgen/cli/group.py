@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from jitgen._version import __version__
+from jitgen.debug import printable
 from jitgen.errors import CacheError, JitgenError
 
 COMMANDS = {
@@ -51,9 +52,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(context)
         except CacheError as error:
-            raise Unusable(str(error)) from error
+            raise Unusable(printable(str(error))) from error
         except JitgenError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
