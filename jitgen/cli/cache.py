@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitgen import settings
+from jitgen.cli.group import SuggestingGroup
 from jitgen.cli.show import age, in_units, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _open() -> Store:
     return Store.open()
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def cache() -> None:
     """Look into the on-disk store, check it, trim it, carry it elsewhere."""
 
@@ -161,6 +162,10 @@ def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json:
 def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
     """Take in the entries of the bundle PATH. Exits 1 when some were damaged; the others are taken in."""
     store = _open()
+    if protect:
+        from jitgen.store import protection
+
+        protection.check_name(protect)
     result = store.import_(path)
     if protect:
         store.protect(protect, [entry.key for entry in (*result.added, *result.present)])
@@ -268,10 +273,9 @@ def _of_call(store: Store, function: str, target: str | None, texts: tuple[str, 
     import shlex
 
     from jitgen import misses
-    from jitgen.cli.source import load_function, read_arguments
+    from jitgen.cli.source import load_function, lower
 
-    positional, named = read_arguments(texts)
-    lowered = load_function(function).lower(*positional, target=target or "cpu", **named).lowered
+    lowered = lower(load_function(function), texts, target, None).lowered
     if store.get_plan(lowered.key) is not None:
         return lowered.key, ""
     words = ["jitgen", "source", function, "--target", str(lowered.route.target)]

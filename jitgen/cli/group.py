@@ -5,6 +5,7 @@ To add a command, write ``cli/<name>.py`` with a click command of that name, and
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Any
 
@@ -31,7 +32,20 @@ class Unusable(click.ClickException):
     exit_code = 2
 
 
-class LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """A click group that names the commands which one that does not exist may have been meant for."""
+
+    def resolve_command(self, context: click.Context, words: list[str]) -> Any:
+        try:
+            return super().resolve_command(context, words)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(words[0], self.list_commands(context))
+            if close:
+                error.message += f" Did you mean {' or '.join(close)}?"
+            raise
+
+
+class LazyGroup(SuggestingGroup):
     """A click group of the commands in ``COMMANDS``, which turns jitgen's errors into a message and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:

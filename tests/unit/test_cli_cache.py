@@ -126,6 +126,32 @@ def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pytest.Mon
     assert "no archive" in run("cache", "import", archive, code=2).stderr
 
 
+def test_a_bundle_is_not_imported_under_no_name(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "store.zip"
+    run("cache", "export", str(bundle))
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "other"))
+    run("cache", "import", str(bundle), "--protect", "../v7", code=2)
+    assert list(Store.open(tmp_path / "other", layers=[]).entries()) == []
+
+
+def test_nothing_reaches_a_terminal_that_it_would_obey(store: Store) -> None:
+    """Not even what somebody sealed."""
+    key = "aaaa" + "7" * 60
+    store.put_artifact(Artifact(key, {"kernel.so": b"\x7fELF"}, "kernel.so", {"entry": "a\x1b[2Jb\x9b"}))
+    store.put_plan(PLAN_KEY, {"artifacts": [KEY], "name": "\x1b]0;title\x07"})
+    for words in (["ls"], ["show", key], ["show", PLAN_KEY], ["why", PLAN_KEY]):
+        shown = run("cache", *words).output
+        assert shown.replace("\n", "").replace("\t", "").isprintable(), shown
+    assert "a?[2Jb?" in run("cache", "ls").output
+
+
+def test_a_command_that_does_not_exist(store: Store) -> None:
+    for words, meant in ((["cach"], "cache"), (["cache", "verfy"], "verify")):
+        done = CliRunner().invoke(jitgen, words)
+        assert done.exit_code == 2
+        assert f"Did you mean {meant}?" in done.output
+
+
 def test_path(store: Store) -> None:
     assert run("cache", "path").stdout.strip() == str(store.root)
     assert run_json("cache", "path") == {"root": str(store.root), "layers": [], "writable": True}
