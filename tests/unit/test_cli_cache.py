@@ -174,6 +174,18 @@ def test_doctor_reports_what_is_broken_too(store: Store, monkeypatch: pytest.Mon
     assert "runs: cpu" in run("doctor").stdout
 
 
+def test_doctor_knows_bundles(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, absent, other = tmp_path / "store.zip", tmp_path / "absent", tmp_path / "other.zip"
+    store.export(bundle)
+    monkeypatch.setenv("JITGEN_CACHE_PATH", f"{bundle}:{absent}")
+    rows = {row["name"]: row for row in run_json("doctor")["checks"]}
+    assert (rows[str(bundle)]["state"], rows[str(absent)]["state"]) == ("ok", "missing")
+    other.write_text("no archive")
+    monkeypatch.setenv("JITGEN_CACHE_PATH", str(other))
+    rows = {row["name"]: row for row in run_json("doctor")["checks"]}
+    assert "no archive of a jitgen store" in rows["store"]["value"]
+
+
 def test_help_loads_no_command() -> None:
     code = (
         "import sys\nfrom jitgen.cli.group import COMMANDS, jitgen\n"
