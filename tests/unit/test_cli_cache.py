@@ -69,7 +69,7 @@ def test_show_takes_prefixes_as_git_does(store: Store) -> None:
     assert "4 or more" in run("cache", "show", "abc", code=2).stderr
     assert "no key" in run("cache", "show", "wxyz", code=2).stderr
     assert "no entry" in run("cache", "show", "0123", code=1).stderr
-    store.put_plan("abcd" + "2" * 60, {})
+    store.put_plan("abcd" + "2" * 60, {"artifacts": []})
     assert "ambiguous" in run("cache", "show", "abcd", code=1).stderr
 
 
