@@ -40,9 +40,9 @@ class SuggestingGroup(click.Group):
             return super().resolve_command(context, words)
         except click.UsageError as error:
             close = difflib.get_close_matches(words[0], self.list_commands(context))
-            if close:
-                error.message += f" Did you mean {' or '.join(close)}?"
-            raise
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(close)}?", context) from None
 
 
 class LazyGroup(SuggestingGroup):
