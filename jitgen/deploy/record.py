@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,11 @@ class Recorder:
             self._process, self._timer = os.getpid(), None
             _at_end(self._write_or_warn)
         if self._timer is None:
-            self._timer = threading.Timer(INTERVAL_SECONDS, self._write_later)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(INTERVAL_SECONDS, self._write_later)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no more threads, or the process is ending: then it is written at the end
+                timer.start()
+                self._timer = timer
 
     def stop(self) -> None:
         """Write nothing any more by itself."""

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -91,6 +92,19 @@ def test_what_is_new_is_written_in_a_while(tmp_path: Path, monkeypatch: pytest.M
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     server.join()
+    assert recorded(path) == 1
+
+
+def test_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "specs.json"
+    monkeypatch.setenv("JITGEN_RECORD", str(path))
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    look_up()
+    [recorder] = record._recorders
+    recorder._write_or_warn()  # as at the end
     assert recorded(path) == 1
 
 
