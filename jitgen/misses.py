@@ -8,10 +8,12 @@ asks on a miss, ``jitgen cache why`` on the command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen import debug
 from jitgen.ir import graph as graphs
 from jitgen.lowering import Lowered
 from jitgen.spec import digest
@@ -129,7 +131,7 @@ def _differences(ours: Mapping[str, str], theirs: Mapping[str, Any]) -> list[str
 
 
 def _shortened(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return debug.printable(text if len(text) <= limit else f"{text[:limit]}...")
 
 
 _described: dict[tuple[str, str], str] = {}
@@ -149,13 +151,19 @@ def described(lowered: Lowered, store: Store, remedy: Callable[[], str] | None =
         found = nearest(lowered, store)
         _described[where] = "\n".join(
             (
-                f"{lowered.graph.name}: no kernel in {store.root} for {lowered}",
+                f"{lowered.graph.name}: no kernel in {store.root} for {lowered}{_legend(str(lowered))}",
                 f"  {found or f'the store has nothing of a function called {lowered.graph.name}'}",
                 f"  to build it: {remedy() if remedy else _way(lowered)}",
                 f"  its request key is {lowered.key}",
             )
         )
     return _described[where]
+
+
+def _legend(text: str) -> str:
+    """What a symbolic size in ``text`` stands for."""
+    found = re.search(r"\bs(\d+)_(\d+)\b", text)
+    return f" ({found[0]} is the size of dimension {found[2]} of tensor {found[1]})" if found else ""
 
 
 def _way(lowered: Lowered) -> str:

@@ -128,7 +128,7 @@ def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = Non
 def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | None:
     """The kernels that the stored plan of ``lowered`` names; None where the plan or one of its artifacts is missing."""
     plan = store.get_plan(lowered.key)
-    if plan is None or not _toolchains_match(plan, lowered.route):
+    if plan is None or not _names_kernels(plan, lowered) or not _toolchains_match(plan, lowered.route):
         return None
     artifacts = [store.get_artifact(key) for key in plan["artifacts"]]
     if any(artifact is None for artifact in artifacts):
@@ -137,6 +137,11 @@ def _from_store(lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...] | Non
         BuiltKernel(kernel, artifact, "store")  # type: ignore[arg-type]
         for kernel, artifact in zip(lowered.program.kernels, artifacts, strict=True)
     )
+
+
+def _names_kernels(plan: Mapping[str, Any], lowered: Lowered) -> bool:
+    """Whether a plan names an artifact for each kernel of ``lowered``. One that somebody sealed by hand may not."""
+    return len(plan["artifacts"]) == len(lowered.program.kernels) and isinstance(plan.get("toolchains"), list)
 
 
 def _hold(lowered: Lowered, kernels: Sequence[BuiltKernel], store: Store) -> None:

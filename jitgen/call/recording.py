@@ -48,10 +48,11 @@ def remedy(
     path = settings.get("JITGEN_RECORD")
     if not path:
         entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
-        path = _missed() or "MANIFEST"
-        with suppress(CacheError):
-            manifest.write(Path(path), {manifest.identity_of(entry): entry})
-    return f"jitgen prewarm {shlex.quote(path)} --target {lowered.route.target}"
+        path = _missed()
+        if path is not None:
+            with suppress(CacheError):
+                manifest.write(Path(path), {manifest.identity_of(entry): entry})
+    return f"jitgen prewarm {shlex.quote(path or 'MANIFEST')} --target {lowered.route.target}"
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jitgen import settings
-from jitgen.cli.show import age, in_units, json_option, print_json, print_table
+from jitgen.cli.group import SuggestingGroup
+from jitgen.cli.show import age, in_units, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from jitgen.store import Entry, Store
@@ -33,7 +34,7 @@ def _open() -> Store:
     return Store.open()
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def cache() -> None:
     """Look into the on-disk store, check it, trim it, carry it elsewhere."""
 
@@ -102,8 +103,8 @@ def verify(repair: bool, as_json: bool) -> None:
         print_json(asdict(result) | {"clean": result.clean, "repaired": repair})
     else:
         for finding in (*result.damaged, *result.incomplete):
-            click.echo(f"{finding.state}: {finding.kind} {finding.key}: {finding.detail}")
-        click.echo(
+            say(f"{finding.state}: {finding.kind} {finding.key}: {finding.detail}")
+        say(
             f"{result.checked} entries read, {len(result.damaged)} damaged{' and removed' if repair else ''}, "
             f"{len(result.incomplete)} incomplete, {len(result.leftovers)} leftovers to sweep, "
             f"{len(result.quarantined)} in quarantine"
@@ -130,7 +131,7 @@ def prune(limit: int | None, as_json: bool) -> None:
     else:
         sizes = f"{in_units(result.size_before)} before, {in_units(result.size_after)} now"
         spared = f", {result.spared} in use or protected" if result.spared else ""
-        click.echo(f"{len(result.removed)} entries removed{spared}; {sizes}")
+        say(f"{len(result.removed)} entries removed{spared}; {sizes}")
 
 
 @cache.command("export")
@@ -151,7 +152,7 @@ def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json:
     if as_json:
         print_json([asdict(entry) for entry in written])
     else:
-        click.echo(f"{len(written)} entries, {in_units(path.stat().st_size)} in {path}")
+        say(f"{len(written)} entries, {in_units(path.stat().st_size)} in {path}")
 
 
 @cache.command("import")
@@ -161,6 +162,10 @@ def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json:
 def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
     """Take in the entries of the bundle PATH. Exits 1 when some were damaged; the others are taken in."""
     store = _open()
+    if protect:
+        from jitgen.store import protection
+
+        protection.check_name(protect)
     result = store.import_(path)
     if protect:
         store.protect(protect, [entry.key for entry in (*result.added, *result.present)])
@@ -168,8 +173,8 @@ def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
         print_json(asdict(result))
     else:
         for finding in result.damaged:
-            click.echo(f"damaged: {finding.kind} {finding.key}: {finding.detail}")
-        click.echo(f"{len(result.added)} added, {len(result.present)} here already, {len(result.damaged)} damaged")
+            say(f"damaged: {finding.kind} {finding.key}: {finding.detail}")
+        say(f"{len(result.added)} added, {len(result.present)} here already, {len(result.damaged)} damaged")
     sys.exit(1 if result.damaged else 0)
 
 
@@ -182,7 +187,7 @@ def unprotect(name: str, as_json: bool) -> None:
     if as_json:
         print_json({"unprotected": known})
     else:
-        click.echo(f"{name} is no longer protected" if known else f"nothing is protected as {name}")
+        say(f"{name} is no longer protected" if known else f"nothing is protected as {name}")
     sys.exit(0 if known else 1)
 
 
@@ -201,7 +206,7 @@ def keygen(path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"private": path, "public": public})
     else:
-        click.echo(public)
+        say(public)
 
 
 @cache.command()
@@ -216,7 +221,7 @@ def clear(yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"removed": removed})
     else:
-        click.echo(f"{removed} entries removed from {store.root}")
+        say(f"{removed} entries removed from {store.root}")
 
 
 @cache.command("path")
@@ -227,7 +232,7 @@ def show_path(as_json: bool) -> None:
     if as_json:
         print_json({"root": store.root, "layers": store.layers, "writable": store.writable})
     else:
-        click.echo(store.root)
+        say(store.root)
 
 
 @cache.command()
@@ -254,12 +259,12 @@ def why(subject: str, target: str | None, texts: tuple[str, ...], as_json: bool)
     else:
         for finding in findings:
             owner = "layer" if finding.layer else "store"
-            click.echo(f"{finding.state}: {finding.kind} in the {owner}, {finding.path}: {finding.detail}")
+            say(f"{finding.state}: {finding.kind} in the {owner}, {finding.path}: {finding.detail}")
         if missing:
-            click.echo(missing)
+            say(missing)
         elif not findings:
             directories = ", ".join(map(str, (store.root, *store.layers)))
-            click.echo(f"absent: {key} is in none of {directories}")
+            say(f"absent: {key} is in none of {directories}")
     sys.exit(0 if present else 1)
 
 
@@ -268,10 +273,9 @@ def _of_call(store: Store, function: str, target: str | None, texts: tuple[str, 
     import shlex
 
     from jitgen import misses
-    from jitgen.cli.source import load_function, read_arguments
+    from jitgen.cli.source import load_function, lower
 
-    positional, named = read_arguments(texts)
-    lowered = load_function(function).lower(*positional, target=target or "cpu", **named).lowered
+    lowered = lower(load_function(function), texts, target, None).lowered
     if store.get_plan(lowered.key) is not None:
         return lowered.key, ""
     words = ["jitgen", "source", function, "--target", str(lowered.route.target)]
@@ -311,7 +315,7 @@ def _print_facts(facts: Mapping[str, Any], indent: int = 0) -> None:
     """Print nested facts, one to a line, indented by ``indent`` spaces."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:
-            click.echo(f"{' ' * indent}{name}:")
+            say(f"{' ' * indent}{name}:")
             _print_facts(value, indent + 2)
         else:
-            click.echo(f"{' ' * indent}{name}: {value}")
+            say(f"{' ' * indent}{name}: {value}")

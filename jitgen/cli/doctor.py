@@ -185,8 +185,9 @@ def _store() -> Iterator[Row]:
             "store", "writing", MISSING, "the store cannot be written", "set JITGEN_CACHE_DIR to a place of yours"
         )
     for layer in store.layers:
-        state, value = (OK, "a read-only layer") if layer.is_dir() else (MISSING, "there is no such directory")
-        yield Row("store", str(layer), state, value, "" if layer.is_dir() else "correct JITGEN_CACHE_PATH")
+        there = layer.exists()
+        state, value = (OK, "a read-only layer") if there else (MISSING, "there is no such directory or bundle")
+        yield Row("store", str(layer), state, value, "" if there else "correct JITGEN_CACHE_PATH")
     artifacts = (store.peek(entry) for entry in store.entries() if entry.kind == "artifact")
     built = Counter(str(a.meta.get("toolchain", "unknown")) for a in artifacts if isinstance(a, StoredArtifact))
     for toolchain, count in built.most_common():

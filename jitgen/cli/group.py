@@ -5,12 +5,14 @@ To add a command, write ``cli/<name>.py`` with a click command of that name, and
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Any
 
 import click
 
 from jitgen._version import __version__
+from jitgen.debug import printable
 from jitgen.errors import CacheError, JitgenError
 
 COMMANDS = {
@@ -30,7 +32,20 @@ class Unusable(click.ClickException):
     exit_code = 2
 
 
-class LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """A click group that names the commands which one that does not exist may have been meant for."""
+
+    def resolve_command(self, context: click.Context, words: list[str]) -> Any:
+        try:
+            return super().resolve_command(context, words)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(words[0], self.list_commands(context))
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(close)}?", context) from None
+
+
+class LazyGroup(SuggestingGroup):
     """A click group of the commands in ``COMMANDS``, which turns jitgen's errors into a message and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -51,9 +66,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(context)
         except CacheError as error:
-            raise Unusable(str(error)) from error
+            raise Unusable(printable(str(error))) from error
         except JitgenError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

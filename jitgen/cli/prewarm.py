@@ -11,7 +11,7 @@ from dataclasses import asdict
 import click
 
 from jitgen.cli.progress import first_line, progress
-from jitgen.cli.show import json_option, print_json, print_table
+from jitgen.cli.show import json_option, print_json, print_table, say
 
 
 def _shard(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def prewarm(
         )
     seconds = time.monotonic() - started
     rate = len(report.entries) / max(seconds, 1e-9)
-    click.echo(f"{len(report.entries)} entries in {seconds:.1f} s ({rate:.1f}/s): {report}", err=True)
+    say(f"{len(report.entries)} entries in {seconds:.1f} s ({rate:.1f}/s): {report}", err=True)
     if failure is not None:
-        click.echo(f"Error: {failure}", err=True)
+        say(f"Error: {failure}", err=True)
         sys.exit(1)

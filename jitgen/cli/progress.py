@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
+from jitgen.cli.show import say
+from jitgen.debug import printable
 
 if TYPE_CHECKING:
     from jitgen.deploy.prewarm import Prewarmed, Progress
@@ -31,7 +32,7 @@ def first_line(text: str) -> str:
 def _line(entry: Prewarmed, done: int, total: int) -> None:
     reason = f": {first_line(entry.detail)}" if entry.detail else ""
     width = len(str(total))
-    click.echo(
+    say(
         f"[{done:{width}}/{total}] {entry.origin:8} {entry.seconds:6.2f} s  {entry.target}  "
         f"{entry.signature or entry.name}{reason}",
         err=True,
@@ -58,10 +59,10 @@ def _bar() -> Iterator[Progress]:
 
         def tell(entry: Prewarmed, done: int, total: int) -> None:
             nonlocal failed
-            what = escape(f"{entry.signature or entry.name} for {entry.target}")
+            what = escape(printable(f"{entry.signature or entry.name} for {entry.target}"))
             if entry.origin == "failed":
                 failed += 1
-                bar.console.print(f"[red]failed[/red] {what}: {escape(first_line(entry.detail))}")
+                bar.console.print(f"[red]failed[/red] {what}: {escape(printable(first_line(entry.detail)))}")
             rate = done / max(time.monotonic() - started, 1e-9)
             bar.update(row, completed=done, total=total, description=what, rate=rate, failed=failed)
 

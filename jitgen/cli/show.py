@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from jitgen.debug import printable
+
 json_option: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")
 
 
@@ -17,11 +19,16 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
+def say(text: object, *, err: bool = False) -> None:
+    """Print a line, or lines, in which a store, a manifest or an archive may be quoted."""
+    click.echo(printable(str(text)), err=err)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, with a header on a terminal; in a pipe each row is one tab-separated line, for cut and awk."""
     if not sys.stdout.isatty():
         for row in rows:
-            click.echo("\t".join(row))
+            say("\t".join(row))
         return
     from rich.console import Console
     from rich.table import Table
@@ -29,7 +36,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from jitgen import settings
-from jitgen.cli.show import json_option, print_json
+from jitgen.cli.show import json_option, print_json, say
 
 _LITERALS = {"true": True, "false": False, "none": None}
 arguments_option: Callable[[Any], Any] = click.option(
@@ -68,7 +68,7 @@ def source(
         facts["explanation"] = lowered.explain()
         print_json(facts | ({"asm": code} if asm else {}))
     else:
-        click.echo(lowered.explain() if explain and not asm else code or lowered.source)
+        say(lowered.explain() if explain and not asm else code or lowered.source)
 
 
 def lower(function: Any, texts: tuple[str, ...], target: str | None, backend: str | None) -> Any:

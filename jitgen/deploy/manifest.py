@@ -77,11 +77,19 @@ def _memory_from_json(data: Mapping[str, Any]) -> Memory:
     return Memory(Strided(tuple(data["sizes"]), tuple(data["strides"])), data["alignment"])
 
 
-def write(path: Path, entries: Mapping[str, Entry]) -> None:
+def encoded(entries: Mapping[str, Entry]) -> str:
+    """The text of the manifest with ``entries``, by identity."""
+    return json.dumps({"schema": SCHEMA, "entries": [entries[identity] for identity in sorted(entries)]}, indent=1)
+
+
+def write(path: Path, entries: Mapping[str, Entry], patience: float = 60.0) -> None:
     """Write ``entries``, by identity, to ``path``, with those that a manifest already there has.
 
     Several processes may write the same file at once: each has the lock of ``.<name>.lock`` beside it from reading what
     is there until the file is replaced. A process that is killed leaves the file as it was.
+
+    Args:
+        patience: seconds to wait for another process that writes the file.
 
     Raises:
         CacheError: what is there is no manifest, or the file cannot be written.
@@ -91,13 +99,12 @@ def write(path: Path, entries: Mapping[str, Entry]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock")
-        with FileLock(lock):
+        with FileLock(lock, timeout=patience):
             merged = dict(entries)
             if path.exists():
                 for entry in manifest_schema.read(path):
                     merged.setdefault(identity_of(entry), entry)
-            content = {"schema": SCHEMA, "entries": [merged[identity] for identity in sorted(merged)]}
-            _replace(path, json.dumps(content, indent=1))
+            _replace(path, encoded(merged))
             lock.unlink(missing_ok=True)  # a process that waits for it notices, and takes a new one
     except OSError as error:
         raise CacheError(f"the manifest {path} cannot be written: {error.strerror or error}") from error
@@ -109,7 +116,7 @@ def _replace(path: Path, text: str) -> None:
         stale.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with open(temporary, "w") as file:
+        with open(temporary, "x") as file:  # which follows no link that somebody put there
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

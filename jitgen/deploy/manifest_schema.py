@@ -47,7 +47,8 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         CacheError: the file cannot be read, or is not what ``jitgen.record`` writes.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
+            os.set_blocking(file.fileno(), True)
             raw = file.read(FILE_LIMIT + 1)
         if len(raw) > FILE_LIMIT:
             raise ValueError(f"it has more than {FILE_LIMIT} bytes")
@@ -60,6 +61,11 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     except Exception as error:  # whatever the file holds, nothing else is to come of it
         problem = f"it cannot be checked ({type(error).__name__}: {shown(str(error))})"
     raise CacheError(f"{os.fspath(path)} is not a readable manifest: {problem}; record it again with jitgen.record")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting: a FIFO that nobody writes is an empty file, and a pipe is read to its end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def check(content: Any) -> list[dict[str, Any]]:

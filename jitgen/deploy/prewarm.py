@@ -121,12 +121,24 @@ def prewarm(
     served = {entry.target for entry, _ in plan if entry.origin != "skipped"}
     idle = [target for target in map(str, parsed) if target not in served]
     if failed or idle:
-        parts = [f"{entry.signature or entry.name} for {entry.target}: {entry.detail}" for entry in failed]
+        parts = _failures(failed)
         parts += [f"nothing in {manifest} is for {target}" for target in idle]
         error = JitgenError("prewarm is incomplete:\n  " + "\n  ".join(parts))
         error.report = report  # type: ignore[attr-defined]
         raise error
     return report
+
+
+def _failures(failed: Sequence[Prewarmed]) -> list[str]:
+    """What failed and why: where many failed for the same reason, the first of them, and how many others did."""
+    alike: dict[str, list[Prewarmed]] = {}
+    for entry in failed:
+        alike.setdefault(entry.detail.partition("\n")[0], []).append(entry)
+    return [
+        f"{first.signature or first.name} for {first.target}: {first.detail}"
+        + (f"\n  and {len(others)} more failed for the same reason" if others else "")
+        for first, *others in alike.values()
+    ]
 
 
 Planned = tuple[Prewarmed, work.Task | None]

@@ -14,11 +14,11 @@ of ``ir/graph.py`` hold them as data.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 Number = int | float | bool
@@ -242,20 +242,28 @@ def product(sizes: Any) -> Size:
 
 # ------------------------------------------------------------------------------------------ evaluation and text
 
-POWER_BITS = 2**16
-"""Bits of an integer power, at most: sizes need 63, and one of sizes can be too large to compute at all."""
+INTEGER_BITS = 2**16
+"""Bits of an integer power or product, at most: sizes need 63, and those of sizes can be too large to compute at all.
+"""
+
+
+def _mul(left: Any, right: Any) -> Any:
+    both = isinstance(left, int) and isinstance(right, int)
+    if both and left.bit_length() + right.bit_length() > INTEGER_BITS:
+        raise OverflowError(f"an integer product of more than {INTEGER_BITS} bits")
+    return left * right
 
 
 def _pow(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > POWER_BITS:
-        raise OverflowError(f"an integer power of more than {POWER_BITS} bits")
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > INTEGER_BITS:
+        raise OverflowError(f"an integer power of more than {INTEGER_BITS} bits")
     return left**right
 
 
 _EVALUATE: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "sub": operator.sub,
-    "mul": operator.mul,
+    "mul": _mul,
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "truediv": operator.truediv,
@@ -283,7 +291,7 @@ def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
         constant, *pairs = value.args
         return constant + sum(c * evaluate(atom, environment) for c, atom in pairs)
     if value.op == "product":
-        return math.prod(evaluate(atom, environment) for atom in value.args)
+        return reduce(_mul, (evaluate(atom, environment) for atom in value.args))
     left, right = value.args
     return _EVALUATE[value.op](evaluate(left, environment), evaluate(right, environment))
 

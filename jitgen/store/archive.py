@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jitgen.errors import CacheError
-from jitgen.store import bundle, layout, signing
+from jitgen.store import bundle, layout, notice, signing
 from jitgen.store.entries import META, Contents, read_artifact, read_plan, resealed
 from jitgen.store.files import Damaged
 from jitgen.store.layout import Entry
@@ -33,26 +35,30 @@ class Imported:
 def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | None = None) -> list[Entry]:
     """Write the bundle; see ``Store.export``.
 
+    What a look-up would not take, because it is damaged or lacks a signature, is not exported: a key that signs the
+    bundle vouches for what its owner can load.
+
     Raises:
-        CacheError: a key that was asked for is absent or damaged, or ``path`` cannot be written.
+        CacheError: a key that was asked for is absent or cannot be exported, or ``path`` cannot be written.
     """
     chosen = _chosen(store, keys)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    left_out: list[str] = []
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     written: list[Entry] = []
 
     def entries() -> Iterator[tuple[str, str, Contents]]:
-        for _, (source, entry) in sorted(chosen.items(), key=lambda item: item[0]):
-            try:
-                contents = _contents(source, entry, signer)
-            except (FileNotFoundError, Damaged) as problem:
-                if keys is None:
-                    continue
-                raise CacheError(f"cannot export {entry.kind} {entry.key}: {problem}") from problem
-            yield entry.kind, entry.key, contents
-            written.append(entry)
+        for (kind, key), found in sorted(chosen.items()):
+            entry, contents, problem = _first_whole(found)
+            if contents is not None:
+                yield kind, key, contents if signer is None else _signed(kind, key, contents, signer)
+                written.append(entry)
+            elif keys is not None:
+                raise CacheError(f"cannot export {kind} {key}: {problem}")
+            else:
+                left_out.append(f"{kind} {key[:12]}: {problem}")
 
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:  # which follows no link that somebody put there
             bundle.write(file, entries())
             file.flush()
             os.fsync(file.fileno())
@@ -60,7 +66,10 @@ def export(store: Store, path: Path, keys: list[str] | None, signer: Signer | No
     except OSError as error:
         raise CacheError(f"cannot write the archive {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    if left_out:
+        notice.once(f"export {path}", f"{len(left_out)} entries are not in {path}; the first is {left_out[0]}")
     return written
 
 
@@ -93,12 +102,16 @@ def import_(store: Store, path: Path) -> Imported:
     return Imported(tuple(added), tuple(present), tuple(damaged))
 
 
-def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], tuple[Source, Entry]]:
-    """The entries to write, by kind and key; of one that several sources have, the first."""
-    found: dict[tuple[str, str], tuple[Source, Entry]] = {}
-    for source, _ in store.sources:
+Found = list[tuple[Source, Trust | None, Entry]]
+"""An entry wherever it is, in the order of a look-up, and whose signature it must have there."""
+
+
+def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Found]:
+    """The entries to write, by kind and key."""
+    found: dict[tuple[str, str], Found] = {}
+    for source, trust in store.sources:
         for entry in source.names():
-            found.setdefault((entry.kind, entry.key), (source, entry))
+            found.setdefault((entry.kind, entry.key), []).append((source, trust, entry))
     if keys is None:
         return found
     wanted = set(keys)
@@ -107,14 +120,22 @@ def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], tuple
     missing = wanted - {key for _, key in found}
     if missing:
         raise CacheError(f"cannot export {', '.join(sorted(missing))}: not in the store")
-    return {name: pair for name, pair in found.items() if name[1] in wanted}
+    return {name: places for name, places in found.items() if name[1] in wanted}
 
 
-def _contents(source: Source, entry: Entry, signer: Signer | None) -> Contents:
-    contents = contents_of(source, entry.kind, entry.key)
-    if signer is None:
-        return contents
-    sealed = META if entry.kind == "artifact" else f"{entry.key}.json"
+def _first_whole(found: Found) -> tuple[Entry, Contents | None, str]:
+    """The first that a look-up would take, with its files; if there is none, why not the first of all."""
+    problems = []
+    for source, trust, entry in found:
+        try:
+            return entry, contents_of(source, entry.kind, entry.key, trust), ""
+        except (FileNotFoundError, Damaged) as problem:
+            problems.append(str(problem))
+    return found[0][2], None, problems[0]
+
+
+def _signed(kind: str, key: str, contents: Contents, signer: Signer) -> Contents:
+    sealed = META if kind == "artifact" else f"{key}.json"
     return {**contents, sealed: resealed(contents[sealed], signer)}
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -130,10 +131,13 @@ class Bundle:
             raise FileNotFoundError(name)
         frame, zstd = files[name], _zstd()
         packed = self._data.at(frame.offset, frame.length)
+        unpacker = zstd.ZstdDecompressor()
         try:
-            content: bytes = zstd.ZstdDecompressor().decompress(packed, max_length=min(limit, frame.size) + 1)
-        except (zstd.ZstdError, EOFError, ValueError) as error:
+            content: bytes = unpacker.decompress(packed, max_length=min(limit, frame.size) + 1)
+        except (zstd.ZstdError, EOFError, ValueError, MemoryError) as error:
             raise Damaged(f"{name} cannot be unpacked: {error}") from error
+        if unpacker.eof and unpacker.unused_data:
+            raise Damaged(f"{name} has something after its end")
         return content
 
 
@@ -240,13 +244,18 @@ def parsed(path: Path, data: _Data, modified: float) -> Bundle:
     except (zipfile.BadZipFile, CacheError, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise CacheError(f"{path} is no archive of a jitgen store: {error}") from error
     members: dict[tuple[str, str], dict[str, Frame]] = {}
+    places: list[tuple[int, int]] = []
     try:
         _check(len(listed) <= MEMBER_LIMIT, f"has {len(listed)} members, and may have {MEMBER_LIMIT}")
         for member in listed:
             kind, key, name = _named(member)
             files = members.setdefault((kind, key), {})
             _check(name not in files, f"has two members {member.filename!r}")
-            files[name] = _frame(member, data)
+            files[name] = frame = _frame(member, data)
+            places.append((frame.offset, frame.offset + frame.length))
+        places.sort()
+        apart = all(end <= start for (_, end), (start, _) in pairwise(places))
+        _check(apart, "has two members in the same place")
         sizes = []
         for (_, key), files in members.items():
             _check(len(files) <= FILES_LIMIT, f"has more than {FILES_LIMIT} files of one entry, {key[:12]}")

@@ -7,6 +7,7 @@ from typing import Any
 from jitgen import settings
 from jitgen.errors import CacheError
 from jitgen.store import layout, notice, signing
+from jitgen.store.sources import layer_source
 from jitgen.store.store import Store
 
 _stores: dict[Any, Store] = {}
@@ -43,6 +44,7 @@ def _open() -> Store:
     for layer in map(layout.absolute, settings.get("JITGEN_CACHE_PATH")):
         try:
             layout.check_layer(layer)
+            layer_source(layer)
             layers.append(layer)
         except CacheError as problem:
             notice.once(f"layer {layer}", f"{problem}. It is not read")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from typing import Any, Protocol
 from jitgen.errors import CacheError
 from jitgen.spec import SCHEMA, Artifact, digest
 from jitgen.store.files import FILE_LIMIT, FILES_LIMIT, JSON_LIMIT, Damaged, TooLarge
+from jitgen.store.layout import is_key
 from jitgen.store.signing import Signer, Trust
 
 META = "meta.json"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 
 Reader = Callable[[str, int], bytes]
 """``(name, limit)`` -> the bytes of that file, ``limit + 1`` at most; raises Damaged and FileNotFoundError."""
@@ -176,6 +179,9 @@ def read_plan(sealed: bytes, key: str, trust: Trust | None = None) -> dict[str, 
     plan = _unseal(sealed, key, "plan", trust).get("plan")
     if not isinstance(plan, dict):
         raise Damaged("it holds no plan")
+    artifacts = plan.get("artifacts")
+    if not isinstance(artifacts, list) or not all(map(is_key, artifacts)):
+        raise Damaged("its plan has no list of the keys of its artifacts")
     return plan
 
 
@@ -234,6 +240,5 @@ def _read_verified(reader: Reader, name: str, record: StoredFile) -> bytes:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether ``name`` may be the name of a file in an entry: not a path, not hidden and not ``meta.json``."""
-    plain = bool(name) and len(name) <= 255 and not name.startswith(".") and name != META
-    return plain and not any(mark in name for mark in ("/", "\\", "\0"))
+    """Whether ``name`` may be the name of a file in an entry: not a path, not hidden, plain and not ``meta.json``."""
+    return _FILE_NAME.fullmatch(name) is not None and name != META

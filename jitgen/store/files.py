@@ -50,6 +50,7 @@ class Access:
 
     owners: frozenset[int] | None
     forbidden: int
+    root: Path | None = None
 
     @staticmethod
     def below(root: Path, *, layer: bool) -> Access:
@@ -65,7 +66,7 @@ class Access:
         if os.name != "posix" or not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             return Access(None, 0)
         owners = frozenset((0, os.geteuid(), status.st_uid))
-        return Access(owners, stat.S_IWOTH if layer else stat.S_IWOTH | stat.S_IWGRP)
+        return Access(owners, stat.S_IWOTH if layer else stat.S_IWOTH | stat.S_IWGRP, root)
 
     def check(self, status: os.stat_result, name: str) -> None:
         """Damaged if somebody else may have written ``name``."""
@@ -74,12 +75,21 @@ class Access:
         if status.st_mode & self.forbidden:
             raise Damaged(f"{name} is writable by others: its mode is {stat.S_IMODE(status.st_mode):o}")
 
+    def check_parents(self, path: Path) -> None:
+        """Damaged if somebody else may have put ``path`` where it is; raises OSError as well."""
+        if self.owners is None:
+            return
+        for parent in path.parents:
+            if parent == self.root:
+                break
+            self.check(os.stat(parent), parent.name)
+
 
 @contextmanager
 def folder(path: Path, access: Access) -> Iterator[int]:
     """A descriptor of the directory ``path``; whatever is then opened relative to it is in that very directory."""
     try:
-        access.check(os.stat(path.parent), path.parent.name)
+        access.check_parents(path)
         descriptor = os.open(path, _OPEN | getattr(os, "O_DIRECTORY", 0))
     except FileNotFoundError:
         raise
@@ -99,7 +109,7 @@ def folder(path: Path, access: Access) -> Iterator[int]:
 def read(path: Path, limit: int, access: Access) -> bytes:
     """The bytes of the regular file ``path``."""
     try:
-        access.check(os.stat(path.parent), path.parent.name)
+        access.check_parents(path)
     except NotADirectoryError as error:
         raise FileNotFoundError(path) from error
     except FileNotFoundError:

@@ -45,8 +45,8 @@ class Entry:
     layer: bool = False
 
 
-def is_key(text: str) -> bool:
-    return _KEY.fullmatch(text) is not None
+def is_key(text: object) -> bool:
+    return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 
 def artifact_path(root: Path, key: str) -> Path:

@@ -202,4 +202,4 @@ def clear(root: Path) -> int:
 
 def plan_artifacts(plan: dict[str, Any]) -> list[str]:
     """The keys of the artifacts that ``plan`` names."""
-    return [key for key in plan.get("artifacts", ()) if isinstance(key, str)]
+    return [key for key in plan.get("artifacts", ()) if layout.is_key(key)]

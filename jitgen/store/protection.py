@@ -20,7 +20,7 @@ def protect(root: Path, name: str, keys: Iterable[str]) -> None:
     Raises:
         CacheError: ``name`` cannot be the name of a file.
     """
-    _check_name(name)
+    check_name(name)
     directory = layout.protected_path(root)
     directory.mkdir(parents=True, exist_ok=True, mode=0o755)
     atomic.install_file(root, directory / name, "".join(f"{key}\n" for key in sorted(keys)).encode())
@@ -28,7 +28,7 @@ def protect(root: Path, name: str, keys: Iterable[str]) -> None:
 
 def unprotect(root: Path, name: str) -> bool:
     """Let ``prune`` remove those entries again; returns whether there was such a name."""
-    _check_name(name)
+    check_name(name)
     try:
         (layout.protected_path(root) / name).unlink()
     except FileNotFoundError:
@@ -57,6 +57,7 @@ def clear(root: Path) -> None:
         unprotect(root, name)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """CacheError if ``name`` cannot be that of a protected bundle."""
     if not _NAME.fullmatch(name):
         raise CacheError(f"{name!r} cannot name a protected bundle: use letters, digits, '-', '_' and '.'")

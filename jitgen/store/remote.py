@@ -63,7 +63,7 @@ class Remote:
     def get(self, kind: str, key: str, trust: Trust | None) -> Contents | None:
         """The files of an entry, verified; None if the remote has no such entry, or is left alone."""
         limit = JSON_LIMIT if kind == "plan" else OBJECT_LIMIT
-        content = self._access(lambda files, root: files.cat_file(_path(root, kind, key), start=0, end=limit + 1))
+        content = self._access(lambda files, root: _read(files, _path(root, kind, key), limit))
         if content is None:
             return None
         try:
@@ -194,9 +194,33 @@ def _path(root: str, kind: str, key: str) -> str:
     return f"{root.rstrip('/')}/{layout.VERSION}/{kind}/{key[:2]}/{key}.{ending}"
 
 
+def _read(files: Any, path: str, limit: int) -> bytes:
+    """An object, or its first ``limit + 1`` bytes. What is late is not read any further: nobody waits for it."""
+    seconds = settings.get("JITGEN_REMOTE_TIMEOUT")
+    if "http" in _protocols(files):  # a web server may take no notice of the range that is asked for
+        content, deadline = b"", time.monotonic() + seconds
+        with files.open(path, block_size=0, size=1) as stream:  # as it comes, without asking for its size first
+            while len(content) <= limit and (more := stream.read(limit + 1 - len(content))):
+                content += more
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it did not send {path} in time")
+        return content
+    if getattr(files, "async_impl", False):
+        from fsspec.asyn import sync
+
+        found: bytes = sync(files.loop, files._cat_file, path, start=0, end=limit + 1, timeout=seconds)
+    else:
+        found = files.cat_file(path, start=0, end=limit + 1)
+    return found
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    return files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)
+
+
 def _write(files: Any, path: str, content: bytes) -> None:
     """Write an object at once: an object store does so itself, and in a directory it is renamed."""
-    if "file" not in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)):
+    if "file" not in _protocols(files):
         files.pipe_file(path, content)
         return
     files.makedirs(files._parent(path), exist_ok=True)

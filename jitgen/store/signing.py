@@ -9,7 +9,6 @@ remote and from archives and, under ``JITGEN_SIGNED_ONLY``, from its own store.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ from jitgen.store.files import Untrusted
 
 _PURPOSE = b"jitgen store entry\0"
 """What precedes the digest in what is signed, so that no signature made for another purpose fits."""
+
+_KEY_BYTES = 2**16
+"""Bytes of a key's file that are read: a key has some hundred."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Trust:
             raise Untrusted(f"it is signed by the key {str(signature.get('key'))[:60]!r}, which is not trusted")
         try:
             public.verify(base64.b64decode(str(signature.get("ed25519")), validate=True), _PURPOSE + digest.encode())
-        except (InvalidSignature, binascii.Error):
+        except (InvalidSignature, ValueError):  # what is no base64 is a ValueError
             raise Untrusted("its signature does not fit") from None
 
 
@@ -120,7 +122,8 @@ def _public(text: str) -> Any:
     content = text.encode()
     if len(text) != 44:  # base64 of 32 bytes
         try:
-            content = Path(text).read_bytes().strip()
+            with open(text, "rb") as file:
+                content = file.read(_KEY_BYTES).strip()
         except OSError as error:
             raise CacheError(f"the trusted key {text} cannot be read: {error.strerror}") from error
     try:
@@ -144,7 +147,8 @@ def _signer(path: str) -> Signer:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            content = file.read(_KEY_BYTES)
         load: Any = (
             serialization.load_ssh_private_key if b"OPENSSH" in content[:60] else serialization.load_pem_private_key
         )

@@ -145,13 +145,13 @@ def layer_source(path: Path) -> Source:
     return Folder(path, layer=True)
 
 
-def contents_of(source: Source, kind: str, key: str) -> Contents:
-    """The files of an entry, byte for byte, after they were verified."""
+def contents_of(source: Source, kind: str, key: str, trust: Trust | None = None) -> Contents:
+    """The files of an entry, byte for byte, after they were verified; its signature where ``trust`` asks for one."""
     if kind == "plan":
         sealed = source.plan(key)
-        read_plan(sealed, key)
+        read_plan(sealed, key, trust)
         return {f"{key}.json": sealed}
-    artifact = read_artifact(source.artifact(key), key)
+    artifact = read_artifact(source.artifact(key), key, trust)
     with source.artifact(key).opened() as reader:
         return {META: reader(META, JSON_LIMIT)} | {name: artifact.read(name) for name in artifact.files}
 

@@ -147,8 +147,11 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def put_artifact(self, artifact: Artifact) -> StoredArtifact:
+    def put_artifact(self, artifact: Artifact, *, in_use: bool = False) -> StoredArtifact:
         """Store it and return it as a reader finds it; an undamaged entry that is already there stays.
+
+        Args:
+            in_use: whether to ``hold`` it, so that a limit which it exceeds does not have it removed at once.
 
         Raises:
             CacheError: the store cannot be written. See the package for what the caller does then.
@@ -156,7 +159,7 @@ class Store:
         _check_key(artifact.key)
         if (theirs := self._own(artifact.key)) is not None:
             return theirs
-        self.install("artifact", artifact.key, encode_artifact(artifact, self._signer()))
+        self.install("artifact", artifact.key, encode_artifact(artifact, self._signer()), in_use=in_use)
         stored = self._own(artifact.key)
         if stored is None:
             path = layout.artifact_path(self.root, artifact.key)
@@ -172,7 +175,7 @@ class Store:
         _check_key(key)
         self.install("plan", key, {f"{key}.json": encode_plan(key, plan, self._signer())})
 
-    def install(self, kind: str, key: str, contents: Mapping[str, bytes]) -> None:
+    def install(self, kind: str, key: str, contents: Mapping[str, bytes], *, in_use: bool = False) -> None:
         """Store the files of an entry as they are. An undamaged artifact that is there stays; a plan is replaced.
 
         Raises:
@@ -182,6 +185,8 @@ class Store:
 
         target = layout.entry_path(self.root, kind, key)
         with self.writing():
+            if in_use:
+                self.hold(key)
             if kind == "artifact":
                 install_directory(self.root, target, contents, lambda path: self._is_whole(path, kind, key))
             else:
@@ -197,7 +202,7 @@ class Store:
         if publish:
             try:
                 self._share("artifact", artifact.key, encode_artifact(artifact, self._signer()))
-                return self.put_artifact(artifact)
+                return self.put_artifact(artifact, in_use=True)
             except CacheError as problem:
                 self._note_unwritable(problem)
         self.memory.keep("artifact", artifact.key, encode_artifact(artifact))
@@ -228,9 +233,9 @@ class Store:
         wanted = [*(("artifact", key) for key in maintenance.plan_artifacts(plan)), ("plan", plan_key)]
         for kind, key in wanted:
             if not self._remote.has(kind, key):
-                for source, _ in self.sources:
+                for source, trust in self.sources:
                     with suppress(FileNotFoundError, Damaged):
-                        self._remote.put(kind, key, sources.contents_of(source, kind, key))
+                        self._remote.put(kind, key, sources.contents_of(source, kind, key, trust))
                         break
         return all(self._remote.has(kind, key) for kind, key in wanted)
 

@@ -69,7 +69,7 @@ def test_show_takes_prefixes_as_git_does(store: Store) -> None:
     assert "4 or more" in run("cache", "show", "abc", code=2).stderr
     assert "no key" in run("cache", "show", "wxyz", code=2).stderr
     assert "no entry" in run("cache", "show", "0123", code=1).stderr
-    store.put_plan("abcd" + "2" * 60, {})
+    store.put_plan("abcd" + "2" * 60, {"artifacts": []})
     assert "ambiguous" in run("cache", "show", "abcd", code=1).stderr
 
 
@@ -126,6 +126,32 @@ def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pytest.Mon
     assert "no archive" in run("cache", "import", archive, code=2).stderr
 
 
+def test_a_bundle_is_not_imported_under_no_name(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "store.zip"
+    run("cache", "export", str(bundle))
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "other"))
+    run("cache", "import", str(bundle), "--protect", "../v7", code=2)
+    assert list(Store.open(tmp_path / "other", layers=[]).entries()) == []
+
+
+def test_nothing_reaches_a_terminal_that_it_would_obey(store: Store) -> None:
+    """Not even what somebody sealed."""
+    key = "aaaa" + "7" * 60
+    store.put_artifact(Artifact(key, {"kernel.so": b"\x7fELF"}, "kernel.so", {"entry": "a\x1b[2Jb\x9b"}))
+    store.put_plan(PLAN_KEY, {"artifacts": [KEY], "name": "\x1b]0;title\x07"})
+    for words in (["ls"], ["show", key], ["show", PLAN_KEY], ["why", PLAN_KEY]):
+        shown = run("cache", *words).output
+        assert shown.replace("\n", "").replace("\t", "").isprintable(), shown
+    assert "a?[2Jb?" in run("cache", "ls").output
+
+
+def test_a_command_that_does_not_exist(store: Store) -> None:
+    for words, meant in ((["cach"], "cache"), (["cache", "verfy"], "verify")):
+        done = CliRunner().invoke(jitgen, words)
+        assert done.exit_code == 2
+        assert f"Did you mean {meant}?" in done.output
+
+
 def test_path(store: Store) -> None:
     assert run("cache", "path").stdout.strip() == str(store.root)
     assert run_json("cache", "path") == {"root": str(store.root), "layers": [], "writable": True}
@@ -146,6 +172,18 @@ def test_doctor_reports_what_is_broken_too(store: Store, monkeypatch: pytest.Mon
     assert "0 to 4" in broken["JITGEN_DEBUG"]["value"]
     assert "chmod 700" in broken["store"]["value"]
     assert "runs: cpu" in run("doctor").stdout
+
+
+def test_doctor_knows_bundles(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, absent, other = tmp_path / "store.zip", tmp_path / "absent", tmp_path / "other.zip"
+    store.export(bundle)
+    monkeypatch.setenv("JITGEN_CACHE_PATH", f"{bundle}:{absent}")
+    rows = {row["name"]: row for row in run_json("doctor")["checks"]}
+    assert (rows[str(bundle)]["state"], rows[str(absent)]["state"]) == ("ok", "missing")
+    other.write_text("no archive")
+    monkeypatch.setenv("JITGEN_CACHE_PATH", str(other))
+    rows = {row["name"]: row for row in run_json("doctor")["checks"]}
+    assert "no archive of a jitgen store" in rows["store"]["value"]
 
 
 def test_help_loads_no_command() -> None:

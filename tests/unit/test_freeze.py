@@ -160,6 +160,9 @@ def test_cache_why_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [finding] = json.loads(text)
     assert (code, finding["state"]) == (1, "absent")
     assert "and this is for sm_90a" in finding["detail"]
+    assert "s0_0 is the size of dimension 0 of tensor 0" in finding["detail"]
+    done = CliRunner().invoke(command, ["cache", "why", call[0], "--arg", "f32[M,64]"])
+    assert (done.exit_code, "missing a required argument: 's'" in done.stderr) == (2, True)
 
 
 MODULES = """

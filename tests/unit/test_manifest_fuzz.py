@@ -27,7 +27,11 @@ import jitgen
 from jitgen import pipeline
 from jitgen.compile import host
 from jitgen.errors import JitgenError
+from jitgen.families import registry
 from jitgen.ir import graph as graphs
+from jitgen.ir.scans import PLACES, SCANS
+from jitgen.ir.scatters import KINDS
+from jitgen.ir.sorts import SORTS
 from jitgen.lowering import Lowered
 from jitgen.pipeline import BuiltKernel
 from jitgen.store import Store
@@ -46,6 +50,9 @@ VALUES: tuple[Any, ...] = (
         "add",
         "contract",
         "scan",
+        "indices",
+        "set",
+        "philox",
         "mk,nk->mn",
         "view",
         "reshape",
@@ -59,6 +66,7 @@ VALUES: tuple[Any, ...] = (
     *({"float": text} for text in ((0.5).hex(), "nan", "inf", "-0x0.0p+0", "0x1.0000000000000p+1023", PAYLOAD)),
     {"op": "symbol", "args": ["s0_0"], "kind": "int"},
     {"op": "symbol", "args": ["s1_0"], "kind": "int"},
+    {"op": "symbol", "args": ["rng_seed"], "kind": "int"},
     {"op": "sum", "args": [1, [-1, {"op": "symbol", "args": ["s0_0"], "kind": "int"}]]},
     {"op": "pow", "args": [{"op": "symbol", "args": ["s0_0"], "kind": "int"}, 64], "kind": "int"},
     {"op": "mod", "args": [7, {"op": "symbol", "args": ["s0_0"], "kind": "int"}], "kind": "int"},
@@ -94,9 +102,11 @@ class Fuzz:
 
     def fetch(self, lowered: Lowered, store: Store) -> tuple[BuiltKernel, ...]:
         """In place of ``pipeline.fetch``."""
-        for number in range(len(lowered.program.kernels)):
+        for number, kernel in enumerate(lowered.program.kernels):
             source, _ = lowered.render(number)
             check_source(source)
+            self.outcomes[f"family {kernel.family}"] += 1
+            self.outcomes["random numbers"] += "philox" in source.text
         self.outcomes["rendered"] += 1
         on_cpu = lowered.route.target.kind == "cpu"
         self.outcomes["on cpu"] += on_cpu
@@ -199,6 +209,18 @@ def _other_operation(entry: Any, choose: random.Random) -> None:
     elif node["op"] == "view" and node["attrs"][0] == "permute":
         choose.shuffle(node["attrs"][1])
         node["shape"].reverse()
+    elif node["op"] == "scan":
+        node["attrs"] = [choose.choice(SCANS), choose.randrange(len(node["shape"])), choose.choice((True, False))]
+        node["dtype"] = "int64" if node["attrs"][0] in PLACES else node["dtype"]
+    elif node["op"] == "sort":
+        _, dim, descending, start = node["attrs"]
+        node["attrs"] = [choose.choice(SORTS), dim, not descending, choose.choice((start, 0, 1, 2))]
+        node["dtype"] = "int64" if node["attrs"][0] == "indices" else node["dtype"]
+    elif node["op"] == "scatter":
+        node["attrs"][0] = choose.choice(list(KINDS))
+        choose.shuffle(node["attrs"][1])
+    elif node["op"] == "gather":
+        choose.shuffle(node["attrs"])
     elif not node["attrs"]:
         node["op"] = choose.choice({1: UNARY, 2: BINARY}.get(len(node["inputs"]), (node["op"],)))
         node["dtype"] = "bool" if node["op"] in ("isnan", "eq", "lt") else node["dtype"]
@@ -364,3 +386,6 @@ def test_nothing_else_comes_of_many_changed_manifests(fuzz: Fuzz) -> None:
     print(fuzz.outcomes)
     assert fuzz.outcomes["refused"] > 8_000
     assert fuzz.outcomes["rendered"] > 1_000
+    for family in registry.FAMILIES:
+        assert fuzz.outcomes[f"family {family.name}"] > 100
+    assert fuzz.outcomes["random numbers"] > 100

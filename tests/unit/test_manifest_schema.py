@@ -6,8 +6,11 @@ import copy
 import json
 import os
 import re
+import select
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -479,10 +482,49 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         manifest_schema.read(tmp_path)
     with pytest.raises(CacheError, match="not a readable manifest"):
         manifest_schema.read(tmp_path / "absent")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(CacheError, match="Expecting value"):
+        manifest_schema.read(tmp_path / "fifo")
     monkeypatch.setattr(manifest_schema, "FILE_LIMIT", 10)
     (tmp_path / "large").write_text("[" + " " * 10 + "]")
     with pytest.raises(CacheError, match="more than 10 bytes"):
         manifest_schema.read(tmp_path / "large")
+
+
+def test_a_pipe_is_read_to_its_end(samples: dict[str, Content], tmp_path: Path) -> None:
+    """As in ``jitgen prewarm <(zcat specs.json.gz)``."""
+    os.mkfifo(tmp_path / "fifo")
+    text = json.dumps(samples["gate"])
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+
+    def write() -> None:
+        with open(tmp_path / "fifo", "w") as file:
+            for start in range(0, len(text), 1000):
+                file.write(text[start : start + 1000])
+                file.flush()
+                time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while not select.select([reader], [], [], 1)[0]:
+            pass
+        assert manifest_schema.read(tmp_path / "fifo") == samples["gate"]["entries"]
+    finally:
+        writer.join()
+        os.close(reader)
+
+
+def test_no_number_takes_long_to_compute(samples: dict[str, Content]) -> None:
+    """A product of a thousand powers, each within the limit, took seconds; products of those took hours."""
+    content = copy.deepcopy(samples["scaled"])
+    power = {"op": "pow", "args": [{"op": "symbol", "args": ["s0_0"], "kind": "int"}, 20_000], "kind": "int"}
+    product = {"op": "product", "args": [power] * 1000, "kind": "int"}
+    content["entries"][0]["graph"]["guards"].append([product, 1])
+    started = time.monotonic()
+    with pytest.raises(CacheError, match="an integer product of more than"):
+        manifest_schema.check(content)
+    assert time.monotonic() - started < 2
 
 
 def test_a_recording_is_not_merged_into_another_file(samples: dict[str, Content], tmp_path: Path) -> None:

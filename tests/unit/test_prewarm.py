@@ -235,6 +235,8 @@ def test_what_does_not_compile_is_listed_and_the_rest_is_built(manifest: Path, m
     report = json.loads(result.stdout)
     assert {entry["origin"] for entry in report["entries"]} == {"failed"}
     assert "gate(float32[" in result.stderr
+    assert result.stderr.count("source kept at") == 1, "a reason is given once"
+    assert f"and {len(report['entries']) - 1} more failed for the same reason" in result.stderr
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 0, "entries": []}', '{"schema": 1}'])

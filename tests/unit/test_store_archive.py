@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import tracemalloc
 import zipfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, filled, numbered_key
+from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, filled, flip, numbered_key
 
 from jitgen.errors import CacheError
 from jitgen.store import Store, bundle, layout
@@ -72,6 +73,7 @@ BAD_NAMES = {
     "lock": f"{layout.VERSION}/locks/{KEY}.lock",
     "plan elsewhere": f"{layout.VERSION}/plan/ab/{PLAN_KEY}.json",
     "twice": f"{ENTRY}/meta.json",
+    "of control characters": f"{ENTRY}/\x1b[2Jkernel.cu",
 }
 LINK, FIFO = 0o120777 << 16, 0o010644 << 16
 
@@ -109,6 +111,57 @@ def test_a_malicious_archive_is_refused_whole(store: Store, tmp_path: Path, name
 )
 def test_a_member_that_is_no_plain_file_is_refused(store: Store, tmp_path: Path, facts: dict[str, Any]) -> None:
     _refused(store, tmp_path, lambda good: _bundle(tmp_path / "bad.zip", good, **facts))
+
+
+def test_members_in_one_place_are_refused(store: Store, tmp_path: Path) -> None:
+    """As in a bomb whose members share what they unpack."""
+
+    def make(good: dict[str, bytes]) -> Path:
+        path = _bundle(tmp_path / "bad.zip", good)
+        with zipfile.ZipFile(path, "a") as archive:
+            info = copy.copy(archive.infolist()[0])
+            info.filename = info.orig_filename = f"{ENTRY}/other.zst"
+            archive.filelist.append(info)
+            archive.writestr(f"{ENTRY}/last.zst", zstd.compress(b"x"))  # so that the directory is written anew
+        return path
+
+    _refused(store, tmp_path, make)
+
+
+def test_a_member_ends_where_its_frame_ends(store: Store, tmp_path: Path) -> None:
+    filled(store)
+    good = {f"{ENTRY}/{path.name}": path.read_bytes() for path in layout.artifact_path(store.root, KEY).iterdir()}
+    path = tmp_path / "odd.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in good.items():
+            archive.writestr(f"{name}.zst", zstd.compress(content) + b"and more")
+    [damaged] = Store.open(tmp_path / "other", layers=[]).import_(path).damaged
+    assert "has something after its end" in damaged.detail
+
+
+def test_an_export_follows_no_link(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which somebody else may have put into a directory such as ``/tmp``."""
+    (tmp_path / "precious").write_text("kept")
+    opened = open
+
+    def replaced(path: Any, mode: str = "r", *arguments: Any, **more: Any) -> Any:
+        if str(path).startswith(str(tmp_path / ".out.zip")):
+            Path(path).symlink_to(tmp_path / "precious")
+        return opened(path, mode, *arguments, **more)
+
+    filled(store)
+    monkeypatch.setattr("builtins.open", replaced)
+    with pytest.raises(CacheError, match="cannot write the archive"):
+        store.export(tmp_path / "out.zip")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_of_a_damaged_entry_a_layer_s_copy_is_exported(store: Store, tmp_path: Path) -> None:
+    layer = filled(Store.open(tmp_path / "layer", layers=[]))
+    flip(filled(store).put_artifact(ARTIFACT).path())
+    found = Store.open(store.root, layers=[layer.root])
+    assert {entry.key for entry in found.export(tmp_path / "all.zip")} == {KEY, PLAN_KEY}
+    assert len(Store.open(tmp_path / "other", layers=[]).import_(tmp_path / "all.zip").added) == 2
 
 
 def test_sizes_and_counts_have_limits(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_a_link_is_damage(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::jitgen.errors.CacheWarning")
-@pytest.mark.parametrize("inner", ["", "kernel.cubin", ".."])
+@pytest.mark.parametrize("inner", ["", "kernel.cubin", "..", "../..", "../../.."])
 def test_what_others_may_write_is_not_loaded(store: Store, inner: str) -> None:
     """Below a root that others may enter; below a private one nobody reaches it."""
     path = store.put_artifact(ARTIFACT).directory / inner
@@ -191,6 +191,42 @@ def test_what_others_may_write_is_not_loaded(store: Store, inner: str) -> None:
     assert store.get_artifact(KEY) is not None
     store.root.chmod(0o755)
     assert store.get_artifact(KEY) is None
+
+
+@pytest.mark.filterwarnings("ignore::jitgen.errors.CacheWarning")
+@pytest.mark.parametrize("plan", [{}, {"artifacts": None}, {"artifacts": [7]}, {"artifacts": ["../x"]}])
+def test_a_plan_that_names_no_artifacts_is_damage(store: Store, plan: dict[str, object]) -> None:
+    """Somebody sealed it: its digest fits."""
+    store.put_plan(PLAN_KEY, plan)
+    assert store.get_plan(PLAN_KEY) is None
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::jitgen.errors.CacheWarning")
+@pytest.mark.parametrize("change", [{"artifacts": []}, {"artifacts": [KEY] * 9}, {"toolchains": None}])
+def test_a_plan_of_another_form_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object]
+) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    x = torch.randn(3, 5)
+    jitgen.jit(torch.relu)(x)
+    store = default_store()
+    key = jitgen.jit(torch.relu).lower(x).key
+    plan = store.get_plan(key)
+    assert plan is not None
+    store.put_plan(key, {**plan, **change})
+    assert torch.equal(jitgen.jit(torch.relu)(x), torch.relu(x))
+    assert store.get_plan(key) == plan, "and it is made again"
+
+
+@needs_compiler
+def test_a_layer_that_is_no_bundle_is_told_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "layer.zip").write_text("no archive")
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("JITGEN_CACHE_PATH", str(tmp_path / "layer.zip"))
+    [told] = call()
+    assert "no archive of a jitgen store" in told
+    assert told.endswith("It is not read")
 
 
 def test_a_parent_in_which_all_may_rename_is_refused(tmp_path: Path) -> None:
@@ -227,6 +263,15 @@ store.hold(sys.argv[2])
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+def test_what_is_written_stays_whatever_the_limit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used at once. The next writer removes it, if by then nobody uses it any more."""
+    monkeypatch.setenv("JITGEN_CACHE_LIMIT", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.keep_artifact(ARTIFACT)
+    assert [entry.key for entry in store.entries()] == [KEY]
 
 
 def test_prune_spares_what_a_process_uses_and_what_is_protected(store: Store) -> None:

@@ -99,7 +99,7 @@ def test_an_unwritable_store_can_be_read(store: Store) -> None:
         assert store.get_artifact(KEY) is not None
         assert store.get_plan(PLAN_KEY) == PLAN
         with pytest.raises(CacheError, match="cannot be written"):
-            store.put_plan(numbered_key(1), {})
+            store.put_plan(numbered_key(1), {"artifacts": []})
     finally:
         for path in (store.root, *paths):
             path.chmod(0o700)

@@ -92,10 +92,10 @@ def test_later_writers_sweep_what_is_an_hour_old(store: Store) -> None:
         (staging / name).mkdir()
         (staging / name / "kernel.cubin").write_bytes(b"half")
     make_old(staging / "old")
-    store.put_plan(numbered_key(1), {})
+    store.put_plan(numbered_key(1), {"artifacts": []})
     assert (staging / "old").exists(), "swept at most once an hour"
     make_old(staging / ".swept")
-    store.put_plan(numbered_key(2), {})
+    store.put_plan(numbered_key(2), {"artifacts": []})
     assert not (staging / "old").exists()
     assert (staging / "young").exists()
     assert store.verify().clean
@@ -103,13 +103,13 @@ def test_later_writers_sweep_what_is_an_hour_old(store: Store) -> None:
 
 def test_writers_and_readers_at_once_see_whole_entries(store: Store) -> None:
     """Four writers write, damage and prune the same few entries while two readers look."""
-    until = time.monotonic() + 1.5
+    gate = forked.Barrier(6)  # on a machine with much to do, some start when others would have ended
 
     def artifact(number: int) -> Artifact:
         content = numbered_key(number).encode() * 300
         return Artifact(numbered_key(number), {"kernel.cpp": content, "kernel.so": content[::-1]}, "kernel.so")
 
-    def write(seed: int) -> None:
+    def write(seed: int, until: float) -> None:
         turn = seed
         while time.monotonic() < until:
             turn += 1
@@ -121,7 +121,8 @@ def test_writers_and_readers_at_once_see_whole_entries(store: Store) -> None:
                     path.write_bytes(b"damaged") if turn % 2 else store.prune(0)
 
     def read() -> None:
-        hits = 0
+        gate.wait()
+        hits, until = 0, time.monotonic() + 1.5
         while time.monotonic() < until:
             for number in range(5):
                 found = store.get_artifact(numbered_key(number))
@@ -134,9 +135,11 @@ def test_writers_and_readers_at_once_see_whole_entries(store: Store) -> None:
 
     # A writer whose entry another one prunes or damages at once may be told so; it must not fail otherwise.
     def write_allowed(seed: int) -> None:
+        gate.wait()
+        until = time.monotonic() + 1.5
         while time.monotonic() < until:
             try:
-                write(seed)
+                write(seed, until)
             except (CacheError, FileNotFoundError):
                 continue
 

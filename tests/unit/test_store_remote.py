@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.server
 import multiprocessing
 import sys
@@ -9,7 +10,8 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -198,6 +200,67 @@ def test_a_web_server_is_read_and_not_written(slow: str, tmp_path: Path, monkeyp
     assert _Slow.asked == 2, "it is still read"
 
 
+@contextmanager
+def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    pytest.importorskip("aiohttp")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_what_a_web_server_has_is_found(tmp_path: Path) -> None:
+    keep(host(tmp_path, "one", f"file://{tmp_path}/share"))
+    with serving(functools.partial(_Files, directory=str(tmp_path / "share"))) as url:
+        store = host(tmp_path, "other", url)
+        assert store.get_plan(PLAN_KEY) == PLAN
+        found = store.get_artifact(KEY)
+        assert found is not None
+        assert found.artifact().files == ARTIFACT.files
+
+
+class _Endless(http.server.BaseHTTPRequestHandler):
+    """Answers with 256 KiB at a time for as long as somebody listens."""
+
+    ended: threading.Event
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(bytes(2**18))
+        self.ended.set()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+def test_an_answer_without_end_is_not_read_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Nor behind the back of a process that went on."""
+    monkeypatch.setattr(_Endless, "ended", threading.Event(), raising=False)
+    monkeypatch.setenv("JITGEN_REMOTE_TIMEOUT", "2")
+    with serving(_Endless) as url:
+        if protocol == "s3":
+            pytest.importorskip("s3fs")
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                monkeypatch.setenv(name, "testing")
+            monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+            url = "s3://kernels/endless"
+        with pytest.warns(CacheWarning, match="left alone"):
+            assert host(tmp_path, "one", url).get_plan(PLAN_KEY) is None
+        assert _Endless.ended.wait(60)
+
+
 def test_a_remote_that_refuses_writes_is_still_read(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(host(tmp_path, "one", url))
 
@@ -237,8 +300,11 @@ def test_a_child_process_has_a_connection_of_its_own(tmp_path: Path, url: str) -
 
 
 @pytest.mark.parametrize("scheme", ["file", "s3"])
-def test_ranks_and_hosts_at_once(tmp_path: Path, scheme: str, request: pytest.FixtureRequest) -> None:
+def test_ranks_and_hosts_at_once(
+    tmp_path: Path, scheme: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two hosts of two ranks each put and get the same eight entries; each host has all of them whole afterwards."""
+    monkeypatch.setenv("JITGEN_REMOTE_TIMEOUT", "60")  # a machine with much to do is not a remote that fails
     unique = uuid.uuid4().hex
     url = f"file://{tmp_path}/share" if scheme == "file" else f"{request.getfixturevalue('s3')}/{unique}"
     artifacts = [spec.Artifact(numbered_key(n), {"kernel.so": b"%d" % n * 500}, "kernel.so") for n in range(8)]

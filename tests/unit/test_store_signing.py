@@ -81,7 +81,8 @@ def test_what_an_attacker_reseals_is_not_taken(
 @pytest.mark.parametrize("signature", [None, 7, {}, {"key": 1}, {"key": "x", "ed25519": "y"}])
 def test_a_signature_of_any_form_is_read(tmp_path: Path, key: tuple[Path, str], signature: object) -> None:
     trust = signing._trust((key[1],))
-    for value in (signature, {"key": trust.keys[0][0], "ed25519": "?"}, {"key": trust.keys[0][0]}):
+    name = trust.keys[0][0]
+    for value in (signature, {"key": name, "ed25519": "?"}, {"key": name}, {"key": name, "ed25519": "\u00e9"}):
         with pytest.raises(signing.Untrusted):
             trust.check("0" * 64, value)
 
@@ -122,7 +123,23 @@ def test_archives_are_signed_by_signing_their_entries(
     assert reads(tmp_path, target.root), "the signatures are kept"
 
 
-@pytest.mark.parametrize("named", ["/nonexistent", "A" * 44, __file__])
+def test_an_export_signs_nothing_that_its_reader_would_not_take(
+    tmp_path: Path, unsigned: Store, key: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else whoever can write a layer would have it signed by who trusts nobody but a key."""
+    monkeypatch.setenv("JITGEN_TRUSTED_KEYS", key[1])
+    store = Store.open(tmp_path / "mine", layers=[unsigned.root], remote=f"file://{tmp_path}/remote")
+    signer = signing.signer(str(key[0]))
+    with pytest.warns(CacheWarning, match=r"2 entries are not in .*artifact ab0000000000: it is not signed"):
+        assert store.export(tmp_path / "all.zip", signer=signer) == []
+    for chosen in (signer, None):
+        with pytest.raises(CacheError, match="it is not signed"):
+            store.export(tmp_path / "one.zip", [KEY], chosen)
+    assert not (tmp_path / "one.zip").exists()
+    assert not store.share(PLAN_KEY)
+
+
+@pytest.mark.parametrize("named", ["/nonexistent", "/dev/zero", "A" * 44, __file__])
 def test_a_key_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str) -> None:
     """Nothing is loaded for want of a key, rather than everything."""
     monkeypatch.setenv("JITGEN_TRUSTED_KEYS", named)
