@@ -92,15 +92,25 @@ def operators() -> dict[str, Any]:
     """torch's descriptions of its operators (``OpInfo``), by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-    return {_name(op): op for op in op_db}
+        from torch.testing._internal import common_methods_invocations as invocations
+    invocations.wrapper_set_seed = _unseeded
+    return {_name(op): op for op in invocations.op_db}
+
+
+def _unseeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """In place of torch's wrapper of random operators, with which every call gives the same numbers."""
+    return _called(function)(*args, **kwargs)
 
 
 def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as a user calls it: ``torch.Tensor.add`` as a method of its first argument."""
+    if type(function).__name__ not in ("method_descriptor", "wrapper_descriptor"):
+        return function
+    name = function.__name__
     return lambda input, *args, **kwargs: getattr(input, name)(*args, **kwargs)
 
 
@@ -137,8 +147,6 @@ def samples(
     chosen = sorted(generator.sample(range(len(found)), min(count, len(found))))
     for variant in variants:
         function = {"function": op.op, "method": op.method_variant, "inplace": op.inplace_variant}[variant]
-        if type(function).__name__ in ("method_descriptor", "wrapper_descriptor"):  # torch.Tensor.add
-            function = _method(function.__name__)
         for number in chosen if function is not None else ():
             given = found[number]
             if variant == "inplace" and given.broadcasts_input:
@@ -146,4 +154,4 @@ def samples(
             leaves, tree = pytree.tree_flatten(((given.input, *given.args), given.kwargs))
             leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             label = f"{variant} {str(dtype).removeprefix('torch.')} {number}"
-            yield Sample(name, label, function, tuple(leaves), tree, symbolic=bool(number % 2))
+            yield Sample(name, label, _called(function), tuple(leaves), tree, symbolic=bool(number % 2))
