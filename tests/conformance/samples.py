@@ -57,6 +57,16 @@ class Sample:
 
         return call
 
+    def on(self, device: str) -> Sample:
+        """The call of tensors on ``device``."""
+
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+                return _copied(leaf, device)
+            return torch.device(device) if isinstance(leaf, torch.device) or leaf == "cpu" else leaf
+
+        return replace(self, leaves=tuple(map(moved, self.leaves)))
+
     def widened(self) -> Sample:
         """The call with float64 for every floating dtype that it names."""
         wide = [torch.float64 if _is_floating(leaf) else leaf for leaf in self.leaves]
@@ -78,12 +88,13 @@ def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, torch.dtype) and leaf.is_floating_point
 
 
-def _copied(value: Any) -> Any:
-    """A copy with the same strides; an expanded tensor stays one."""
+def _copied(value: Any, device: str | None = None) -> Any:
+    """A copy with the same strides, on ``device`` if that is given; an expanded tensor stays one."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return value
-    storage = value.untyped_storage().clone()
-    copy = torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.shape, value.stride())
+    storage = value.untyped_storage().clone() if device is None else value.untyped_storage().to(device=device)
+    copy = torch.empty(0, dtype=value.dtype, device=storage.device)
+    copy.set_(storage, value.storage_offset(), value.shape, value.stride())
     return copy.conj() if value.is_conj() else torch._neg_view(copy) if value.is_neg() else copy
 
 
