@@ -116,7 +116,3 @@ class CompileWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """A product with a quantised weight runs in torch, on the dequantised weight: slower than the dense layer was."""
-
-
-DIVISION = " (division by an integer)"
-"""Ends the user's line of a check for a divisor that is 0; other checks of kernels are for indices out of range."""

@@ -23,10 +23,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from jitgen.errors import DIVISION, UnsupportedError
+from jitgen.errors import UnsupportedError
 from jitgen.runtime import overlap, random
 from jitgen.runtime.generated import define
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
+from jitgen.spec import DIVISION
 
 
 @dataclass(frozen=True)

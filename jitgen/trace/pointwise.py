@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.errors import DIVISION, UnsupportedError
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES
+from jitgen.spec import DIVISION, DTYPES
 from jitgen.trace.casts import ordered
 from jitgen.trace.location import user_location
 from jitgen.trace.numbers import unwrap
