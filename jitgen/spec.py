@@ -384,3 +384,7 @@ class Artifact:
     files: Mapping[str, bytes]
     binary: str
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+DIVISION = " (division by an integer)"
+"""Ends the user's line of a check for a divisor that is 0; other checks of kernels are for indices out of range."""

@@ -23,7 +23,6 @@ CALLS: dict[str, list[Call]] = {
     "rsub": [("x", "y"), ("x", 3)],
     "mul": [("x", "y"), ("x", -3), ("x", 0.5)],
     "div": [("x", "y"), ("x", 3), ("x", "y", {"rounding_mode": "floor"}), ("x", "y", {"rounding_mode": "trunc"})],
-    "torch.alpha_dropout": [("x", 0.5, False), ("x", 0.0, True)],
     "minimum": [("x", "y")],
     "maximum": [("x", "y")],
     "fmin": [("x", "y")],

@@ -73,8 +73,18 @@ EXACT = (  # rounds nothing: exact where the operands are
     *("torch.cat([{a}, {b}], {d})", "torch.stack([{a}, {b}], {d})", "{a}.chunk(2, {d})[0]", "{a}.split(2, {d})[-1]"),
     *("{a}.tril()", "{a}.triu(1)", "{a}.diag()", "F.pad({a}, (1, 1))", "{a}.narrow({d}, 0, 1)", "{a}.select({d}, 0)"),
     *("{a}.amax({d})", "{a}.amin({d}, keepdim=True)", "{a}.amax()", "{a}.cummax({d}).values", "{a}.double()"),
-    *("{a}.max({d}).values", "{a}.min()", "torch.where({a} > 0, {a}, {b})", "{a} * torch.arange({a}.shape[-1])"),
-    *("{a} + torch.arange({a}.shape[0])[:, None]", "{a}.to(f32)", "{a}.to(f64)", "{a}.unflatten(-1, (-1, 2))"),
+    *(
+        "{a}.max({d}).values",
+        "{a}.min()",
+        "torch.where({a} > 0, {a}, {b})",
+        "{a} * torch.arange({a}.shape[-1], device={a}.device)",
+    ),
+    *(
+        "{a} + torch.arange({a}.shape[0], device={a}.device)[:, None]",
+        "{a}.to(f32)",
+        "{a}.to(f64)",
+        "{a}.unflatten(-1, (-1, 2))",
+    ),
 )
 JUMPS = (
     *("{a} > {b}", "{a} <= 0.25", "{a} == {b}", "{a}.argmax({d})", "{a}.argmin()", "{a}.floor()", "{a}.round()"),
@@ -179,7 +189,8 @@ class Out:
 
     def among(self, arguments: list[torch.Tensor]) -> torch.Tensor:
         if self.owner is None:
-            whole = torch.empty(self.offset + reach(self.sizes, self.strides), dtype=self.dtype)
+            needed, device = self.offset + reach(self.sizes, self.strides), arguments[0].device
+            whole = torch.empty(needed, dtype=self.dtype, device=device)
             whole.fill_(1 if self.dtype == torch.bool else 77)
             return whole.as_strided(self.sizes, self.strides, self.offset)
         return arguments[self.owner].as_strided(self.sizes, self.strides, self.offset)
@@ -245,8 +256,9 @@ def reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
 def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A copy in memory of its own, with the strides of ``tensor``."""
     if not tensor.numel():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
-    copy = torch.zeros(reach(tensor.shape, tensor.stride()), dtype=dtype).as_strided(tensor.shape, tensor.stride())
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
+    whole = torch.zeros(reach(tensor.shape, tensor.stride()), dtype=dtype, device=tensor.device)
+    copy = whole.as_strided(tensor.shape, tensor.stride())
     distinct = tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())
     copy[distinct].copy_(tensor[distinct])
     return copy
@@ -394,7 +406,7 @@ class _Perturbed(TorchFunctionMode):
             for tensor in pytree.tree_leaves(result):
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and all(tensor.stride()):
                     noise = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-                    tensor.mul_(1 + self.size * noise)
+                    tensor.mul_(1 + self.size * noise.to(tensor.device))
         return result
 
 

@@ -27,6 +27,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.runtime import overlap, random
 from jitgen.runtime.generated import define
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
+from jitgen.spec import DIVISION
 
 
 @dataclass(frozen=True)
@@ -300,8 +301,11 @@ def _refuse_numbers(name: str, error: Exception, *numbers: Any) -> NoReturn:
 
 
 def _refuse_index(name: str, lines: Sequence[str]) -> NoReturn:
-    """The error of a launch that met an index out of range; torch raises it too."""
-    where = "; ".join(line for line in lines if line)
+    """The error of a launch that met an index out of range, or divided an integer by 0; torch raises it too."""
+    lines = [line for line in lines if line]
+    where = "; ".join(lines)
+    if lines and all(line.endswith(DIVISION) for line in lines):
+        raise RuntimeError(f"{name}: integer division by zero at {where.replace(DIVISION, '')}")
     raise IndexError(f"{name}: an index is out of range{f' at {where}' if where else ''}")
 
 

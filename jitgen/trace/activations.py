@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.trace.indexing import chunk
@@ -196,10 +195,3 @@ def prelu(trace: Trace, input: Node, weight: Node) -> Node:
     else:
         channels = weight if not weight.shape else trace.make("view", (weight,), weight.dtype, (), ("squeeze", 0))
     return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
-
-
-@row("torch.alpha_dropout", "torch.feature_alpha_dropout", view=True)
-def alpha_dropout(trace: Trace, input: Node, p: float = 0.5, training: bool = True) -> Node:
-    if training and p:
-        raise UnsupportedError("alpha dropout in training has no row; call .eval(), or use dropout")
-    return input

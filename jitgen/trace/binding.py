@@ -12,7 +12,7 @@ the call. So what torch refuses is refused in torch's words, and rows list the p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,9 +28,10 @@ SPELLINGS = {
     "dim": ("axis", "axes"),
     "keepdim": ("keepdims",),
     "input": ("self", "x", "a", "x1", "A", "tensor"),
-    "other": ("x2",),
+    "other": ("x2", "tensor", "vec2"),
     "dim0": ("axis0",),
     "dim1": ("axis1",),
+    "indices_or_sections": ("sections", "indices"),
     "split_size_or_sections": ("split_size", "split_sizes"),
 }
 """torch's names for a parameter of a row, by the name it has there."""
@@ -104,18 +105,25 @@ class _Parameters:
 
     Attributes:
         names: those that may be named.
+        positional: those that arguments are for that are not named, in order.
         sizes: whether it takes sizes as any number of arguments, after its other positional parameters.
     """
 
     names: frozenset[str]
+    positional: tuple[str, ...]
     sizes: bool
+
+    def free(self, count: int, named: Iterable[str]) -> frozenset[str]:
+        """The names left by ``count`` positional arguments and by those that are ``named``."""
+        return self.names.difference(self.positional[:count], named)
 
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
     found = inspect.signature(function).parameters.values()
     named = frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    return _Parameters(named, any(p.kind is p.VAR_POSITIONAL for p in found))
+    positional = tuple(p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return _Parameters(named, positional, any(p.kind is p.VAR_POSITIONAL for p in found))
 
 
 def bind(
@@ -132,7 +140,7 @@ def bind(
     named: dict[str, Any] = {}
     sizes: tuple[Any, ...] = ()
     for name, value in kwargs.items():
-        known = name if name in parameters.names else _canonical(name, parameters.names)
+        known = name if name in parameters.names else _canonical(name, parameters.free(len(args), {*named, *kwargs}))
         if known is not None:
             named[known] = value
         elif parameters.sizes and name in SIZES:

@@ -48,6 +48,7 @@ from jitgen.trace.location import quote
 from jitgen.trace.mentions import (
     asks_identity,
     code_names,
+    compares_tensor_type,
     current_method,
     descriptors,
     global_names,
@@ -115,6 +116,7 @@ class Captures:
             self._mentioned |= found
             self._asks_identity = any(map(asks_identity, self.codes))
             self._follow()
+        self._refuse_comparisons_of_types()
 
     def _follow(self) -> None:
         function = self._function
@@ -277,7 +279,7 @@ class Captures:
                 self.guards.append(derived(f"type({path})", captured, type))
             elif not isinstance(value, type):
                 self.guards.append(captured)
-            yield from self._object_children(captured, names)
+            yield from self._object_children(captured, names | contents.backing(value))
 
     def _is_argument(self, captured: Captured) -> bool:
         return any(captured is argument for argument in self._arguments)
@@ -288,6 +290,8 @@ class Captures:
         if is_library(module.__name__):
             for name in contents.draws(module, names):
                 self._refuse(f"{captured.path}.{name}", *contents.RANDOM)
+            for name in contents.makes_look_ups(module, names):
+                self._refuse(f"{captured.path}.{name}", *contents.LOOK_UP)
             return
         for name in sorted(names & vars(module).keys()):
             yield attribute(captured, name), names
@@ -375,6 +379,14 @@ class Captures:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield derived(captured.path, captured, lambda f: f.__wrapped__), names
+
+    def _refuse_comparisons_of_types(self) -> None:
+        line = next(filter(None, map(compares_tensor_type, self.codes)), None)
+        if line is not None:
+            raise TraceError(
+                f"{self.name}: a type is compared with that of tensors, which a tensor does not have while it is traced"
+                f"{quote(line)}\n  write isinstance(x, torch.Tensor)"
+            )
 
     def _refuse_changing_builtins(self, function: types.FunctionType) -> None:
         used = global_names(function.__code__) & contents.CHANGING_BUILTINS - function.__globals__.keys()

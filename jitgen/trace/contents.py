@@ -14,7 +14,7 @@ import operator
 import random
 import types
 from abc import ABC
-from collections import OrderedDict, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, Generic
 
@@ -34,6 +34,12 @@ CHANGING_BUILTINS = frozenset({"globals", "eval", "exec", "__import__"})
 
 
 RANDOM = "draws a random number", "draw it before the call, and pass it as an argument"
+LOOK_UP = "looks attributes up by names that the code does not show", "write object.name, or getattr(object, name)"
+
+
+def makes_look_ups(module: types.ModuleType, names: frozenset[str]) -> list[str]:
+    """Those of ``names`` by which Python's module of operators, if ``module`` is that, makes functions that look up."""
+    return sorted(names & {each.__name__ for each in _LOOK_UPS}) if module is operator else []
 
 
 def draws(module: types.ModuleType, names: frozenset[str]) -> list[str]:
@@ -46,8 +52,8 @@ def refusal(value: Any) -> tuple[str, str] | None:
     method_of = value.__self__ if isinstance(value, (types.BuiltinFunctionType, types.MethodType)) else None
     if isinstance(value, random.Random) or isinstance(method_of, random.Random):
         return RANDOM
-    if isinstance(value, _LOOK_UPS):
-        return "looks attributes up by names that the code does not show", "write object.name, or getattr(object, name)"
+    if isinstance(value, _LOOK_UPS) or any(value is each for each in _LOOK_UPS):
+        return LOOK_UP
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
         return "is an iterator, which every look changes", "capture the list or tuple that it goes over"
     if isinstance(value, (set, frozenset)) and not all(map(_is_plain, value)):
@@ -132,6 +138,20 @@ def reaches_all_members(module: torch.nn.Module, names: frozenset[str]) -> bool:
     """Whether code that mentions ``names`` may reach members that it does not name: it goes over them, as the code of
     a container such as ``Sequential`` does."""
     return not names.isdisjoint(ITERATES) or hasattr(type(module), "__iter__")
+
+
+_BACKED: tuple[tuple[type, str], ...] = (
+    (ChainMap, "maps"),
+    (UserDict, "data"),
+    (UserList, "data"),
+    (UserString, "data"),
+)
+"""Containers of Python's that are written in Python, and the attribute that has their contents."""
+
+
+def backing(value: Any) -> frozenset[str]:
+    """The name of the attribute that has the contents of a container of Python's, if ``value`` is one."""
+    return frozenset(name for kind, name in _BACKED if isinstance(value, kind))
 
 
 def items(value: Any) -> Iterator[Any] | None:

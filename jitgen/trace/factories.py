@@ -15,7 +15,7 @@ from jitgen.trace.indexing import cat
 from jitgen.trace.movement import listed, new_shape, to_shape
 from jitgen.trace.numbers import SymbolicNumber, unwrap, wrap
 from jitgen.trace.table import prop, row
-from jitgen.trace.typing import expand, filled, operand, pointwise, result_dtype
+from jitgen.trace.typing import expand, filled, operand, pointwise, require_range, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -29,6 +29,7 @@ def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, dev
         raise UnsupportedError(f"a tensor on {device} in a function whose arguments are on {trace.device}")
     name = dtype_name(dtype or default_dtype())
     shape = new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
+    require_range(trace, value, name)
     return filled(trace, number(trace, value, name), shape)
 
 

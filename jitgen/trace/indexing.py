@@ -16,7 +16,7 @@ from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsque
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
-from jitgen.trace.typing import expand, filled, operand, result_dtype
+from jitgen.trace.typing import element, expand, filled, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -268,7 +268,7 @@ def constant_pad_nd(trace: Trace, input: Node, pad: Any, value: Any = 0) -> Node
         for amount, is_front in ((before, True), (after, False)):
             if amount:
                 shape: Shape = (*input.shape[:dim], amount, *input.shape[dim + 1 :])
-                fill = filled(trace, operand(trace, value, input.dtype), shape)
+                fill = filled(trace, element(trace, value, input.dtype), shape)
                 pieces.insert(0 if is_front else len(pieces), fill)
         input = cat(trace, pieces, dim) if len(pieces) > 1 else input
     return input
@@ -281,6 +281,8 @@ def _cut(trace: Trace, input: Node, pad: Any) -> tuple[Node, list[int]]:
         if min(before, after) < 0:
             dim = len(input.shape) - 1 - number
             stop = symbols.sub(input.shape[dim], max(0, -after))
+            if not trace.guards.decide(symbols.compare("ge", stop, max(0, -before))):
+                raise ValueError(f"padding by ({before}, {after}) cuts off more elements than there are")
             input = sliced(trace, input, dim, max(0, -before), stop)
     return input, [max(0, amount) for amount in amounts]
 

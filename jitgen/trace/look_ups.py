@@ -1,4 +1,4 @@
-"""What user code looks up by a name that it computes: ``getattr``, ``hasattr``, ``vars`` and ``os.environ``.
+"""What user code looks up by a name that it computes: ``getattr``, ``hasattr``, ``vars``, ``dir``, ``os.environ``.
 
 No reading of the code tells such names. The trace runs the code once, though, and every look-up of it is reported to
 ``Captures``, which follows or guards what was looked up.
@@ -20,7 +20,7 @@ from jitgen.trace.mentions import code_names, is_library
 from jitgen.trace.proxy import TensorProxy
 from jitgen.trace.replaced import Replaced
 
-_getattr, _hasattr, _vars = builtins.getattr, builtins.hasattr, builtins.vars
+_getattr, _hasattr, _vars, _dir = builtins.getattr, builtins.hasattr, builtins.vars, builtins.dir
 _environ_item, _environ_names = os._Environ.__getitem__, os._Environ.__iter__
 _captures: ContextVar[Captures | None] = ContextVar("captures", default=None)
 
@@ -62,6 +62,13 @@ def _reported_vars(*arguments: Any) -> Any:
     return _vars(*arguments)
 
 
+def _reported_dir(*arguments: Any) -> Any:
+    if not arguments:
+        return sorted(sys._getframe(1).f_locals)
+    _report(arguments[0], "__dict__")
+    return _dir(*arguments)
+
+
 def _reported_environ_item(environ: Any, name: Any) -> Any:
     captures = _captures.get()
     if captures is not None and _is_users():
@@ -84,5 +91,8 @@ def _is_users() -> bool:
     return frame is not None and not is_library(frame.f_globals.get("__name__"))
 
 
-_BUILTINS = Replaced(builtins, {"getattr": _reported_getattr, "hasattr": _reported_hasattr, "vars": _reported_vars})
+_BUILTINS = Replaced(
+    builtins,
+    {"getattr": _reported_getattr, "hasattr": _reported_hasattr, "vars": _reported_vars, "dir": _reported_dir},
+)
 _ENVIRONMENT = Replaced(os._Environ, {"__getitem__": _reported_environ_item, "__iter__": _reported_environ_names})

@@ -70,6 +70,27 @@ def asks_identity(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def compares_tensor_type(code: types.CodeType) -> str | None:
+    """``"model.py:12"``: the first line that compares a type with ``torch.Tensor``, by ``is``, ``==`` or ``in``."""
+    for each in codes_in(code):
+        if "__class__" not in each.co_names and "type" not in each.co_names:
+            continue
+        line, starts = each.co_firstlineno, dict(dis.findlinestarts(each))
+        loaded: list[Any] = []  # what was loaded since the last call or comparison
+        for step in dis.get_instructions(each):
+            line = starts.get(step.offset) or line
+            if step.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP"):
+                if {"Tensor", "Parameter"} & set(loaded):
+                    return f"{each.co_filename}:{line}"
+                loaded = []
+            elif step.opname.startswith("LOAD_"):
+                loaded.append(step.argval)
+            elif step.opname.startswith("CALL"):
+                loaded = []
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType, package: str | None) -> tuple[str, ...]:
     """The modules that the code imports while it runs, packages first.
 

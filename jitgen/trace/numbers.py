@@ -62,10 +62,10 @@ class SymbolicNumber:
         return hash(self._value())
 
     def __format__(self, spec: str) -> str:
-        return format(self._value(), spec) if spec else repr(self)
+        return format(self._value(), spec)
 
     def __repr__(self) -> str:
-        return f"{self.expr} (here {self.guards.hint(self.expr)})"
+        return repr(self._value())
 
     def __neg__(self) -> Any:
         return wrap(symbols.neg(self.expr), self.guards)

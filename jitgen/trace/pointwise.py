@@ -15,8 +15,9 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES
+from jitgen.spec import DIVISION, DTYPES
 from jitgen.trace.casts import ordered
+from jitgen.trace.location import user_location
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import clamp, isinf, isnan, where
 from jitgen.trace.table import row
@@ -24,6 +25,7 @@ from jitgen.trace.typing import (
     Value,
     as_node,
     broadcast_shapes,
+    element,
     filled,
     float_dtype,
     floats_only,
@@ -32,7 +34,6 @@ from jitgen.trace.typing import (
     is_number,
     not_bool,
     one_dtype,
-    operand,
     pointwise,
     result_dtype,
     stored,
@@ -130,8 +131,7 @@ def _register() -> None:
             dtype = result_dtype(input, other)
             if dtype == "bool" and op == "mul":
                 return pointwise(trace, "bitwise_and", input, other)
-            if op in DIVISIONS:
-                divisible(trace, dtype, other)
+            other = divisor_of(trace, dtype, other) if op in DIVISIONS else other
             return pointwise(trace, op, input, other)
 
         row(*names)(binary)
@@ -164,11 +164,26 @@ _register()
 # ------------------------------------------------------------------------------------------------------ arithmetic
 
 
-def divisible(trace: Trace, dtype: str, divisor: Value) -> None:
-    """Refuse an integer division by the number 0, as a CPU does. (Elements that are 0 are not looked at.)"""
-    number = is_number(divisor) and not DTYPES[dtype].is_floating_point
-    if number and trace.guards.decide(symbols.compare("eq", unwrap(divisor), 0)):
-        raise ZeroDivisionError("integer division by zero")
+def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
+    """The divisor of a division in ``dtype``.
+
+    Where that is an integer's, the number 0 is refused, and elements that are 0 make a kernel on a CPU report an error,
+    as torch's does. A kernel on a GPU gives some number, as torch's does.
+    """
+    if DTYPES[dtype].is_floating_point:
+        return divisor
+    if is_number(divisor):
+        if trace.guards.decide(symbols.compare("eq", unwrap(divisor), 0)):
+            raise ZeroDivisionError("integer division by zero")
+        return divisor
+    if trace.device.type != "cpu" or divisor.op == "const":
+        return divisor
+    # The index is 0, or 1 of an element that is 0, which is out of range of a table of one element, itself 0.
+    is_zero = trace.cast(pointwise(trace, "eq", divisor, 0, result="bool"), "int64")
+    table = trace.make("iota", (), dtype, (1,), (0,))
+    line = f"{user_location() or ''}{DIVISION}"
+    zero = trace.builder.make("gather", (table, is_zero), dtype, is_zero.shape, (-1,), line)
+    return pointwise(trace, "add", divisor, zero, dtype=dtype)
 
 
 def _scaled(trace: Trace, other: Value, alpha: Value, dtype: str) -> Value:
@@ -203,7 +218,7 @@ def div(trace: Trace, input: Value, other: Value, *, rounding_mode: str | None =
     dtype = result_dtype(input, other)
     if rounding_mode is None:
         return pointwise(trace, "div", input, other, dtype=float_dtype(dtype))
-    divisible(trace, dtype, other)
+    other = divisor_of(trace, dtype, other)
     if rounding_mode == "floor":
         return pointwise(trace, "floor_divide", input, other)
     if rounding_mode == "trunc":
@@ -253,7 +268,7 @@ def fill(trace: Trace, input: Node, value: Value = 0) -> Node:
     """``fill_``, ``zero_`` and ``torch.fill``."""
     if isinstance(value, Node) and value.shape:
         raise TypeError("fill takes a number or a 0-d tensor")
-    return filled(trace, operand(trace, value, input.dtype), input.shape)
+    return filled(trace, element(trace, value, input.dtype), input.shape)
 
 
 @row("copy")

@@ -21,7 +21,7 @@ from jitgen.trace.guards import default_dtype
 from jitgen.trace.movement import listed, new_shape, view
 from jitgen.trace.numbers import SymbolicNumber
 from jitgen.trace.table import ROWS, Row, row
-from jitgen.trace.typing import expand, is_float, operand, pointwise, require_float
+from jitgen.trace.typing import broadcast_shapes, expand, is_float, operand, pointwise, require_float
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -156,9 +156,13 @@ def randint(
 
 
 @row("randint_like")
-def randint_like(trace: Trace, input: Node, *bounds: Any, dtype: Any = None, device: Any = None) -> Node:
+def randint_like(
+    trace: Trace, input: Node, *bounds: Any, low: Any = 0, high: Any = None, dtype: Any = None, device: Any = None
+) -> Node:
     _plain(trace, None, device)
-    low, high = bounds if len(bounds) == 2 else (0, *bounds)
+    if bounds:
+        *first, high = bounds
+        low = first[0] if first else low
     return _integers(trace, low, high, input.shape, dtype_name(dtype) if dtype else input.dtype)
 
 
@@ -225,6 +229,62 @@ def exponential(trace: Trace, input: Node, lambd: Any = 1.0, *, generator: Any =
     above = pointwise(trace, "sub", 1.0, uniform(trace, input.shape, wide))
     found = pointwise(trace, "div", pointwise(trace, "neg", pointwise(trace, "log", above)), lambd)
     return trace.cast(found, input.dtype)
+
+
+@row("Tensor.log_normal")
+def log_normal(trace: Trace, input: Node, mean: Any = 1.0, std: Any = 2.0, *, generator: Any = None) -> Node:
+    return pointwise(trace, "exp", normal_in_place(trace, input, mean, std, generator=generator))
+
+
+@row("Tensor.cauchy")
+def cauchy(trace: Trace, input: Node, median: Any = 0.0, sigma: Any = 1.0, *, generator: Any = None) -> Node:
+    """By the inverse of the distribution function."""
+    _plain(trace, generator, None)
+    require_float(input.dtype)
+    if sigma <= 0:
+        raise ValueError(f"cauchy_: sigma is {float(sigma)}, and must be positive")
+    wide = "float64" if input.dtype == "float64" else "float32"
+    turned = pointwise(trace, "mul", pointwise(trace, "sub", uniform(trace, input.shape, wide), 0.5), math.pi)
+    found = pointwise(trace, "mul", pointwise(trace, "tan", turned), sigma)
+    return trace.cast(pointwise(trace, "add", found, median), input.dtype)
+
+
+@row("Tensor.geometric")
+def geometric(trace: Trace, input: Node, p: Any, *, generator: Any = None) -> Node:
+    """The number of trials up to the first success, by the inverse of the distribution function."""
+    _plain(trace, generator, None)
+    if not 0 < p < 1:
+        raise ValueError(f"geometric_: p is {float(p)}, and must be between 0 and 1")
+    above = pointwise(trace, "sub", 1.0, uniform(trace, input.shape, "float64"))
+    failing = pointwise(trace, "log", operand(trace, 1.0 - p, "float64"))
+    trials = pointwise(trace, "ceil", pointwise(trace, "div", pointwise(trace, "log", above), failing))
+    return trace.cast(pointwise(trace, "maximum", trials, 1.0), input.dtype)
+
+
+@row("torch.normal")
+def normal_of(
+    trace: Trace,
+    mean: Any,
+    std: Any = 1.0,
+    size: Any = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    generator: Any = None,
+) -> Node:
+    """Numbers with the means and standard deviations of tensors, or of ``size``."""
+    _plain(trace, generator, device)
+    if not isinstance(std, Node) and std < 0:
+        raise ValueError(f"normal: std is {float(std)}, and must not be negative")
+    tensors = [value for value in (mean, std) if isinstance(value, Node)]
+    if (size is None) == (not tensors):
+        raise TypeError("normal takes a tensor of means or standard deviations, or else a size")
+    if size is not None:
+        shape, name = _sizes(trace, size), _float_dtype(dtype, dtype_name(default_dtype()))
+    else:
+        shape, name = broadcast_shapes(trace, *(each.shape for each in tensors)), _float_dtype(None, tensors[0].dtype)
+    standard = normal(trace, shape, name)
+    return pointwise(trace, "add", pointwise(trace, "mul", standard, std, dtype=name), mean, dtype=name)
 
 
 # ---------------------------------------------------------------------------------------------------------- dropout

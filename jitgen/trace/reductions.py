@@ -207,7 +207,8 @@ def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -
     deviation = pointwise(trace, "sub", input, broadcast_like(trace, middle, input))
     total = reduce(trace, "sum", pointwise(trace, "mul", deviation, deviation), dims)
     number = count(input, dims)
-    if trace.guards.decide(symbols.compare("gt", number, unwrap(correction))):
+    decided = [trace.guards.decide(symbols.compare("gt", number, least)) for least in (0, unwrap(correction))]
+    if all(decided):
         return pointwise(trace, "div", total, symbols.sub(_number(number), float(correction))), middle
     return pointwise(trace, "div", total, trace.cast(as_node(trace, 0.0), total.dtype)), middle
 

@@ -29,7 +29,7 @@ from jitgen.trace.indexing import viewed_by
 from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
 from jitgen.trace.selection import expand_constant, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, expand, filled, is_float, one_dtype, operand, pointwise
+from jitgen.trace.typing import broadcast_shapes, element, expand, filled, is_float, one_dtype, operand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -96,7 +96,7 @@ def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind
         one_dtype(input, source)
         source = first_elements(trace, at_least_1d(trace, source), index.shape, -1, "src")
     else:
-        source = filled(trace, operand(trace, source, input.dtype), index.shape)
+        source = filled(trace, element(trace, source, input.dtype), index.shape)
     first_elements(trace, base, index.shape, at, "input")
     return _shaped_as(trace, input, scattered(trace, base, source, [index], _places(len(base.shape), at), kind))
 
@@ -178,7 +178,7 @@ def index_fill(trace: Trace, input: Node, dim: int, index: Node, value: Any) -> 
         raise ValueError("index_fill takes a number or a 0-d tensor as its value")
     base = at_least_1d(trace, input)
     from_behind = from_end(trace, at_least_1d(trace, index), base.shape[dimension(input, dim)])
-    return _along(trace, input, dim, from_behind, operand(trace, value, input.dtype), "set")
+    return _along(trace, input, dim, from_behind, element(trace, value, input.dtype), "set")
 
 
 def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
@@ -198,7 +198,7 @@ def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: 
             trace.guards.decide(symbols.compare("eq", size, other))
         source = expand(trace, source, shape)
     else:
-        source = filled(trace, operand(trace, source, input.dtype), shape)
+        source = filled(trace, element(trace, source, input.dtype), shape)
     rank = len(base.shape)
     result = scattered(trace, base, source, [along(trace, index, at, rank)], _places(rank, at), kind)
     return _shaped_as(trace, input, result)
@@ -232,7 +232,8 @@ def setitem(trace: Trace, input: Node, key: Any, value: Any) -> Node:
 
 
 def _assigned(trace: Trace, input: Node, key: tuple[Any, ...], value: Any, kind: str) -> Node:
-    value = operand(trace, value, input.dtype)
+    rounds = is_float(input) and DTYPES[input.dtype].itemsize == 2  # torch makes a float32 of the number first
+    value = (operand if rounds else element)(trace, value, input.dtype)
     masks = [item for item in key if isinstance(item, Node) and item.dtype in ("bool", "uint8")]
     if masks:
         return _masked(trace, input, key, masks[0], value, kind)

@@ -19,6 +19,7 @@ from jitgen.trace.typing import (
     Value,
     as_node,
     broadcast_shapes,
+    element,
     expand,
     filled,
     is_float,
@@ -157,9 +158,8 @@ def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
         raise TypeError("masked_fill takes a number or a 0-d tensor as its value")
     if mask.dtype != "bool":
         raise TypeError(f"masked_fill expects a bool mask, got {mask.dtype}")
-    node = trace.cast(value, input.dtype) if isinstance(value, Node) else value
     shape = broadcast_shapes(trace, input.shape, mask.shape)
-    replacement = operand(trace, node, input.dtype)
+    replacement = element(trace, value, input.dtype)
     operands = [expand(trace, node, shape) for node in (truth(trace, mask), replacement, input)]
     return trace.make("where", operands, input.dtype, shape)
 

@@ -11,8 +11,8 @@ Neighbours: ``call/`` makes the leaves that ``trace`` takes; ``pipeline.lower`` 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
 from jitgen.trace.readable import why_unreadable
 from jitgen.trace.scatters import movements_from, scattered
+from jitgen.trace.transforms import transforms_are_refused
 from jitgen.trace.typing import expand, rounded
 
 
@@ -582,6 +583,13 @@ def trace(
     return traced
 
 
+@contextmanager
+def _as_in_eager_torch(state: Trace) -> Iterator[None]:
+    """A context in which user code meets proxies as tensors, and what it looks up is captured."""
+    with proxies_are_tensors(), transforms_are_refused(), reported_to(state.captures):
+        yield
+
+
 def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     """Run the function of ``state``; see ``trace``."""
     guards = state.guards
@@ -603,7 +611,7 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     )
     token = tracing.set(guards)
     try:
-        with proxies_are_tensors(), reported_to(state.captures), _InterceptFunctions(state):
+        with _as_in_eager_torch(state), _InterceptFunctions(state):
             result = state.function(*arguments, **keywords)
     except TypeError as error:
         if TensorProxy.__name__ not in str(error):

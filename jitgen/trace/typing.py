@@ -6,6 +6,7 @@ Every row builds on ``pointwise`` or on ``operand`` and ``expand`` here.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,8 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
         return trace.cast(value, dtype)
     value = unwrap(value)
     if isinstance(value, Expr):
+        if value.kind == "float" and not DTYPES[dtype].is_floating_point:
+            return trace.cast(trace.builder.scalar(value, "float64"), dtype)
         if value.kind == "float" or not DTYPES[dtype].is_floating_point:
             return trace.builder.scalar(value, dtype)
         return trace.builder.scalar(symbols.mul(value, 1.0), dtype)
@@ -141,6 +144,33 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
     else:
         value = rounded(value, dtype)
     return trace.builder.const(value, dtype)
+
+
+def element(trace: Trace, value: Any, dtype: str) -> Node:
+    """A tensor or number as what elements of a ``dtype`` tensor are set to; a number must be within the range."""
+    require_range(trace, value, dtype)
+    return operand(trace, value, dtype)
+
+
+def require_range(trace: Trace, value: Any, dtype: str) -> None:
+    """Refuse a number beyond the range of ``dtype``, as torch does where it fills elements with one."""
+    if is_number(value) and not _fits(trace, unwrap(value), dtype):
+        raise ValueError(f"{trace.guards.hint(unwrap(value))} is beyond the range of {dtype}")
+
+
+def _fits(trace: Trace, value: Any, dtype: str) -> bool:
+    """Whether ``dtype`` has a number that ``value`` is rounded to; of a symbolic one that becomes a guard."""
+    if dtype == "bool":
+        return True
+    floating = DTYPES[dtype].is_floating_point
+    info: Any = torch.finfo(DTYPES[dtype]) if floating else torch.iinfo(DTYPES[dtype])
+    least = info.min if info.min else -info.max  # a negative number wraps in an unsigned dtype
+    number = trace.guards.hint(value)
+    if number == number and abs(number) != math.inf:
+        inside = (symbols.compare("ge", value, least), symbols.compare("le", value, info.max))
+        return all(map(trace.guards.decide, inside))
+    trace.guards.value(value)
+    return floating and (dtype != "float8_e4m3fn" or number != number)
 
 
 def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, result: str | None = None) -> Node:

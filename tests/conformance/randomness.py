@@ -21,10 +21,14 @@ FALSE_ALARM = 1e-6
 
 
 def draws_numbers(call: Callable[[], Any]) -> bool:
-    """Whether ``call`` advances torch's default generator of the CPU."""
-    before = torch.get_rng_state()
+    """Whether ``call`` advances torch's default generator of the CPU or of a GPU."""
+    before = _states()
     call()
-    return not torch.equal(before, torch.get_rng_state())
+    return not all(map(torch.equal, before, _states()))
+
+
+def _states() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
 
 
 def mismatch(got: Callable[[], Any], eager: Callable[[], Any], roundings: float) -> str | None:
@@ -33,7 +37,7 @@ def mismatch(got: Callable[[], Any], eager: Callable[[], Any], roundings: float)
     Args:
         roundings: how many roundings one element of a result may have gone through.
     """
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng():
         torch.manual_seed(0)
         eagers = [pytree.tree_leaves(eager()) for _ in range(DRAWS)]
         torch.manual_seed(1)

@@ -57,6 +57,16 @@ class Sample:
 
         return call
 
+    def on(self, device: str) -> Sample:
+        """The call of tensors on ``device``."""
+
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+                return _copied(leaf, device)
+            return torch.device(device) if isinstance(leaf, torch.device) or leaf == "cpu" else leaf
+
+        return replace(self, leaves=tuple(map(moved, self.leaves)))
+
     def widened(self) -> Sample:
         """The call with float64 for every floating dtype that it names."""
         wide = [torch.float64 if _is_floating(leaf) else leaf for leaf in self.leaves]
@@ -78,12 +88,13 @@ def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, torch.dtype) and leaf.is_floating_point
 
 
-def _copied(value: Any) -> Any:
-    """A copy with the same strides; an expanded tensor stays one."""
+def _copied(value: Any, device: str | None = None) -> Any:
+    """A copy with the same strides, on ``device`` if that is given; an expanded tensor stays one."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return value
-    storage = value.untyped_storage().clone()
-    copy = torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.shape, value.stride())
+    storage = value.untyped_storage().clone() if device is None else value.untyped_storage().to(device=device)
+    copy = torch.empty(0, dtype=value.dtype, device=storage.device)
+    copy.set_(storage, value.storage_offset(), value.shape, value.stride())
     return copy.conj() if value.is_conj() else torch._neg_view(copy) if value.is_neg() else copy
 
 
@@ -92,15 +103,25 @@ def operators() -> dict[str, Any]:
     """torch's descriptions of its operators (``OpInfo``), by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
-    return {_name(op): op for op in op_db}
+        from torch.testing._internal import common_methods_invocations as invocations
+    invocations.wrapper_set_seed = _unseeded
+    return {_name(op): op for op in invocations.op_db}
+
+
+def _unseeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """In place of torch's wrapper of random operators, with which every call gives the same numbers."""
+    return _called(function)(*args, **kwargs)
 
 
 def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as a user calls it: ``torch.Tensor.add`` as a method of its first argument."""
+    if type(function).__name__ not in ("method_descriptor", "wrapper_descriptor"):
+        return function
+    name = function.__name__
     return lambda input, *args, **kwargs: getattr(input, name)(*args, **kwargs)
 
 
@@ -137,8 +158,6 @@ def samples(
     chosen = sorted(generator.sample(range(len(found)), min(count, len(found))))
     for variant in variants:
         function = {"function": op.op, "method": op.method_variant, "inplace": op.inplace_variant}[variant]
-        if type(function).__name__ in ("method_descriptor", "wrapper_descriptor"):  # torch.Tensor.add
-            function = _method(function.__name__)
         for number in chosen if function is not None else ():
             given = found[number]
             if variant == "inplace" and given.broadcasts_input:
@@ -146,4 +165,4 @@ def samples(
             leaves, tree = pytree.tree_flatten(((given.input, *given.args), given.kwargs))
             leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             label = f"{variant} {str(dtype).removeprefix('torch.')} {number}"
-            yield Sample(name, label, function, tuple(leaves), tree, symbolic=bool(number % 2))
+            yield Sample(name, label, _called(function), tuple(leaves), tree, symbolic=bool(number % 2))

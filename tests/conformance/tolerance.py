@@ -87,7 +87,7 @@ def _moved(value: Any, step: float, generator: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value.clone() if isinstance(value, torch.Tensor) else value
     signs = torch.randint(0, 2, value.shape, generator=generator).double() * 2 - 1
-    return value * (1 + step * signs)
+    return value * (1 + step * signs.to(value.device))
 
 
 def mismatch(got: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor, spread: Any) -> str | None:

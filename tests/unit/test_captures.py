@@ -14,6 +14,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -377,6 +378,24 @@ def what_a_hook_closes_over() -> Case:
     return lambda x: module(x), lambda: setattr(c, "k", 3.0)
 
 
+@case
+def names_that_dir_lists() -> Case:
+    c = config(k=2.0)
+    return lambda x: x * len(dir(c)), lambda: setattr(c, "further", 3.0)
+
+
+@case
+def a_chain_of_maps() -> Case:
+    chain = collections.ChainMap({"a": 1.0}, {"b": 2.0})
+    return lambda x: x * chain["b"], lambda: chain.maps[1].__setitem__("b", 3.0)
+
+
+@case
+def a_dict_written_in_python() -> Case:
+    values = collections.UserDict(k=2.0)
+    return lambda x: x * values["k"], lambda: values.__setitem__("k", 3.0)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_changes_are_seen(name: str) -> None:
     function, change = CASES[name]()
@@ -481,6 +500,11 @@ large = np.zeros(1000)
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "attrgetter": (lambda x: x * getter(holder), "getter looks attributes up"),
+    "attrgetter made inside": (
+        lambda x: x * operator.attrgetter("generator")(holder),
+        "attrgetter looks attributes up",
+    ),
+    "attrgetter by its name": (lambda x: x * attrgetter("generator")(holder), "attrgetter looks attributes up"),
     "iterator": (lambda x: x * next(generator), "generator is an iterator"),
     "random": (lambda x: x * random.random(), "random.random draws a random number"),
     "globals": (lambda x: x * globals()["holder"].generator, r"globals\(\) reaches values"),
@@ -502,9 +526,9 @@ def test_what_cannot_be_compared_is_refused(name: str) -> None:
 
 
 def test_builtins_are_restored_and_other_code_is_not_traced() -> None:
-    before = getattr, hasattr, vars, isinstance, os._Environ.__getitem__
+    before = getattr, hasattr, vars, dir, isinstance, os._Environ.__getitem__
     c = config(k=2.0)
     jitgen.jit(lambda x: x * getattr(c, "k"))(x)  # noqa: B009
     with pytest.raises(TraceError):
         jitgen.jit(REFUSED["eval"][0])(x)
-    assert (getattr, hasattr, vars, isinstance, os._Environ.__getitem__) == before
+    assert (getattr, hasattr, vars, dir, isinstance, os._Environ.__getitem__) == before

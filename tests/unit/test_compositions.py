@@ -148,3 +148,41 @@ def test_numbers_in_a_list_become_a_tensor() -> None:
         assert torch.equal(jitted(torch.eye(2), a), want)
     with pytest.raises(TraceError, match="equal lengths"):
         jitgen.jit(lambda x: x + torch.tensor([[1, 2], [3]]))(torch.eye(2))
+
+
+# ---------------------------------------------------------------------------------------------- elements put into place
+
+X, MASK, ROWS = torch.randn(5, 6), torch.rand(5, 6) > 0.4, torch.tensor([4, 0, 2, 2, 1, 3, 0])
+OFFSETS = torch.tensor([0, 3, 3, 5])
+PLACED: dict[str, Callable[..., Any]] = {
+    "masked_scatter": lambda x: x.masked_scatter(MASK, x.flip(0)),
+    "masked_scatter of a mask that broadcasts": lambda x: x.masked_scatter(MASK[0], x.flip(0)),
+    "masked_scatter in place": lambda x: x.clone().masked_scatter_(MASK, x.flip(0)),
+    "nonzero_static": lambda x: torch.nonzero_static(x > 0, size=7),
+    "nonzero_static with a fill": lambda x: torch.nonzero_static(x > 1, size=40, fill_value=-5),
+    "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x[None], 2, return_indices=True), 2, output_size=(5, 6)),
+    "max_unpool1d": lambda x: F.max_unpool1d(*F.max_pool1d(x[None], 3, return_indices=True), 3),
+    "combinations": lambda x: torch.combinations(x[0], 3, with_replacement=False),
+    "vander": lambda x: torch.vander(x[0], 4),
+    "vander, increasing": lambda x: torch.vander(x[0], increasing=True),
+    "fftshift": lambda x: (torch.fft.fftshift(x), torch.fft.ifftshift(x, 0)),
+    "weight_norm": lambda x: torch._weight_norm(x, x[:, :1], 0),
+    **{
+        f"embedding_bag {mode}": lambda x, mode=mode: (
+            F.embedding_bag(ROWS, x, OFFSETS, mode=mode, padding_idx=2),
+            F.embedding_bag(ROWS.reshape(1, -1), x, mode=mode),
+        )
+        for mode in ("sum", "mean", "max")
+    },
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.quick(where=lambda name: name in ("masked_scatter", "nonzero_static", "vander", "embedding_bag mean"))
+def test_elements_in_place(name: str) -> None:
+    torch.testing.assert_close(jitgen.jit(PLACED[name])(X), PLACED[name](X))
+
+
+def test_too_few_elements_for_a_mask_are_an_error() -> None:
+    with pytest.raises(IndexError):
+        jitgen.jit(lambda x, values: x.masked_scatter(x == x, values))(X, X[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -80,6 +81,11 @@ CONTINUOUS: dict[str, tuple[Function, Function]] = {
     "uniform_": (lambda x: (torch.empty_like(x).uniform_(-2, 3) + 2) / 5, uniform_cdf),
     "normal_": (lambda x: (torch.empty_like(x).normal_(5, 2) - 5) / 2, normal_cdf),
     "exponential_": (lambda x: torch.empty_like(x).exponential_(3.0) * 3, exponential_cdf),
+    "log_normal_": (lambda x: torch.empty_like(x).log_normal_(2.0, 0.5).log().sub(2) * 2, normal_cdf),
+    "cauchy_": (lambda x: torch.empty_like(x).cauchy_(3.0, 2.0), lambda c: torch.atan((c - 3) / 2) / math.pi + 0.5),
+    "normal of tensors": (lambda x: (torch.normal(x, x.abs() + 1) - x) / (x.abs() + 1), normal_cdf),
+    "normal of a size": (lambda x: (torch.normal(2.0, 3.0, SHAPE) - 2) / 3, normal_cdf),
+    "rrelu": (lambda x: (F.rrelu(-torch.ones_like(x), 0.25, 0.75, True) + 0.25) * -2, uniform_cdf),
     "Gumbel noise": (lambda x: -torch.log(torch.empty_like(x).exponential_()), lambda g: torch.exp(-torch.exp(-g))),
 }
 
@@ -111,6 +117,11 @@ DISCRETE: dict[str, tuple[Function, list[float]]] = {
     "bernoulli of a number": (lambda x: x.bernoulli(0.01), [0.99, 0.01]),
     "bernoulli_": (lambda x: torch.empty_like(x).bernoulli_(0.6), [0.4, 0.6]),
     "dropout": (lambda x: F.dropout(torch.ones_like(x), 0.2) > 0, [0.2, 0.8]),
+    "alpha_dropout": (lambda x: F.alpha_dropout(torch.ones_like(x), 0.2, True) > 0, [0.2, 0.8]),
+    "geometric_": (lambda x: torch.empty_like(x).geometric_(0.5).clamp(max=4) - 1, [1 / 2, 1 / 4, 1 / 8, 1 / 8]),
+    "multinomial": (lambda x: torch.multinomial(torch.tensor([1.0, 5, 0, 2]), 9000, True) % 3, [3 / 8, 5 / 8]),
+    "multinomial of one": (lambda x: torch.multinomial(x[:, :3].abs() * 0 + 1, 1), 3 * [1 / 3]),
+    "multinomial without replacement": (lambda x: torch.multinomial(x[:, :2].abs() * 0 + 1, 2), 2 * [1 / 2]),
 }
 
 
@@ -186,8 +197,41 @@ REFUSED: dict[str, Function] = {
     "integers": lambda x: torch.rand_like(x.int()),
     "no integers": lambda x: torch.randint(5, 5, (3,)),
     "dropout of integers": lambda x: F.dropout(x.int()),
+    "a geometric p of 1": lambda x: torch.empty_like(x).geometric_(1.0),
+    "a cauchy sigma of 0": lambda x: torch.empty_like(x).cauchy_(0.0, 0.0),
+    "a negative deviation": lambda x: torch.normal(x, -1.0),
+    "an alpha dropout above 1": lambda x: F.alpha_dropout(x, 1.5, True),
+    "more samples than categories": lambda x: torch.multinomial(x[0, :3].abs(), 4),
+    "samples of integers": lambda x: torch.multinomial(x[0].int(), 4),
     "a negative rate": lambda x: torch.empty_like(x).exponential_(-1.0),
 }
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_alpha_dropout_keeps_mean_and_variance(channels: bool) -> None:
+    dropout = F.feature_alpha_dropout if channels else F.alpha_dropout
+    x = (torch.rand(500, 40, 5) * 2 - 1) * math.sqrt(3)  # above what is put in place of elements
+    dropped = jitgen.jit(lambda x: dropout(x, 0.3, True))(x)
+    assert abs(float(dropped.mean())) < 0.03
+    assert abs(float(dropped.var()) - 1) < 0.06
+    lost = dropped == dropped.min()
+    assert 0.28 < float(lost.double().mean()) < 0.32
+    assert bool((lost.all(-1) == lost.any(-1)).all()) == channels
+
+
+IMPOSSIBLE = {
+    "nothing": (torch.zeros(3), 1),
+    "too few": (torch.tensor([1.0, 0.0, 0.0]), 2),
+    "negative": (torch.tensor([-1.0, -2.0]), 1),
+    "no numbers": (torch.tensor([math.nan, math.nan]), 1),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_cannot_be_drawn_is_an_error(name: str) -> None:
+    weights, count = IMPOSSIBLE[name]
+    with pytest.raises(IndexError):
+        jitgen.jit(lambda weights: torch.multinomial(weights, count))(weights)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jitgen_cases import lowered
 
+import jitgen
 from jitgen.errors import TraceError, UnsupportedError
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
@@ -119,6 +121,22 @@ CALLS: dict[str, Callable[..., Any]] = {
     "ints modulo 0": lambda x, i, t: i % 0,
     "fmod of ints by 0": lambda x, i, t: i.fmod(0),
     "ints divided by 0, truncated": lambda x, i, t: torch.div(i, 0, rounding_mode="trunc"),
+    "batch_norm with parameters of two dtypes": lambda x, i, t: F.batch_norm(
+        x.half(), x[0].half(), x[1].half(), x[0].half(), x[1]
+    ),
+    "batch_norm of float16 with float32": lambda x, i, t: F.batch_norm(x.half(), x[0], x[1], x[0], x[1]),
+    "cross of two dtypes": lambda x, i, t: torch.linalg.cross(x[:, :3], x[:, 1:].double()),
+    "cross of bools": lambda x, i, t: torch.linalg.cross(x[:, :3] > 0, x[:, :3] > 0),
+    "padding that cuts off more than there is": lambda x, i, t: F.pad(x, (-3, -3)),
+    "padding that cuts off more than there is, on one side": lambda x, i, t: F.pad(x, (-5, 4)),
+    "padding that cuts off everything": lambda x, i, t: F.pad(x, (-2, -2)),
+    "masked_scatter of two dtypes": lambda x, i, t: x.masked_scatter(x > 0, x.double()),
+    "nonzero_static of a negative size": lambda x, i, t: torch.nonzero_static(x, size=-1),
+    "combinations of a matrix": lambda x, i, t: torch.combinations(x),
+    "embedding_bag without offsets": lambda x, i, t: F.embedding_bag(t[:2], x),
+    "embedding_bag with weights of samples and a mean": lambda x, i, t: F.embedding_bag(
+        i[:, :2] % 3, x, per_sample_weights=x[:, :2]
+    ),
     "ints truly divided by 0": lambda x, i, t: i / 0,
     "floats divided by 0": lambda x, i, t: x // 0,
     "arange with step 0": lambda x, i, t: torch.arange(0, 3, 0) + x[0, 0],
@@ -159,6 +177,67 @@ def test_calls_are_rejected_as_in_eager_torch(name: str) -> None:
     expected = outcome(lambda: function(X, INTEGERS, CLASSES))
     found = outcome(lambda: lowered(function, X, INTEGERS, CLASSES))
     assert (found == "refused") == (expected is not None), f"eager torch: {expected}, jitgen: {found}"
+
+
+def assigned(x: torch.Tensor, value: Any) -> torch.Tensor:
+    x = x.clone()
+    x[0] = value
+    return x
+
+
+FILLS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "fill": lambda x, value: torch.fill(x, value),
+    "full_like": lambda x, value: torch.full_like(x, value),
+    "masked_fill": lambda x, value: x.masked_fill(x == 0, value),
+    "index_fill": lambda x, value: x.index_fill(0, torch.tensor([0]), value),
+    "scatter": lambda x, value: x.scatter(0, torch.tensor([0]), value),
+    "pad": lambda x, value: F.pad(x, (1, 1), value=value),
+    "setitem": lambda x, value: assigned(x, value),
+}
+NUMBERS: dict[torch.dtype, tuple[Any, ...]] = {
+    torch.int8: (127, 128, -128, -129, 1.5, math.inf, math.nan),
+    torch.uint8: (255, 256, 3.7),
+    torch.int32: (2**31 - 1, 2**31, 1e10),
+    torch.float16: (65504, 70000, -1e9, math.inf, math.nan),
+    torch.bfloat16: (3e38, 3.4e38, -math.inf),
+    torch.float32: (3e38, 1e300, math.inf),
+    torch.bool: (2, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_numbers_beyond_a_dtype(name: str) -> None:
+    """Those that torch does not store are refused, as constants and as arguments."""
+    for dtype, numbers in NUMBERS.items():
+        x = torch.zeros(3).to(dtype)
+        for value in numbers:
+            expected = outcome(lambda x=x, value=value: FILLS[name](x, value))
+            constant = outcome(lambda x=x, value=value: lowered(lambda x: FILLS[name](x, value), x))
+            argument = outcome(lambda x=x, value=value: lowered(FILLS[name], x, value))
+            assert [constant == "refused", argument == "refused"] == 2 * [expected is not None], (dtype, value)
+
+
+DIVISIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "//": lambda i, j: i // j,
+    "%": lambda i, j: i % j,
+    "fmod": lambda i, j: torch.fmod(i, j),
+    "trunc": lambda i, j: torch.div(i, j, rounding_mode="trunc"),
+    "a number": lambda i, j: 7 // j,
+    "a sum": lambda i, j: (i // j).sum(),
+    "in place": lambda i, j: i.clone().floor_divide_(j),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+@pytest.mark.quick(where=lambda name: name in ("//", "a sum"))
+def test_integer_division_by_an_element_that_is_0(name: str) -> None:
+    function = DIVISIONS[name]
+    jitted = jitgen.jit(function)
+    x, y = torch.arange(-5, 6), torch.tensor([-3, -1, 2, 5, 7, 1, 1, -9, 2, 3, 4])
+    for dtype in (torch.int64, torch.int8):
+        torch.testing.assert_close(jitted(x.to(dtype), y.to(dtype)), function(x.to(dtype), y.to(dtype)))
+    with pytest.raises(RuntimeError, match=r"integer division by zero at .*test_rejected\.py"):
+        jitted(x, y.where(y != 7, 0))
 
 
 def pairs() -> Iterator[tuple[str, Callable[..., Any], tuple[int, ...], tuple[int, ...]]]:

@@ -52,6 +52,8 @@ RIGHT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cosine_similarity of vectors": (lambda a, b: F.cosine_similarity(a, b, 0), (vector, vector + 1)),
     "cosine_similarity of a 0-d operand": (lambda a, b: F.cosine_similarity(a, b, 0), (vector, torch.tensor(2.0))),
     "linear of three dimensions": (lambda x, w: F.linear(x, w), (x, w.T)),
+    "a size as text": (lambda a: a * len(f"{a.shape[0]} {a.numel():6d} {a.shape}"), (a,)),
+    "a float stored among ints": (lambda a, n: torch.full((3,), n, dtype=torch.int32) * a.sum(), (a, 1.5)),
     "a number of 2**63": (lambda a, n: a + n, (a, 2**63)),
     "variance of a 0-d half": (lambda a: a.var(0), (torch.tensor(2.0, dtype=torch.float16),)),
     "variance of a 0-d bfloat16": (lambda a: torch.var_mean(a), (torch.tensor(2.0, dtype=torch.bfloat16),)),
@@ -80,6 +82,11 @@ class Holder:
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a type that is compared": (lambda a: a if type(a) is torch.Tensor else a * 2, (a,)),
+    "a type among types": (lambda a: a if type(a) in (torch.Tensor, torch.nn.Parameter) else a * 2, (a,)),
+    "vmap": (lambda a: torch.vmap(lambda row: row * 2)(a), (a,)),
+    "grad": (lambda a: torch.func.grad(lambda a: (a * a).sum())(a), (a,)),
+    "jvp": (lambda a: torch.func.jvp(torch.sin, (a,), (a,)), (a,)),
     "torch.Tensor.add": (lambda a: torch.Tensor.add(a, a), (a,)),
     "a captured sparse tensor": (lambda a: a @ sparse, (square[:4, :4],)),
     "a comparison with an object": (lambda a: a >= Holder(1), (a,)),
@@ -217,6 +224,17 @@ def test_copies_and_pickles_after_a_call() -> None:
     torch.testing.assert_close(model(x=a), want)
     for again in (copy.deepcopy(decorated), pickle.loads(pickle.dumps(decorated))):
         torch.testing.assert_close(again(a), a * 3)
+
+
+def test_a_variance_of_nothing_is_nan_for_any_correction() -> None:
+    assert jitgen.jit(lambda a: a.var(0, correction=-1))(a[:0]).isnan().all()
+
+
+def test_transforms_outside_of_a_trace_go_on() -> None:
+    with pytest.raises(TraceError, match="vmap"):
+        jitgen.jit(lambda a: torch.vmap(torch.sin)(a))(a)
+    assert torch.equal(torch.vmap(torch.sin)(a), a.sin())
+    assert torch.equal(torch.func.grad(lambda a: (a * a).sum())(a), 2 * a)
 
 
 def test_out_of_a_function_without_inputs() -> None:

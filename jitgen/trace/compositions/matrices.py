@@ -59,6 +59,9 @@ def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
         raise ValueError("a cross product is of tensors of equally many dimensions")
     if input.shape[dim] != 3 or other.shape[dim] != 3:
         raise ValueError(f"dimension {dim} must have 3 elements")
+    require_one_dtype(input, other)
+    if input.dtype == torch.bool:
+        raise TypeError("not defined for bool tensors")
     x, y, z = input.unbind(dim)
     u, v, w = other.unbind(dim)
     return torch.stack([y * w - z * v, z * u - x * w, x * v - y * u], dim % input.dim())
@@ -137,7 +140,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
     return result.clone()
 
 
-@composition("linalg_vander", "torch.vander")
+@composition("linalg_vander")
 def vander(x: Tensor, *, N: int | None = None) -> Tensor:
     if x.dim() < 1:
         raise ValueError("a Vandermonde matrix is of vectors")
@@ -160,3 +163,13 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     halves = torch.einsum("ni,oij->noj", input1.reshape(-1, left), weight)
     result = (halves * input2.reshape(-1, 1, right)).sum(-1).reshape(*input1.shape[:-1], outputs)
     return result if bias is None else result + bias
+
+
+@composition("torch.vander")
+def vander_of_vector(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
+    require_rank(x, (1,))
+    columns = int(x.shape[0]) if N is None else int(N)
+    if columns < 2:
+        return torch.ones(x.shape[0], columns, dtype=torch.int64 if x.dtype == torch.bool else x.dtype)
+    powers = vander(x, N=columns)
+    return powers if increasing else powers.flip(-1)

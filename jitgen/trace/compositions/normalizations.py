@@ -26,11 +26,13 @@ def _check_channels(input: Tensor, *vectors: Tensor | None) -> None:
     require_float(input)
     if input.dim() < 2:
         raise ValueError(f"expected (N, channels, ...), got {input.dim()} dimensions")
-    for vector in vectors:
-        if vector is not None:
-            require_shape(vector, (input.shape[1],), "a vector of the channels")
-            if vector.dtype != input.dtype and not (input.dtype.itemsize == 2 and vector.dtype == torch.float32):
-                raise TypeError(f"a vector of the channels is {vector.dtype}, the input {input.dtype}")
+    found = [vector for vector in vectors if vector is not None]
+    for vector in found:
+        require_shape(vector, (input.shape[1],), "a vector of the channels")
+        if vector.dtype != input.dtype and not (input.dtype.itemsize == 2 and vector.dtype == torch.float32):
+            raise TypeError(f"a vector of the channels is {vector.dtype}, the input {input.dtype}")
+    if len({vector.dtype for vector in found}) > 1:
+        raise TypeError("the vectors of the channels must have one dtype")
 
 
 @composition("torch.batch_norm")
@@ -175,3 +177,10 @@ def safe_softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
 @composition("aten.native_dropout_backward")
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
     return grad_output * mask * scale
+
+
+@composition("torch._weight_norm")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``v`` with norms ``g`` along ``dim``; with one norm, that of all elements, where ``dim`` is -1."""
+    others = tuple(d for d in range(v.dim()) if d != dim)
+    return v * (g / v.norm(2, others, keepdim=True) if dim != -1 else g / v.norm(2))

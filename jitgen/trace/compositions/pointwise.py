@@ -97,7 +97,7 @@ def reflected_product(input: Tensor, other: Tensor) -> Tensor:
 @composition("_nn.rrelu", "torch.rrelu")
 def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
     if training:
-        raise UnsupportedError("rrelu in training draws random numbers, which jitgen has no row for; call .eval()")
+        return torch.where(input > 0, input, input * torch.empty_like(input).uniform_(lower, upper))
     return torch.nn.functional.leaky_relu(input, (lower + upper) / 2)
 
 
