@@ -154,7 +154,9 @@ def test_an_activation_that_is_returned_is_not_computed_twice_on_a_gpu() -> None
 
 @pytest.mark.parametrize("formats", [(None, None), ("int4", "int4"), ("int4", "int8"), ("int4", None)])
 @pytest.mark.parametrize("one_activation", [True, False])
-@pytest.mark.quick(where=lambda formats: formats in ((None, None), ("int4", "int8")))
+@pytest.mark.quick(
+    where=lambda formats, one_activation: formats == (("int4", "int8") if one_activation else (None, None))
+)
 def test_products_of_one_kernel_are_alike(formats: tuple[str | None, ...], one_activation: bool) -> None:
     x, z = tensors((M, 64), (M, 64))
     if one_activation:
@@ -366,9 +368,13 @@ INTEGER_PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...
 }
 
 
+QUICK_INTEGER_PRODUCTS = [(name, torch.int8) for name in ("mm", "baddbmm", "einsum of sums", "no terms")]
+QUICK_INTEGER_PRODUCTS += [("mm", torch.int64)]
+
+
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("name", INTEGER_PRODUCTS)
-@pytest.mark.quick(where=lambda name, dtype: dtype is torch.int8 or (name == "mm" and dtype is torch.int64))
+@pytest.mark.quick(where=lambda name, dtype: (name, dtype) in QUICK_INTEGER_PRODUCTS)
 def test_integer_products_wrap_around_in_their_dtype(name: str, dtype: torch.dtype) -> None:
     function, shapes = INTEGER_PRODUCTS[name]
     limits = torch.iinfo(dtype)

@@ -126,6 +126,7 @@ def test_look_ups_of_a_method_share_its_traces() -> None:
 
 
 @pytest.mark.parametrize("make", [Module, lambda: Equal(2.0), lambda: Unhashable(2.0)])
+@pytest.mark.quick(where=lambda make: make is Module)
 def test_calls_keep_no_instance_alive(make: Any) -> None:
     instance = make()
     for _ in range(2):
