@@ -127,7 +127,7 @@ def test_a_case_of_columns(case: streaming.Case) -> None:
 
 
 @pytest.mark.parametrize("case", reductions.CASES, ids=lambda case: case.name)
-@pytest.mark.quick(where=lambda case: case.name.endswith("rows of 32000"))
+@pytest.mark.slow
 def test_a_case_of_other_reductions(case: streaming.Case) -> None:
     inputs = case.inputs(2**18, torch.float32, "cpu")
     assert inputs[0].numel() <= 2**18

@@ -82,6 +82,7 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.quick(where=lambda name: name in ("embedding", "gather", "index_add", "scatter"))
 def test_out_of_range_is_an_error(name: str) -> None:
     function, _, negative = OUTSIDE[name]
     x, jitted = torch.randn(6, 6), jitgen.jit(function)

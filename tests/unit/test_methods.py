@@ -258,6 +258,7 @@ class Heir(OfTheClass):
 
 
 @pytest.mark.parametrize("name", ["outside", "inside", "static_outside", "static_inside"])
+@pytest.mark.quick(where=lambda name: name in ("outside", "static_inside"))
 def test_class_and_static_methods_in_either_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for factor in (2.0, 5.0):
         monkeypatch.setattr(OfTheClass, "factor", factor)

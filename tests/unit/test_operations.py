@@ -319,7 +319,7 @@ def test_under_tritons_interpreter(chosen: str) -> None:
 @pytest.mark.skipif(INTERPRETED, reason="about the CPU")
 @pytest.mark.parametrize("level", ["x86-64-v3", "generic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=names)
-@pytest.mark.slow  # test_cpp_math.py has every operation at two levels
+@pytest.mark.slow  # test_cpp_math.py has every operation at every level
 def test_other_instruction_sets(level: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitgen.spec import Target, runs_here
 

@@ -53,7 +53,7 @@ def served(function: Callable[..., torch.Tensor], recorded: Arguments, calls: li
         jitgen.jit(function)(*recorded)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("JITGEN_CACHE_DIR", str(folder / "deployed"))
-        assert jitgen.prewarm(manifest, ["cpu"], jobs=2).count("failed") == 0
+        assert jitgen.prewarm(manifest, ["cpu"]).count("failed") == 0
         deployed = jitgen.jit(function)
         with jitgen.strict():
             for arguments in calls:

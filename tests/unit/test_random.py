@@ -85,6 +85,7 @@ CONTINUOUS: dict[str, tuple[Function, Function]] = {
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.quick(where=lambda name: list(CONTINUOUS).index(name) % 2 == 0)
 def test_continuous_distributions(name: str, x: torch.Tensor) -> None:
     function, cdf = CONTINUOUS[name]
     first, second = (jitgen.jit(function)(x) for _ in range(2))
@@ -115,6 +116,7 @@ DISCRETE: dict[str, tuple[Function, list[float]]] = {
 
 
 @pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.quick(where=lambda name: list(DISCRETE).index(name) % 2 == 0)
 def test_discrete_distributions(name: str, x: torch.Tensor) -> None:
     function, probabilities = DISCRETE[name]
     first, second = (jitgen.jit(function)(x) for _ in range(2))
@@ -155,6 +157,7 @@ def test_readers_of_one_tensor_see_the_same_numbers(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_dropout_scales_what_it_keeps(x: torch.Tensor, dtype: torch.dtype) -> None:
     x = x.to(dtype)
     found = jitgen.jit(lambda x, p: F.dropout(x, p))(x, 0.25)
