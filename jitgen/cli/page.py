@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jitgen import chips
 from jitgen._data import data_directory
 from jitgen.cli import page_graph, page_rates
 from jitgen.codegen.environment import Origin
@@ -126,7 +127,6 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
     work = lowered.lowered.work(number)
     target = Target.parse(lowered.target)
     report = compiled.report[number] if compiled.report else {}
-    chips = page_rates.chips(target)
     lines = _coloured(source.template.removesuffix(".j2"), rendered.text.rstrip("\n").split("\n"))
     launch = lowered.lowered.launch(number)
     return {
@@ -139,7 +139,7 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
         "launch": None if target.kind == "cpu" else launch,
         "toolchain": report.get("toolchain"),
         "intensity": work.flops / work.moved if work.moved else None,
-        "roofs": [(page_rates.roofline(chip, work.moved, work.flops), chip) for chip in chips],
+        "roofs": [(page_rates.roofline(chip, work.moved, work.flops), chip) for chip in chips.chips(target)],
     }
 
 
