@@ -165,4 +165,4 @@ def test_every_error_has_its_row() -> None:
         name for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__
     }
     public = {name for name in named if issubclass(getattr(errors, name), errors.JitgenError)}
-    assert set(re.findall(r"^\| `(\w+Error)` \|", page, re.MULTILINE)) == public
+    assert set(re.findall(r"^\| `([A-Z][a-z]\w+)` \|", page, re.MULTILINE)) == public
