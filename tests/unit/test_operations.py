@@ -121,6 +121,7 @@ SPELLED = [(name, call) for name, calls in CALLS.items() for call in calls]
 
 @pytest.mark.skipif(INTERPRETED, reason="traces are the same for every dialect")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool], ids=names)
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_spellings_are_one_row(dtype: torch.dtype) -> None:
     """Every name, method and in-place method of a row traces to what its first spelling does, where torch has both."""
     tensors = operands(dtype)
