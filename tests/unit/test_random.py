@@ -214,6 +214,7 @@ print([t.sum().item() for t in sampled(torch.linspace(0, 1, 400).reshape(4, 100)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 def test_a_strict_process_runs_what_was_recorded(tmp_path: Path) -> None:
     def program(store: str, **environment: str) -> str:
