@@ -307,7 +307,7 @@ QUICK_FORMS += ("torch.baddbmm", "torch.addbmm", "torch.einsum", "@, a batch on 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.quick(where=lambda form, dtype: dtype == torch.float32 and form in QUICK_FORMS)
+@pytest.mark.quick(where=lambda form, dtype: dtype == torch.float32 and form in QUICK_FORMS[::2])
 def test_every_row_in_every_form(form: str, dtype: torch.dtype) -> None:
     function, shapes = FORMS[form]
     arguments = [tensor.to(dtype) for tensor in tensors(*shapes)]

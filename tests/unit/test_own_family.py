@@ -96,6 +96,7 @@ def test_a_second_process_finds_it_in_the_store() -> None:
     assert second.stdout.startswith("0 ")
 
 
+@pytest.mark.slow
 def test_a_manifest_is_prewarmed_and_served_strictly(tmp_path: Path) -> None:
     path = tmp_path / "specs.json"
     done = run_program(JITGEN_RECORD=str(path), JITGEN_CACHE_DIR=str(tmp_path / "development"))
