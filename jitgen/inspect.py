@@ -157,13 +157,16 @@ class Executable:
     def report(self) -> tuple[dict[str, Any], ...]:
         """Per kernel: name, key, origin, toolchain, registers, spill_bytes, shared_bytes, flops, bytes_moved, elements.
 
-        Resources are None where the target has none to report (a CPU, an AMD binary).
+        Bytes of shared memory are of a block, its static and dynamic memory together. Resources are None where the
+        target has none to report (a CPU, an AMD binary).
         """
         rows = []
         for number, built in enumerate(self._kernels):
             work = self._lowered.work(number)
             meta = built.artifact.meta
             resources = {name: meta.get(name) for name in ("registers", "spill_bytes", "shared_bytes")}
+            if self._lowered.route.backend == "cuda" and resources["shared_bytes"] is not None:
+                resources["shared_bytes"] += self._lowered.launch(number).shared_bytes  # that of the launch
             if "kernel.cubin" in built.artifact.files and resources["registers"] is None:
                 from jitgen.compile import disassemble
 

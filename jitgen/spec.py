@@ -277,7 +277,10 @@ class TensorSpec:
         """
         match = re.fullmatch(r"\s*([A-Za-z0-9_.]+)\s*\[([^\]]*)\]\s*", text)
         if match is None:
-            raise UnsupportedError(f"cannot read {text!r} as a tensor; write dtype and sizes, such as 'bf16[M,4096]'")
+            raise UnsupportedError(
+                f"cannot read {text!r} as a tensor; write dtype and sizes, such as 'bf16[M,4096]', or format, group "
+                "size and sizes of a quantised weight, such as 'int4g128[14336,4096]'"
+            )
         sizes = [size.strip() for size in match.group(2).split(",") if size.strip()]
         shape = tuple(int(size) if size.lstrip("-").isdigit() else size for size in sizes)
         quantised = re.fullmatch(r"(.+)g(\d+|K)", match.group(1))

@@ -6,6 +6,7 @@ import inspect
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ KEPT_BYTES = 1 << 30
 """Of the kept store, at most; what was not used for longest goes first."""
 
 QUICK_SECONDS = 20.0
-"""Processor time of a test that is not marked slow, from which on it is warned of. `make test` has 600 s for all."""
+"""Processor time of a test that is not marked slow, from which on it is warned of. `make test` has 600 s for all, and
+says at its end what they took."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,14 +88,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+# ------------------------------------------------------------------------------------------------------ processor time
+
+SHOWN = 8
+"""Files that the summary names."""
+_started = pytest.StashKey[float]()
+_seconds_of_files: Counter[str] = Counter()
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those that it has waited for; other load does not stretch it as it does the wall clock."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[_started] = _processor_seconds()
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Warn of a test that takes too long for `make test`; other load does not stretch seconds of processor time."""
-    before = os.times()[:4]
+    """Warn of a test that takes too long for `make test`."""
+    before = _processor_seconds()
     try:
         return (yield)
     finally:
-        seconds = sum(os.times()[:4]) - sum(before)
+        seconds = _processor_seconds() - before
         if seconds > QUICK_SECONDS and not {mark.name for mark in item.iter_markers()} & {"slow", "gpu"}:
             text = f"{item.nodeid} took {seconds:.0f} s of processor time: make it quicker, or mark cases of it slow"
             item.warn(pytest.PytestWarning(text))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("processor seconds", _processor_seconds() - item.stash[_started]))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In the process that reports: workers send what they have measured with their reports."""
+    if report.when == "teardown":
+        _seconds_of_files[report.nodeid.partition("::")[0]] += dict(report.user_properties)["processor seconds"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    most = ", ".join(f"{Path(name).stem} {seconds:.0f}" for name, seconds in _seconds_of_files.most_common(SHOWN))
+    terminalreporter.write_line(f"processor time of tests: {_seconds_of_files.total():.0f} s; most of it: {most}")

@@ -6,7 +6,7 @@ a sum may be off by ``n`` roundings of the sum of their magnitudes, a product by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -131,12 +131,22 @@ def write_arguments(n: int, m: int, k: int, r: int, dtype: torch.dtype = torch.f
     return x, integers(0, m, (n, k)), v, integers(0, n, (r,)), whole
 
 
-def write_failures(backend: str, device: str = "cpu") -> Iterator[str | None]:
-    """What is wrong of ``COMBINED``: ragged and degenerate shapes, several dtypes, repeated indices."""
-    sizes = [(6, 8, 5, 7), (1, 3, 9, 1), (33, 70, 65, 40), (4, 5, 0, 0)]
-    for number, (n, m, k, r) in enumerate(sizes):
-        dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float32)[number]
-        arguments = write_arguments(n, m, k, r, dtype)
+WRITE_SIZES = (
+    ((6, 8, 5, 7), torch.float32),
+    ((1, 3, 9, 1), torch.float64),
+    ((33, 70, 65, 40), torch.bfloat16),
+    ((4, 5, 0, 0), torch.float32),
+)
+"""Ragged and degenerate arguments of ``write_arguments``."""
+
+
+def write_failures(
+    backend: str, device: str = "cpu", sizes: Iterable[int] = range(len(WRITE_SIZES))
+) -> Iterator[str | None]:
+    """What is wrong of ``COMBINED``, with repeated indices; ``sizes``: which of ``WRITE_SIZES``."""
+    for number in sizes:
+        shape, dtype = WRITE_SIZES[number]
+        arguments = write_arguments(*shape, dtype)
         for name, (kind, function) in COMBINED.items():
             yield judged(name, kind, function, arguments, backend, device)
 

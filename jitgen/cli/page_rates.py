@@ -7,20 +7,34 @@ from dataclasses import dataclass
 
 from jitgen.chips import Chip
 
-WIDTH, HEIGHT = 360, 180
-_LEFT, _BOTTOM = 40, 30
-_LEAST, _MOST = -3, 5
+WIDTH, HEIGHT = 440, 230
+LEFT, RIGHT, TOP, BOTTOM = 52, 418, 16, 188
+"""Pixels: the edges of the plotted area."""
+_LEAST, _MOST = -2, 4
 """Powers of ten of the arithmetic intensities that the plot shows, in FLOP/byte."""
 
 
 @dataclass(frozen=True)
+class Roof:
+    """A roof in pixels: its label, the position of that label, and its corners as SVG has them."""
+
+    label: str
+    at: tuple[float, float]
+    corners: str
+
+
+@dataclass(frozen=True)
 class Roofline:
-    """A plot of a chip's two roofs, in pixels; ``mark`` is where a kernel's intensity meets the upper one."""
+    """A plot of a chip's two roofs, in pixels, with the ticks of both axes (position, label).
+
+    ``mark`` is where a kernel's intensity meets the upper roof; None where it lies outside of the plot.
+    """
 
     chip: Chip
-    roofs: tuple[tuple[str, str], ...]
+    roofs: tuple[Roof, ...]
     mark: tuple[float, float] | None
-    ticks: tuple[tuple[float, str], ...]
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
 
 
 def bound(chip: Chip, moved: int, flops: int) -> str:
@@ -36,20 +50,23 @@ def bound(chip: Chip, moved: int, flops: int) -> str:
 
 def roofline(chip: Chip, moved: int, flops: int) -> Roofline:
     """The plot for a kernel that moves ``moved`` bytes and does ``flops`` operations; both axes are logarithmic."""
-    top = math.log10(chip.matrix) + 0.3
+    top = math.log10(chip.matrix) + 0.2
     low = math.log10(chip.bandwidth) + _LEAST
 
+    def height(power: float) -> float:
+        return round(BOTTOM - (power - low) / (top - low) * (BOTTOM - TOP), 1)
+
     def at(intensity: float, peak: float) -> tuple[float, float]:
-        power = math.log10(intensity)
-        reached = math.log10(min(peak, intensity * chip.bandwidth))
-        x = _LEFT + (power - _LEAST) / (_MOST - _LEAST) * (WIDTH - _LEFT - 10)
-        return round(x, 1), round(HEIGHT - _BOTTOM - (reached - low) / (top - low) * (HEIGHT - _BOTTOM - 10), 1)
+        x = LEFT + (math.log10(intensity) - _LEAST) / (_MOST - _LEAST) * (RIGHT - LEFT)
+        return round(x, 1), height(math.log10(min(peak, intensity * chip.bandwidth)))
 
     roofs = []
     for label, peak in (("float32", chip.vector), ("bfloat16 matrix units", chip.matrix)):
         corners = [at(intensity, peak) for intensity in (10.0**_LEAST, peak / chip.bandwidth, 10.0**_MOST)]
-        roofs.append((f"{label}: {peak / 1e12:g} TFLOP/s", " ".join(f"{x},{y}" for x, y in corners)))
+        text = f"{label}: {peak / 1e12:g} TFLOP/s"
+        roofs.append(Roof(text, (RIGHT, corners[-1][1] - 5), " ".join(f"{x},{y}" for x, y in corners)))
     intensity = flops / moved if moved else 0.0
     mark = at(intensity, chip.matrix) if 10.0**_LEAST <= intensity <= 10.0**_MOST else None
-    ticks = tuple((at(10.0**power, chip.matrix)[0], f"{10.0**power:g}") for power in range(_LEAST, _MOST + 1, 2))
-    return Roofline(chip, tuple(roofs), mark, ticks)
+    across = tuple((at(10.0**power, chip.matrix)[0], f"{10.0**power:g}") for power in range(_LEAST, _MOST + 1))
+    up = tuple((height(power), f"{10.0 ** (power - 12):g}") for power in range(math.ceil(low), math.floor(top) + 1))
+    return Roofline(chip, tuple(roofs), mark, across, up)

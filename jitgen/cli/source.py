@@ -26,7 +26,8 @@ arguments_option: Callable[[Any], Any] = click.option(
     "texts",
     multiple=True,
     metavar="[NAME=]VALUE",
-    help="An argument: a tensor such as 'bf16[M,4096]', a number, true, false, none, a quoted string. One for each.",
+    help="An argument: a tensor such as 'bf16[M,4096]', a quantised weight such as 'int4g128[14336,4096]', a number, "
+    "true, false, none, a quoted string. One for each.",
 )
 
 

@@ -62,7 +62,7 @@ def assert_waits_first(entry: str) -> None:
 
 WAITS = (
     *(("elementwise", backend) for backend in ("cuda", "triton")),
-    *((name, "cuda") for name in ("rows of a block", "few rows of a cluster", "columns")),
+    *((name, "cuda") for name in ("rows of a block", "columns")),
 )
 
 

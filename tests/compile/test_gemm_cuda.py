@@ -58,9 +58,7 @@ def lowered(function: Callable[..., Any], *specs: TensorSpec, target: str = "sm_
     ],
 )
 @pytest.mark.quick(
-    where=lambda rows, format, target: (
-        rows == 16 and (format, target) in (("int4", "sm_80"), ("uint4", "sm_90a"), ("int8", "sm_80"))
-    )
+    where=lambda rows, format, target: rows == 16 and (format, target) in (("uint4", "sm_90a"), ("int8", "sm_80"))
 )
 def test_a_quantised_weight_is_read_16_bytes_at_a_time(
     format: str, group: int, dtype: Any, rows: int, target: str

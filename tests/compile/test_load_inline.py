@@ -93,6 +93,7 @@ def test_the_operator_computes(artifact: Artifact, path: Path) -> None:
     assert total[100].isnan()
 
 
+@pytest.mark.slow
 def test_the_operator_works_under_torch_compile(artifact: Artifact, path: Path) -> None:
     wave = torch_operator.load(str(path), artifact.meta["operator"])
 
@@ -114,6 +115,7 @@ def test_wrong_arguments_are_errors(artifact: Artifact, path: Path, integers: li
         wave([x, y], [y.clone(), y.clone()], [0, 0], [0, 0], integers, [1.0], [])
 
 
+@pytest.mark.slow
 def test_a_new_process_needs_no_compiler(artifact: Artifact, path: Path) -> None:
     code = f"""
 import torch
@@ -125,6 +127,7 @@ torch.testing.assert_close(sine, x.float().sin())
     subprocess.run([sys.executable, "-c", code], check=True, env={"PATH": "/nonexistent"})
 
 
+@pytest.mark.slow
 def test_building_is_reproducible_and_keyed(artifact: Artifact) -> None:
     again = load_inline.compile(source())
     assert again.files == artifact.files

@@ -39,7 +39,7 @@ def _compare(name: str, backend: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.quick(where=lambda name: name in ("softmax", "int4 product"))
+@pytest.mark.quick(where=lambda name: name == "softmax")
 def test_cpp(name: str) -> None:
     lack = load_inline.missing("cpp")
     if lack is not None:

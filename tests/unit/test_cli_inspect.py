@@ -30,6 +30,9 @@ def scores(x, w):
     y = helper(x @ w)  # <script>alert("comment")</script> & "quoted"
     return torch.softmax(y * 2, -1)
 
+def product(x, w):
+    return x @ w
+
 def sneaky(x):
     return x * 2 + 1
 sneaky.__name__ = sneaky.__qualname__ = "<script>alert('name')</script>"
@@ -138,6 +141,15 @@ def test_a_name_is_shown_as_text(module: Path) -> None:
     assert "alert" not in page.scripts[0]
 
 
+@pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
+def test_shared_memory_is_that_of_a_launch(module: Path) -> None:
+    arguments = ("--arg", "bf16[512,4096]", "--arg", "bf16[4096,4096]", "--target", "sm_90a", "--backend", "cuda")
+    text = page_of(module, "product", *arguments)
+    found = re.search(r"<th>shared memory of a block, bytes</th><td>(\d+)</td>", text)
+    assert found is not None
+    assert int(found[1]) > 48 << 10  # more than a kernel may have without asking when it is launched
+
+
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 def test_assembly_is_folded_away(module: Path) -> None:
     text = page_of(module, "sneaky", "--arg", "f32[M]")
@@ -150,6 +162,8 @@ def test_registers_are_the_compilers(module: Path) -> None:
     text = page_of(module, "sneaky", "--arg", "f32[M]", "--target", "sm_90a", "--backend", "cuda")
     checked(text)
     assert re.search(r"<th>registers of a thread</th><td>[1-9]\d*</td>", text)
+    assert re.search(r"<th>launch</th><td>\d+ x 1 x 1 blocks of \d+ x 1 x 1 threads</td>", text)
+    assert re.search(r"of a call with float32\[\d+\]", text)  # the size that M stands for
     assert "<details><summary>ptx</summary>" in text
 
 
@@ -157,7 +171,7 @@ def test_what_cannot_be_compiled_is_said_and_the_rest_is_there(module: Path, mon
     monkeypatch.setenv("JITGEN_STRICT", "1")
     text = page_of(module, "sneaky", "--arg", "f32[M]", "--target", "x86-64-v3")
     assert "nothing is compiled in strict mode" in "".join(checked(text).shown)
-    assert "<th>registers of a thread</th><td>unknown</td>" in text
+    assert "<th>toolchain</th><td>unknown</td>" in text
 
 
 def test_a_long_graph_is_a_list(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +179,7 @@ def test_a_long_graph_is_a_list(module: Path, monkeypatch: pytest.MonkeyPatch) -
     text = page_of(module, "sneaky", "--arg", "f32[M]", "--no-compile")
     page = checked(text)
     assert "the graph of the IR" not in text
-    assert "<details open>" in text
+    assert "<details open><summary>IR as a list" in text
     assert "#target-0-node-0" in page.links
 
 
@@ -201,6 +215,9 @@ def _browser() -> str | None:
 def test_a_browser_logs_no_error(module: Path, tmp_path: Path) -> None:
     page_of(module, "scores", *SPECS, "--target", "sm_90a", "--no-compile")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", "--dump-dom"]
+    # Nothing of the user's profile, and nothing from a network.
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--no-first-run", "--disable-quic", "--disable-sync"]
+    options += ["--disable-background-networking", "--disable-component-update"]
     address = (tmp_path / "pages" / "out.html").as_uri() + "#template-0-1"
     done = subprocess.run([_browser() or "", *options, address], capture_output=True, text=True, timeout=60, check=True)
     assert ":CONSOLE" not in done.stderr

@@ -33,12 +33,12 @@ def interpreter() -> Iterator[Interpreter]:
 CHECKS = {
     **{size: lambda size=size: gathers.read_failures("cpp", size) for size in gathers.READ_SIZES},
     "nothing": lambda: gathers.empty_failures("cpp"),
-    "writes": lambda: gathers.write_failures("cpp"),
+    **{f"writes of {n}": lambda n=n: gathers.write_failures("cpp", sizes=[n]) for n in range(len(gathers.WRITE_SIZES))},
     "integers": lambda: gathers.integer_failures("cpp"),
     "assignments": lambda: gathers.assignment_failures("cpp"),
     "updates": lambda: gathers.update_failures("cpp"),
 }
-QUICK = ("ragged", "writes", "assignments")
+QUICK = ("small", "writes of 0", "assignments")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -82,6 +82,7 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.quick(where=lambda name: name in ("embedding", "gather", "index_add", "scatter"))
 def test_out_of_range_is_an_error(name: str) -> None:
     function, _, negative = OUTSIDE[name]
     x, jitted = torch.randn(6, 6), jitgen.jit(function)
@@ -156,6 +157,7 @@ def of_a_new_tensor(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [through_a_slice, from_one_row_to_another, seen_by_views, of_a_new_tensor])
+@pytest.mark.quick(where=lambda function: function in (through_a_slice, of_a_new_tensor))
 def test_an_update_of_a_view_is_one_of_its_tensor(function: Any) -> None:
     x, y = torch.randn(4, 6), torch.empty(4, 6)
     y.copy_(x)

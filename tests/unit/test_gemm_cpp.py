@@ -35,7 +35,7 @@ def linear() -> Any:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16))
+@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
 def test_dense(dtype: torch.dtype, seeded: random.Random) -> None:
     function = linear()
     for rows in ROWS:
@@ -44,7 +44,7 @@ def test_dense(dtype: torch.dtype, seeded: random.Random) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.quick(where=lambda format, group: (format, group) in (("int4", 32), ("uint4", 64), ("int8", None)))
+@pytest.mark.quick(where=lambda format, group: (format, group) in (("uint4", 64), ("int8", None)))
 def test_quantized(format: str, group: int | None, seeded: random.Random) -> None:
     number = GROUPS.index(group) + FORMATS.index(format)
     dtype, columns = FLOATS[number % len(FLOATS)], COLUMNS[3 + number]
@@ -66,7 +66,7 @@ def test_quantized(format: str, group: int | None, seeded: random.Random) -> Non
     ],
     ids=str,
 )
-@pytest.mark.quick(where=lambda level, dtype: level == "generic" and dtype in (torch.float32, torch.bfloat16))
+@pytest.mark.quick(where=lambda level, dtype: level == "generic" and dtype == torch.bfloat16)
 def test_instruction_sets(
     level: str, dtype: torch.dtype, format: str | None, group: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,10 +77,11 @@ def test_instruction_sets(
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.quick(where=lambda dtype: dtype == torch.float32)
-def test_any_strides(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sizes", [[(1, 65, 130)], [(8, 48, 77)]], ids=["a row", "rows"])
+@pytest.mark.quick(where=lambda dtype, sizes: dtype == torch.float32 and sizes[0][0] > 1)
+def test_any_strides(dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> None:
     function, ends = linear(), jitgen.jit(lambda x, w: x @ w)
-    for rows, columns, length in [(1, 65, 130), (8, 48, 77)]:
+    for rows, columns, length in sizes:
         x, w = operands(rows, columns, length, dtype)
         for other in (x.t().contiguous().t(), torch.stack([x, x], -1)[..., 1], x.repeat(1, 2)[:, length:]):
             assert torch.equal(other, x)
@@ -118,9 +119,7 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["dense", "quantized"])
 @pytest.mark.parametrize("name", EPILOGUES)
-@pytest.mark.quick(
-    where=lambda name, quantized: (name, quantized) in (("relu", False), ("swiglu", True), ("scaled rows", False))
-)
+@pytest.mark.quick(where=lambda name, quantized: (name, quantized) in (("swiglu", True), ("scaled rows", False)))
 def test_epilogues(name: str, quantized: bool, seeded: random.Random) -> None:
     dtype = FLOATS[(list(EPILOGUES).index(name) + quantized) % len(FLOATS)]
     format = "int4" if quantized else None
@@ -176,7 +175,7 @@ def test_regions_of_different_widths(dtype: torch.dtype, format: str | None) -> 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16))
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_prologues(dtype: torch.dtype) -> None:
     """The activation is computed while it is packed, and rounded to its dtype as eager torch would."""
     function = jitgen.jit(lambda x, g, s, w: F.linear(x * g + s, w))

@@ -190,6 +190,7 @@ def test_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_gradients_have_the_dtype_of_their_tensors_and_are_summed_in_float32(dtype: torch.dtype) -> None:
     x, weight = (torch.randn(400, 24, dtype=dtype).requires_grad_(), torch.randn(24, dtype=dtype).requires_grad_())
     given = torch.randn(400, 24, dtype=dtype)
@@ -247,6 +248,7 @@ def test_training_goes_as_in_eager_torch() -> None:
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "uint4"])
+@pytest.mark.quick(where=lambda format: format == "uint4")
 def test_gradients_of_what_a_quantised_weight_multiplies(format: str) -> None:
     weight = jitgen.quantize(torch.randn(24, 100), format, group_size=32)
     x, low, high = torch.randn(3, 100), torch.randn(4, 100), torch.randn(24, 4)

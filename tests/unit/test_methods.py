@@ -126,6 +126,7 @@ def test_look_ups_of_a_method_share_its_traces() -> None:
 
 
 @pytest.mark.parametrize("make", [Module, lambda: Equal(2.0), lambda: Unhashable(2.0)])
+@pytest.mark.quick(where=lambda make: make is Module)
 def test_calls_keep_no_instance_alive(make: Any) -> None:
     instance = make()
     for _ in range(2):
@@ -257,6 +258,7 @@ class Heir(OfTheClass):
 
 
 @pytest.mark.parametrize("name", ["outside", "inside", "static_outside", "static_inside"])
+@pytest.mark.quick(where=lambda name: name in ("outside", "static_inside"))
 def test_class_and_static_methods_in_either_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for factor in (2.0, 5.0):
         monkeypatch.setattr(OfTheClass, "factor", factor)

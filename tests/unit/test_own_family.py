@@ -96,12 +96,13 @@ def test_a_second_process_finds_it_in_the_store() -> None:
     assert second.stdout.startswith("0 ")
 
 
+@pytest.mark.slow
 def test_a_manifest_is_prewarmed_and_served_strictly(tmp_path: Path) -> None:
     path = tmp_path / "specs.json"
     done = run_program(JITGEN_RECORD=str(path), JITGEN_CACHE_DIR=str(tmp_path / "development"))
     assert done.returncode == 0, done.stderr
     registry.register(FAMILY)
-    report = jitgen.prewarm(path, targets=["cpu"], jobs=2)
+    report = jitgen.prewarm(path, targets=["cpu"], jobs=1)
     assert report.count("compiled") >= 1
     assert report.count("failed") == report.count("skipped") == 0
     served = run_program(JITGEN_STRICT="1", JITGEN_CXX="/nonexistent/g++")

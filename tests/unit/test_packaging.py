@@ -129,6 +129,7 @@ print(jitgen.__file__, len(compiled), "jinja2" in sys.modules)
 
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.slow
 def test_the_installed_wheel_runs_a_kernel(installed: Path, tmp_path: Path) -> None:
     place, compiled, rendered = run_installed(installed, tmp_path, "-c", KERNEL).split()
     assert Path(place).is_relative_to(installed)

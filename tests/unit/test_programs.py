@@ -12,7 +12,7 @@ from programs import Program, draw, verdict
 
 import jitgen
 
-QUICK = 40
+QUICK = 15
 """Programs of ``make test``."""
 CHUNK, CHUNKS = 50, 40
 """Programs of one further test of ``make test-all``, and the number of these tests."""

@@ -14,7 +14,7 @@ from numeric import widened
 
 import jitgen
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "4"))
 settings.register_profile(
     "jitgen",
     max_examples=EXAMPLES,

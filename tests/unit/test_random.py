@@ -91,6 +91,7 @@ CONTINUOUS: dict[str, tuple[Function, Function]] = {
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.quick(where=lambda name: list(CONTINUOUS).index(name) % 2 == 0)
 def test_continuous_distributions(name: str, x: torch.Tensor) -> None:
     function, cdf = CONTINUOUS[name]
     first, second = (jitgen.jit(function)(x) for _ in range(2))
@@ -126,6 +127,7 @@ DISCRETE: dict[str, tuple[Function, list[float]]] = {
 
 
 @pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.quick(where=lambda name: list(DISCRETE).index(name) % 2 == 0)
 def test_discrete_distributions(name: str, x: torch.Tensor) -> None:
     function, probabilities = DISCRETE[name]
     first, second = (jitgen.jit(function)(x) for _ in range(2))
@@ -166,6 +168,7 @@ def test_readers_of_one_tensor_see_the_same_numbers(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_dropout_scales_what_it_keeps(x: torch.Tensor, dtype: torch.dtype) -> None:
     x = x.to(dtype)
     found = jitgen.jit(lambda x, p: F.dropout(x, p))(x, 0.25)
@@ -255,6 +258,7 @@ print([t.sum().item() for t in sampled(torch.linspace(0, 1, 400).reshape(4, 100)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 def test_a_strict_process_runs_what_was_recorded(tmp_path: Path) -> None:
     def program(store: str, **environment: str) -> str:

@@ -95,6 +95,52 @@ def test_without_a_compiler_one_line_says_how_to_get_one(clone: Path, verb: str)
     assert not (clone / ".venv").exists(), "nothing is installed before"
 
 
+FAKE = """#!/bin/sh
+case "$*" in
+    *"-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    *"-m pip"*) echo "Looking in indexes"; echo "ERROR: no route to $PIP_FAILS" >&2; [ -z "$PIP_FAILS" ] ;;
+    *--version*) echo "Python 3.11.0" ;;
+esac
+"""
+"""A Python that makes environments of itself, and a pip that fails where PIP_FAILS says at what."""
+
+
+@pytest.fixture
+def fake(clone: Path) -> str:
+    path = clone / "fake"
+    path.write_text(FAKE)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_set_up_is_a_line_for_each_step(clone: Path, fake: str) -> None:
+    done = make(clone, "venv", BASE_PYTHON=fake)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["==>"] * 4
+    assert done.stderr == ""
+    assert "Looking in indexes" in (clone / ".venv" / "pip.log").read_text()
+
+
+def test_what_pip_says_is_shown_where_it_fails(clone: Path, fake: str) -> None:
+    done = make(clone, "venv", BASE_PYTHON=fake, PIP_FAILS="the index")
+    assert done.returncode != 0
+    assert "ERROR: no route to the index" in done.stderr
+    assert "Set-up could not install torch==2.13.0" in done.stderr
+    assert "make venv PYTHON=python3" in done.stderr
+    assert not (clone / ".venv" / "dev.stamp").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_checkout_is_said_to_be_one(clone: Path, fake: str) -> None:
+    clone.chmod(0o555)
+    try:
+        done = make(clone, "demo", BASE_PYTHON=fake)
+    finally:
+        clone.chmod(0o755)
+    assert done.returncode != 0
+    assert "it is read-only" in done.stderr
+
+
 def test_an_old_python_is_refused(clone: Path) -> None:
     old = clone / "old"
     old.write_text("#!/bin/sh\nexit 1\n")

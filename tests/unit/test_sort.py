@@ -27,7 +27,7 @@ def kernels(function: Function, *arguments: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool))
+@pytest.mark.quick(where=lambda dtype: dtype in (torch.float32, torch.bfloat16, torch.bool))
 def test_every_length(dtype: torch.dtype) -> None:
     for length in LENGTHS[1:]:
         x = sample((3, length), dtype, length)
@@ -52,6 +52,7 @@ def test_nothing_and_single_elements() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 600, 5000])
+@pytest.mark.quick(where=lambda length: length == 600)
 def test_first_ranks(length: int) -> None:
     """Few ranks of many, where not all of a row is sorted, in every order of the row, and most of them."""
     rows = sample((4, length), torch.float32)
@@ -122,7 +123,7 @@ STATISTICS: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-@pytest.mark.quick(where=lambda name: name != "nanmedian")
+@pytest.mark.quick(where=lambda name: name == "nanmedian")
 def test_order_statistics(name: str) -> None:
     function = STATISTICS[name]
     for dtype in (torch.float32, torch.int16):

@@ -86,10 +86,10 @@ def test_a_mask_is_copied_and_not_its_indices() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w, c, v: (x @ w) * (c @ v)[:, None],
+        pytest.param(lambda x, w, c, v: (x @ w) * (c @ v)[:, None], marks=pytest.mark.slow),
         lambda x, w, c, v: F.silu(x @ w) * (c @ v).unsqueeze(1) + (c @ v).unsqueeze(1),
         lambda x, w, c, v: ((x @ w) * (c @ v)[:, None]).softmax(-1),
-        lambda x, w, c, v: x @ w + x[0] @ v,
+        pytest.param(lambda x, w, c, v: x @ w + x[0] @ v, marks=pytest.mark.slow),
         lambda x, w, c, v: (x @ w).sum(1) - c @ v,
     ],
 )
