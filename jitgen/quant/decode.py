@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from jitgen.quant.formats import Format, geometry
-from jitgen.quant.layouts import Parts, portable
+from jitgen.quant.layouts import Tensors, portable
 
 CHUNK_ELEMENTS = {"cpu": 1 << 19}
 """Elements that are decoded at a time, by device type. On the CPU 2^19 elements are 2 MiB of float32, which fit its
@@ -21,7 +21,7 @@ def row_chunks(rows: int, columns: int, device: torch.device) -> list[slice]:
 
 
 def decode(
-    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts, dtype: torch.dtype
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, dtype: torch.dtype
 ) -> torch.Tensor:
     """The dense weight [N, K], ``(code - zero) * scale`` rounded to ``dtype``, of ``tensors`` in the portable layout.
 
@@ -35,7 +35,7 @@ def decode(
 
 
 def decode_rows(
-    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts, dtype: torch.dtype
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, dtype: torch.dtype
 ) -> torch.Tensor:
     """Some rows of a weight of ``shape``, ``[rows, K]`` in float32 or float64; ``tensors`` hold these rows alone."""
     sizes = geometry(group_size, shape)

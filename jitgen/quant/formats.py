@@ -62,8 +62,8 @@ class Format:
         return self.code_dtype if self.bits == 8 else torch.uint8
 
     @property
-    def part_names(self) -> tuple[str, ...]:
-        """The names of the tensors a weight of this format consists of, in their order in ``QTensor.parts``."""
+    def tensor_names(self) -> tuple[str, ...]:
+        """The names of the tensors a weight of this format consists of, in their order in ``QTensor.tensors``."""
         return ("codes", "scales", "zeros") if self.zero_point else ("codes", "scales")
 
 

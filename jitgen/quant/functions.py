@@ -89,7 +89,7 @@ def _grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 @handles(T.share_memory_, T.is_shared)
 def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = [func(part) for part in args[0].parts]
+    found = [func(tensor) for tensor in args[0].tensors]
     return all(found) if func is T.is_shared else args[0]
 
 
@@ -150,12 +150,12 @@ def _moved(
         return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
     if device.type != tensor.device.type:  # kernels there read another layout
         tensor = tensor._portable()
-    return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
+    return tensor._map(lambda tensor: tensor.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
 
 
 @handles(torch.empty_like)
 def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
-    return args[0]._map(lambda part: torch.empty_like(part, device=kwargs.get("device")))
+    return args[0]._map(lambda tensor: torch.empty_like(tensor, device=kwargs.get("device")))
 
 
 @handles(T.copy_)
@@ -174,13 +174,13 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"copying {source!r} into {target!r}: they must have the same format, group size and shape"
         )
     with torch.no_grad():
-        plain = tuple(part.to(target.device) for part in source._parts_in("portable", keep=False))
+        plain = tuple(tensor.to(target.device) for tensor in source._tensors_in("portable", keep=False))
         # Copies in other layouts are written too, so that every tensor of this weight has the new values.
-        for layout, parts in target._every_copy():
+        for layout, tensors in target._every_copy():
             packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
-            for part, values in zip(parts, packed, strict=True):
-                part.copy_(values)
-            settled(parts)
+            for tensor, values in zip(tensors, packed, strict=True):
+                tensor.copy_(values)
+            settled(tensors)
     return target
 
 

@@ -19,7 +19,7 @@ from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.decode import decode_rows, row_chunks
 from jitgen.quant.formats import Format, check_group_size, find, geometry
-from jitgen.quant.layouts import Parts, portable
+from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.qtensor import QTensor
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -69,7 +69,7 @@ def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
         for rows in row_chunks(*shape, weight.device):
             exact = dense[rows].double()
             found = decode_rows(
-                format, plain.group_size, shape, tuple(tensor[rows] for tensor in plain.parts), torch.float64
+                format, plain.group_size, shape, tuple(tensor[rows] for tensor in plain.tensors), torch.float64
             )
             signal = signal + exact.square().sum()
             noise = noise + (exact - found).square().sum()
@@ -94,7 +94,7 @@ def _check(weight: torch.Tensor, format: Format) -> None:
         )
 
 
-def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Parts:
+def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Tensors:
     """``weight`` in the portable layout; FormatError if the format cannot represent it."""
     shape = (weight.shape[0], weight.shape[1])
     sizes = geometry(group_size, shape)

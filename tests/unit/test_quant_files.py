@@ -21,7 +21,7 @@ from jitgen.quant.qtensor import QTensor
 
 
 def same(one: QTensor, other: QTensor) -> bool:
-    return one.token is other.token and all(map(torch.equal, one.parts, other.parts))
+    return one.token is other.token and all(map(torch.equal, one.tensors, other.tensors))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -31,7 +31,7 @@ def test_tensors_and_back(format: str, layout: str) -> None:
         weight = jitgen.quantize(torch.randn(shape).bfloat16(), format, 32, layout=layout)
         for tensor in (weight, weight.t()):
             tensors = io.state_tensors(tensor, "a.weight")
-            assert list(tensors) == [f"a.weight.{part}" for part in FORMATS[format].part_names]
+            assert list(tensors) == [f"a.weight.{part}" for part in FORMATS[format].tensor_names]
             assert all(type(part) is torch.Tensor for part in tensors.values())
             text = io.description(tensor)
             assert json.loads(text)["format"] == format

@@ -19,11 +19,11 @@ GROUPS = (32, 64, 128, 96, None)
 SHAPES = ((1, 1), (16, 128), (17, 129), (5, 64), (48, 32), (33, 200), (0, 64), (3, 0), (0, 0), (2, 1000))
 
 
-def codes_of(format: str, parts: tuple[torch.Tensor, ...]) -> list[list[int]]:
+def codes_of(format: str, tensors: tuple[torch.Tensor, ...]) -> list[list[int]]:
     """The portable layout read as its docstring says, in plain Python."""
     row = FORMATS[format]
     result = []
-    for line in parts[0].tolist():
+    for line in tensors[0].tolist():
         codes = []
         for byte in line:
             for place in range(8 // row.bits):
@@ -37,7 +37,7 @@ def decoded(weight: jitgen.QTensor) -> torch.Tensor:
     """(code - zero) * scale in float64, padded columns included."""
     plain = weight.with_layout("portable")
     sizes = geometry(plain.group_size, plain.token.weight_shape)
-    codes = torch.tensor(codes_of(plain.format, plain.parts), dtype=torch.float64)
+    codes = torch.tensor(codes_of(plain.format, plain.tensors), dtype=torch.float64)
     codes = codes.reshape(sizes.rows, sizes.padded_columns)
     scales = plain.scales.double().repeat_interleave(sizes.group, 1)
     if plain.zeros is not None:
@@ -52,21 +52,21 @@ def decoded(weight: jitgen.QTensor) -> torch.Tensor:
 def test_a_layout_keeps_everything(layout: str, format: str, group_size: int | None) -> None:
     row, found = find(format), layouts.find(layout)
     for shape in SHAPES:
-        parts = jitgen.quantize(torch.randn(shape), format, group_size).parts
+        tensors = jitgen.quantize(torch.randn(shape), format, group_size).tensors
         # Any codes and scales whatever, not only those that quantising gives.
-        parts[0].copy_(torch.randint(-128, 128, parts[0].shape).to(parts[0].dtype))
-        parts[1].normal_()
-        if len(parts) > 2:
-            parts[2].copy_(torch.randint(0, 16, parts[2].shape))
-        packed = found.pack(row, group_size, shape, parts)
-        assert len(packed) == len(parts)
+        tensors[0].copy_(torch.randint(-128, 128, tensors[0].shape).to(tensors[0].dtype))
+        tensors[1].normal_()
+        if len(tensors) > 2:
+            tensors[2].copy_(torch.randint(0, 16, tensors[2].shape))
+        packed = found.pack(row, group_size, shape, tensors)
+        assert len(packed) == len(tensors)
         assert all(part.is_contiguous() for part in packed)
         back = found.unpack(row, group_size, shape, packed)
         portable.check(row, group_size, shape, back)
         columns = shape[1]
-        first, second = (portable.unpack_codes(row, codes)[:, :columns] for codes in (parts[0], back[0]))
+        first, second = (portable.unpack_codes(row, codes)[:, :columns] for codes in (tensors[0], back[0]))
         assert torch.equal(first, second), shape
-        for expected, part in zip(parts[1:], back[1:], strict=True):
+        for expected, part in zip(tensors[1:], back[1:], strict=True):
             assert torch.equal(expected, part), shape
 
 
@@ -78,12 +78,12 @@ def test_a_layout_is_an_exact_inverse_for_quantised_weights(layout: str, format:
         for shape in SHAPES:
             plain = jitgen.quantize(torch.randn(shape), format, group_size)
             there = jitgen.quant.qtensor.QTensor(
-                plain.with_layout(layout).parts, format, group_size, shape, plain.dtype, layout=layout
+                plain.with_layout(layout).tensors, format, group_size, shape, plain.dtype, layout=layout
             )
             back = there.with_layout("portable")
-            assert all(torch.equal(*pair) for pair in zip(plain.parts, back.parts, strict=True))
+            assert all(torch.equal(*pair) for pair in zip(plain.tensors, back.tensors, strict=True))
             assert torch.equal(there.dequantize(), plain.dequantize())
-            assert there.nbytes == sum(part.nbytes for part in there.parts)
+            assert there.nbytes == sum(part.nbytes for part in there.tensors)
 
 
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
@@ -91,7 +91,9 @@ def test_a_layout_works_on_the_meta_device(layout: str) -> None:
     for format in FORMATS:
         real = jitgen.quantize(torch.randn(17, 129), format, 32, layout=layout)
         meta = jitgen.quantize(torch.randn(17, 129, device="meta"), format, 32, layout=layout)
-        assert [(part.shape, part.dtype) for part in meta.parts] == [(part.shape, part.dtype) for part in real.parts]
+        assert [(part.shape, part.dtype) for part in meta.tensors] == [
+            (part.shape, part.dtype) for part in real.tensors
+        ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -199,7 +201,7 @@ def test_a_weight_is_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(jitgen.quant.decode.CHUNK_ELEMENTS, "cpu", 700)
     for format, expected in whole.items():
         found = jitgen.quantize(weight, format, 32)
-        assert all(torch.equal(*pair) for pair in zip(found.parts, expected.parts, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(found.tensors, expected.tensors, strict=True))
         assert torch.equal(found.dequantize(), expected.dequantize())
 
 
@@ -208,7 +210,7 @@ def test_any_strides_and_gradients_are_welcome() -> None:
     expected = jitgen.quantize(weight, "int4", 32)
     for same in (weight.t().contiguous().t(), weight.clone().requires_grad_(), torch.nn.Parameter(weight)):
         found = jitgen.quantize(same, "int4", 32)
-        assert all(torch.equal(*pair) for pair in zip(found.parts, expected.parts, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(found.tensors, expected.tensors, strict=True))
         assert not found.requires_grad
 
 

@@ -36,11 +36,11 @@ def quantised(
 
 
 def same(one: QTensor, other: QTensor) -> bool:
-    return one.token is other.token and all(map(torch.equal, one.parts, other.parts))
+    return one.token is other.token and all(map(torch.equal, one.tensors, other.tensors))
 
 
 def apart(one: QTensor, other: QTensor) -> bool:
-    return all(a.data_ptr() != b.data_ptr() for a, b in zip(one.parts, other.parts, strict=True))
+    return all(a.data_ptr() != b.data_ptr() for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
 def test_it_is_a_tensor_of_the_weights_shape() -> None:
@@ -61,11 +61,11 @@ def test_it_is_a_tensor_of_the_weights_shape() -> None:
     assert weight.grad is None
     assert weight.is_leaf
     assert not weight.is_cuda
-    assert [type(part) for part in weight.parts] == [torch.Tensor] * 3
-    assert weight.nbytes == sum(part.nbytes for part in weight.parts) == 24 * (64 + 4 * 2 + 4)
-    assert weight.codes is weight.parts[0]
-    assert weight.scales is weight.parts[1]
-    assert weight.zeros is weight.parts[2]
+    assert [type(part) for part in weight.tensors] == [torch.Tensor] * 3
+    assert weight.nbytes == sum(part.nbytes for part in weight.tensors) == 24 * (64 + 4 * 2 + 4)
+    assert weight.codes is weight.tensors[0]
+    assert weight.scales is weight.tensors[1]
+    assert weight.zeros is weight.tensors[2]
     assert quantised("int4").zeros is None
 
 
@@ -109,10 +109,10 @@ def test_with_layout(format: str, layout: str) -> None:
     assert (there is weight) == (layout == "portable")
     assert torch.equal(there.dequantize(), weight.dequantize())
     again = weight.with_layout(layout)
-    assert all(one is other for one, other in zip(there.parts, again.parts, strict=True)), "converted once"
-    assert all(one is other for one, other in zip(there.with_layout("portable").parts, weight.parts, strict=True))
+    assert all(one is other for one, other in zip(there.tensors, again.tensors, strict=True)), "converted once"
+    assert all(one is other for one, other in zip(there.with_layout("portable").tensors, weight.tensors, strict=True))
     for alias in (weight.t(), weight.detach(), nn.Parameter(weight, requires_grad=False), weight.half()):
-        assert alias.with_layout(layout).parts[0] is there.parts[0]
+        assert alias.with_layout(layout).tensors[0] is there.tensors[0]
 
 
 def test_unknown_layouts_are_refused() -> None:
@@ -137,21 +137,21 @@ def test_moves_and_casts(format: str) -> None:
         weight.to(torch.empty(0, dtype=torch.bfloat16)),
     ):
         assert cast.dtype == torch.bfloat16
-        assert cast.parts[0] is weight.parts[0]
+        assert cast.tensors[0] is weight.tensors[0]
         assert cast.dequantize().dtype == torch.bfloat16
         assert torch.equal(cast.dequantize(torch.float32), weight.dequantize())
     assert weight.half().float().token is weight.token
     assert weight.double().dequantize().dtype == torch.float64
     moved = weight.to("meta", torch.float16)
     assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.float16, weight.shape)
-    assert all(part.is_meta for part in moved.parts)
+    assert all(part.is_meta for part in moved.tensors)
     assert moved.dequantize().is_meta
     for twin in (weight.clone(), torch.clone(weight), weight.to("cpu", copy=True), copy.deepcopy(weight)):
         assert same(twin, weight)
         assert apart(twin, weight)
     for alias in (weight.detach(), weight.data, weight.contiguous()):
         assert same(alias, weight)
-        assert alias.parts is weight.parts
+        assert alias.tensors is weight.tensors
     with pytest.raises(UnsupportedError, match=r"torch\.int8"):
         weight.to(torch.int8)
 
@@ -160,9 +160,9 @@ def test_moves_and_casts(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_copy_between_layouts(format: str, layout: str) -> None:
     target, source = quantised(format, layout=layout), quantised(format)
-    parts, elsewhere = target.parts, {name: target.with_layout(name) for name in LAYOUTS}
+    tensors, elsewhere = target.tensors, {name: target.with_layout(name) for name in LAYOUTS}
     assert target.copy_(source) is target
-    assert target.parts is parts
+    assert target.tensors is tensors
     assert torch.equal(target.dequantize(), source.dequantize())
     for name, converted in elsewhere.items():
         assert same(converted, source.with_layout(name)), "a converted copy follows"
@@ -188,7 +188,7 @@ def test_a_parameter() -> None:
     parameter = nn.Parameter(weight, requires_grad=False)
     assert isinstance(parameter, nn.Parameter)
     assert isinstance(parameter, QTensor)
-    assert parameter.parts is weight.parts
+    assert parameter.tensors is weight.tensors
     assert not isinstance(weight, nn.Parameter)
     twin = copy.deepcopy(parameter)
     assert isinstance(twin, nn.Parameter)
@@ -319,10 +319,10 @@ def test_a_file_is_read_where_jitgen_is_imported_and_nothing_more(tmp_path: Path
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     weight = quantised("uint4")
-    codes, scales, zeros = weight.parts
-    make: Callable[..., QTensor] = lambda *parts: QTensor(parts, "uint4", 32, (24, 100), torch.float32)  # noqa: E731
+    codes, scales, zeros = weight.tensors
+    make: Callable[..., QTensor] = lambda *tensors: QTensor(tensors, "uint4", 32, (24, 100), torch.float32)  # noqa: E731
     assert same(make(codes, scales, zeros), weight)
-    for parts in (
+    for tensors in (
         (codes, scales),
         (codes, scales, zeros, zeros),
         (codes[1:], scales, zeros),
@@ -332,11 +332,11 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         (codes, scales, zeros.int()),
     ):
         with pytest.raises(FormatError, match=r"codes uint8\[24, 64\], scales bfloat16\[24, 4\], zeros uint8\[24, 4\]"):
-            make(*parts)
+            make(*tensors)
     with pytest.raises(FormatError, match="meta"):
         make(codes, scales, zeros.to("meta"))
     with pytest.raises(UnsupportedError, match="floating"):
-        QTensor(weight.parts, "uint4", 32, (24, 100), torch.int8)
+        QTensor(weight.tensors, "uint4", 32, (24, 100), torch.int8)
 
 
 # -------------------------------------------------------------------------------------------------- matrix products
@@ -460,7 +460,7 @@ def test_transposing() -> None:
     assert turned.token.weight_shape == (24, 100)
     assert torch.equal(turned.dequantize(), weight.dequantize().t())
     assert turned.t().token is weight.token
-    assert turned.parts is weight.parts
+    assert turned.tensors is weight.tensors
     assert weight.transpose(0, 0).token is weight.token
     assert weight.permute(0, 1).token is weight.token
     assert weight.permute((1, 0)).token is turned.token
@@ -519,18 +519,18 @@ def test_anything_else_is_refused_by_name(operation: Callable[[QTensor], object]
 
 def test_leaves_of_an_argument_tree() -> None:
     weight = quantised("uint4")
-    node = QuantizedLeaves(weight.parts, weight.token)
+    node = QuantizedLeaves(weight.tensors, weight.token)
     leaves, tree = pytree.tree_flatten(((node, 1.5), {"w": node}))
     assert len(leaves) == 7
-    assert leaves[1] is weight.parts[1]
+    assert leaves[1] is weight.tensors[1]
     other = quantised("uint4")
-    assert pytree.tree_flatten(((QuantizedLeaves(other.parts, other.token), 2), {"w": node}))[1] == tree
-    turned = QuantizedLeaves(weight.parts, weight.t().token)
+    assert pytree.tree_flatten(((QuantizedLeaves(other.tensors, other.token), 2), {"w": node}))[1] == tree
+    turned = QuantizedLeaves(weight.tensors, weight.t().token)
     assert pytree.tree_flatten(((turned, 2), {"w": node}))[1] != tree
     (back, _), _ = pytree.tree_unflatten(["a", "b", "c", 2, "d", "e", "f"], tree)
     assert isinstance(back, QuantizedLeaves)
-    assert (back.parts, back.token) == (("a", "b", "c"), weight.token)
-    assert QuantizedLeaves.of(weight, "portable").parts is weight.parts
+    assert (back.tensors, back.token) == (("a", "b", "c"), weight.token)
+    assert QuantizedLeaves.of(weight, "portable").tensors is weight.tensors
     assert hash(tree) == hash(pytree.tree_flatten(((node, 2), {"w": node}))[1])
 
 

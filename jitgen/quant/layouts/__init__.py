@@ -23,7 +23,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import Format
 
-Parts = tuple[torch.Tensor, ...]
+Tensors = tuple[torch.Tensor, ...]
 """The tensors a quantised weight consists of: (codes, scales) or (codes, scales, zeros)."""
 
 LAYOUTS: dict[str, str] = {
@@ -36,7 +36,7 @@ LAYOUTS: dict[str, str] = {
 
 
 class Conversion(Protocol):
-    def __call__(self, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts: ...
+    def __call__(self, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors: ...
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def find(name: str) -> Layout:
 
 
 def convert(
-    tensors: Parts, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
-) -> Parts:
+    tensors: Tensors, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
+) -> Tensors:
     """``tensors``, which are in layout ``source``, converted to layout ``target``."""
     if source == target:
         return tensors

@@ -19,14 +19,14 @@ import torch
 
 from jitgen.errors import FormatError
 from jitgen.quant.formats import Format, geometry
-from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts import Tensors
 
 
-def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     return tensors
 
 
-def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     return tensors
 
 
@@ -57,12 +57,12 @@ def unpack_codes(format: Format, packed: torch.Tensor) -> torch.Tensor:
     return codes.view(torch.int8).bitwise_xor_(sign).sub_(sign)
 
 
-def empty(format: Format, group_size: int | None, shape: tuple[int, int], device: torch.device | str) -> Parts:
+def empty(format: Format, group_size: int | None, shape: tuple[int, int], device: torch.device | str) -> Tensors:
     """Uninitialised tensors of the shapes and dtypes that a weight of ``shape`` has in this layout."""
     return tuple(torch.empty(size, dtype=dtype, device=device) for size, dtype in _expected(format, group_size, shape))
 
 
-def check(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> None:
+def check(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> None:
     """FormatError unless ``tensors`` are what a weight of this format and shape consists of."""
     expected = _expected(format, group_size, shape)
     found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
@@ -86,7 +86,7 @@ def _expected(
 
 
 def _named(format: Format, tensors: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
-    names = [*format.part_names, *("?" * len(tensors))]
+    names = [*format.tensor_names, *("?" * len(tensors))]
     return ", ".join(
         f"{name} {str(dtype).removeprefix('torch.')}{list(size)}"
         for name, (size, dtype) in zip(names, tensors, strict=False)
