@@ -54,7 +54,8 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
     """
     try:
         facts = json.loads(text)
-        row, group_size = find(facts["format"]), check_group_size(facts["group_size"])
+        row = find(facts["format"])
+        group_size = check_group_size(facts["group_size"], row)
         rows, columns = facts["shape"]
         dtype, transposed = _DTYPES[facts["dtype"]], bool(facts["transposed"])
     except (KeyError, TypeError, ValueError) as error:

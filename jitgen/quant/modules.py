@@ -129,7 +129,7 @@ def quantize_(
             the model is unchanged.
     """
     row = find(format)
-    check_group_size(group_size)
+    group_size = check_group_size(group_size, row)
     layouts.find(layout or "portable")
     users = _users(model)
     wanted: dict[int, list[tuple[str, nn.Linear]]] = {}

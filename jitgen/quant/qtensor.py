@@ -45,10 +45,11 @@ class QTensor(StoredWeight):
             FormatError: the tensors do not fit the format, the group size or the shape.
         """
         row = find(format)
-        check_group_size(group_size)
+        group_size = check_group_size(group_size, row)
         shape = (int(weight_shape[0]), int(weight_shape[1]))
         if layout == "portable":
             portable.check(row, group_size, shape, tensors)
+            portable.check_finite(row, tensors)
         else:
             layouts.find(layout)
         if any(tensor.device != tensors[0].device for tensor in tensors):

@@ -127,7 +127,15 @@ class StoredWeight(torch.Tensor):
 
     @property
     def zeros(self) -> torch.Tensor | None:
-        return self.tensors[2] if len(self.tensors) > 2 else None
+        return self._named("zeros")
+
+    @property
+    def tensor_scale(self) -> torch.Tensor | None:
+        return self._named("tensor_scale")
+
+    def _named(self, name: str) -> torch.Tensor | None:
+        names = find(self.token.format).tensor_names
+        return self.tensors[names.index(name)] if name in names else None
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made of."""

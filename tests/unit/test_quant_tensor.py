@@ -19,11 +19,13 @@ from torch.utils import _pytree as pytree
 import jitgen
 from jitgen import _data
 from jitgen.errors import FormatError, UnsupportedError
-from jitgen.quant.formats import FORMATS
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
 from jitgen.quant.token import intern
 from jitgen.quant.tracing import QuantizedLeaves
+
+FORMATS = ("int8", "int4", "uint4", "int3", "uint2.floatzeros", "fp8_e4m3.tensor", "nvfp4")
+"""Of the formats those with kernels of their own, and others of every kind of tensors."""
 
 
 def quantised(

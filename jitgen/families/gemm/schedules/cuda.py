@@ -25,6 +25,7 @@ from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.schedule import GemmSchedule, Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
+from jitgen.quant import formats
 
 __all__ = ["candidates", "cost", "prologue"]
 
@@ -106,6 +107,8 @@ def _takes_wgmma(problem: Problem) -> bool:
         or not _mappable(problem)
     ):
         return False
+    if problem.quantized and not formats.find(problem.contractions[0].format or "").tiled:
+        return False  # these mainloops decode the formats that have layouts of their own
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not problem.quantized):
         return False
     group = problem.contractions[0].group_size
