@@ -152,8 +152,8 @@ class Format:
 
     @property
     def first(self) -> int:
-        """The value of the kernels' code 0 where codes are integers: they are stored unsigned, with a bias if
-        signed.""" assert isinstance(self.code, Integer)
+        """The value of code 0 as kernels have codes: unsigned, with a bias if signed; for integer codes."""
+        assert isinstance(self.code, Integer)
         return -(1 << (self.bits - 1)) if self.signed else min(self.code.low, 0)
 
     @property
