@@ -22,7 +22,7 @@ from jitgen.ir.scans import PLACES, SCANS
 from jitgen.ir.scatters import KINDS
 from jitgen.ir.sorts import SORTS
 from jitgen.quant import weights
-from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.formats import FORMATS, check_group_size, find
 from jitgen.spec import DTYPES, dtype_name
 
 OPERAND_LIMIT = 4096
@@ -334,6 +334,9 @@ def _dequantize(node: Node) -> None:
     node.require(len(sizes) == 2 and all(type(size) is int for size in sizes), "its shape is not (N, K) in numbers")
     try:
         row = find(format.value)
+    except FormatError:
+        format.one_of(FORMATS)
+    try:
         node.require(row.name == format.value, f"{shown(format.value)} is spelled {row.name}")
         node.require(check_group_size(group.value, row) == group.value, f"{row.name} has another group size")
         tensors = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), "portable")
@@ -424,21 +427,21 @@ def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], 
     return Value(op.value, dtype.value, sizes, index, weight)
 
 
-def weight_parts(nodes: Sequence[Field]) -> frozenset[int]:
+def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
     """The inputs, by the numbers of their nodes, that quantised weights consist of. Nothing else may read one.
 
-    A weight is laid out anew for every backend, so that its parts get other shapes.
+    A weight is laid out anew for every backend, so that its tensors get other shapes.
     """
-    parts: set[int] = set()
+    tensors: set[int] = set()
     for field in nodes:
         operands = field.members(*_MEMBERS)[1].items(OPERAND_LIMIT) if field.value["op"] == "dequantize" else []
         for operand in operands:
-            if operand.value in parts:
-                operand.refuse("is a part of another weight already")
-            parts.add(operand.value)
+            if operand.value in tensors:
+                operand.refuse("is a tensor of another weight already")
+            tensors.add(operand.value)
     for field in nodes:
-        if parts and field.value["op"] != "dequantize":
+        if tensors and field.value["op"] != "dequantize":
             for operand in field.members(*_MEMBERS)[1].items(OPERAND_LIMIT):
-                if operand.value in parts:
-                    operand.refuse("is a part of a quantised weight, which only the weight reads")
-    return frozenset(parts)
+                if operand.value in tensors:
+                    operand.refuse("is a tensor of a quantised weight, which only the weight reads")
+    return frozenset(tensors)

@@ -220,11 +220,14 @@ _WHOLE = slice(None)
 
 @handles(T.__getitem__)
 def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
-    _, key = args
+    tensor, key = args
     first, *others = key if isinstance(key, tuple) else (key,)
-    if any(other is not Ellipsis and other != _WHOLE for other in others):
+    others = [other for other in others if other is not Ellipsis]
+    if first is Ellipsis or len(others) > 1 or any(not isinstance(other, slice) for other in others):
         refuse(func, args)
-    return _pieces(func, (args[0], first), kwargs)[0]
+    if first != _WHOLE or not others:
+        tensor = _pieces(func, (tensor, first), kwargs)[0]
+    return tensor if not others or others[0] == _WHOLE else _pieces(func, (tensor, (_WHOLE, *others)), kwargs)[0]
 
 
 @handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
@@ -238,17 +241,30 @@ def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredW
 
 
 def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredWeight, ...]:
-    """The rows of a weight that ``func`` selects, as new weights: not views, since layouts store rows in tiles."""
+    """What ``func`` selects of a weight, whole rows or whole columns: new weights, since layouts store tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
-    numbered = (
-        torch.arange(rows).unsqueeze(1).expand(rows, columns + 1)
-    )  # one column more, because a weight may have none
-    found = func(numbered, *rest, **kwargs)
-    pieces = found if isinstance(found, tuple | list) else (found,)
-    if tensor.transposed or any(piece.dim() != 2 or piece.shape[1] != columns + 1 for piece in pieces):
+    if tensor.transposed:
         refuse(func, args)
-    return tuple(tensor._rows(piece[:, 0]) for piece in pieces)
+    shape = max(rows, 1), max(columns, 1)
+    of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
+    of_columns = _as_tuple(func(torch.arange(shape[1]).expand(shape), *rest, **kwargs))
+    found = []
+    for row_numbers, column_numbers in zip(of_rows, of_columns, strict=True):
+        if row_numbers.dim() != 2:
+            refuse(func, args)
+        if row_numbers.shape[1] == shape[1]:
+            found.append(tensor._rows(row_numbers[:rows, 0]))
+            continue
+        numbers = column_numbers[0].tolist() if row_numbers.shape == (rows, column_numbers.shape[1]) and rows else []
+        if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
+            refuse(func, args)
+        found.append(tensor._columns(numbers[0], numbers[-1] + 1))
+    return tuple(found)
+
+
+def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
 # -------------------------------------------------------------------------------------------------- matrix products

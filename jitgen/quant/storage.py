@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import layouts
+from jitgen.quant import layouts, slices
 from jitgen.quant.formats import find
 from jitgen.quant.layouts import Tensors
 from jitgen.quant.token import Token
@@ -197,12 +197,27 @@ class StoredWeight(torch.Tensor):
         return type(self)._of(tensors, self.token.replace(device=tensors[0].device, **changes))
 
     def _rows(self: W, rows: torch.Tensor) -> W:
-        """A new portable weight of these rows (int64, on the CPU); this weight is not transposed."""
+        """A new portable weight of these rows (int64, on the CPU); this weight is not transposed.
+
+        Raises:
+            UnsupportedError: some of the rows share scales with others that are left out.
+        """
         token = self.token
         tensors = self._tensors_in("portable", keep=False)
-        rows = rows.to(token.device)
-        taken = settled(tuple(tensor.index_select(0, rows) for tensor in tensors))
+        taken = settled(slices.rows(find(token.format), tensors, rows))
         shape = (len(rows), token.weight_shape[1])
+        return type(self)._of(taken, token.replace(layout="portable", weight_shape=shape))
+
+    def _columns(self: W, first: int, last: int) -> W:
+        """A new portable weight of the columns from ``first`` to before ``last``; this weight is not transposed.
+
+        Raises:
+            UnsupportedError: they are not whole groups.
+        """
+        token = self.token
+        tensors = self._tensors_in("portable", keep=False)
+        taken = settled(slices.columns(find(token.format), token.group_size, token.weight_shape, tensors, first, last))
+        shape = (token.weight_shape[0], last - first)
         return type(self)._of(taken, token.replace(layout="portable", weight_shape=shape))
 
     def _portable(self: W) -> W:

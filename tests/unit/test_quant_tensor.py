@@ -34,7 +34,8 @@ def quantised(
     dtype: torch.dtype = torch.float32,
     layout: str = "portable",
 ) -> QTensor:
-    return jitgen.quantize(torch.randn(shape).to(dtype), format, 32, layout=layout)
+    group = None if format == "nvfp4" else 32
+    return jitgen.quantize(torch.randn(shape).to(dtype), format, group, layout=layout)
 
 
 def same(one: QTensor, other: QTensor) -> bool:
@@ -448,9 +449,46 @@ def test_rows_of_a_weight_are_weights(format: str, layout: str) -> None:
     first = weight[:2]
     first.copy_(weight[2:4])
     assert torch.equal(weight.dequantize(), dense), "rows are a weight of their own"
-    for columns in (lambda w: w[:, 3:], lambda w: w.chunk(2, 1), lambda w: w.narrow(1, 0, 32), lambda w: w.t()[:8]):
-        with pytest.raises(UnsupportedError, match="quantised weight"):
+    for columns in (lambda w: w[:, 3:], lambda w: w.chunk(2, 1), lambda w: w.narrow(1, 0, 33)):
+        with pytest.raises(UnsupportedError, match="multiples of 32"):
             columns(weight)
+    for other in (lambda w: w.t()[:8], lambda w: w[:, ::2], lambda w: w[:, 3], lambda w: w[..., 0:32]):
+        with pytest.raises(UnsupportedError, match="quantised weight"):
+            other(weight)
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "int1", "nf4", "uint6"])
+def test_columns_of_a_weight_are_weights(format: str) -> None:
+    weight = quantised(format)
+    dense = weight.dequantize()
+    takes: tuple[Callable[..., object], ...] = (
+        lambda w: w[:, 32:64],
+        lambda w: w[3:20, 64:],
+        lambda w: w.narrow(1, 32, 68),
+        lambda w: w.split([64, 36], 1),
+        lambda w: torch.split(w, 32, dim=-1),
+    )
+    for take in takes[:1] + takes[2:] if format == "fp8_e4m3.tensor" else takes:
+        taken, expected = take(weight), take(dense)
+        pieces = taken if isinstance(taken, tuple) else (taken,)
+        wanted = expected if isinstance(expected, (tuple, list)) else (expected,)
+        for piece, want in zip(pieces, wanted, strict=True):
+            assert isinstance(piece, QTensor)
+            assert torch.equal(piece.dequantize(), want)
+            assert same(pickle.loads(pickle.dumps(piece)), piece)
+    whole = jitgen.quantize(torch.randn(5, 100), "int4")
+    assert torch.equal(whole[:, 7:50].dequantize(), whole.dequantize()[:, 7:50]), "a row's scale is for any columns"
+
+
+def test_rows_that_share_scales_are_cut_where_these_end() -> None:
+    weight = jitgen.quantize(torch.randn(300, 256), "fp8_e4m3.rows128", 128)
+    dense = weight.dequantize()
+    for rows in (slice(128, 256), slice(256, None), slice(0, 128)):
+        assert torch.equal(weight[rows].dequantize(), dense[rows])
+    with pytest.raises(UnsupportedError, match="128 share"):
+        weight[5:]
+    one = jitgen.quantize(torch.randn(20, 64), "int8.tensor")
+    assert torch.equal(one[3:9].dequantize(), one.dequantize()[3:9])
 
 
 def test_transposing() -> None:

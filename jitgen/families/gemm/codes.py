@@ -6,8 +6,8 @@ import struct
 
 from jitgen.quant.formats import Float, Format, Integer
 
-MOST_TABLE_BITS = 4
-"""Floats of up to this many bits are looked up in a table on a CPU: vector registers have its sixteen numbers."""
+TABLE_BITS = 4
+"""Floats of this many bits are looked up on a CPU, as bytes: registers have tables of sixteen."""
 
 
 def codes_type(format: Format, cuda: bool = False) -> str:
@@ -16,7 +16,15 @@ def codes_type(format: Format, cuda: bool = False) -> str:
     if isinstance(code, Integer):
         numbers = (format.bits, code.step, format.first) if cuda else (code.step, format.first)
         return f"IntegerCodes<{', '.join(map(str, numbers))}>"
-    if isinstance(code, Float) and (cuda or format.bits > MOST_TABLE_BITS):
+    if not cuda and format.bits == TABLE_BITS and _whole_halves(format):
+        return f"HalfCodes<{', '.join(str(int(2 * value) + 128) for value in format.values.tolist())}>"
+    if isinstance(code, Float):
         return f"FloatCodes<{code.exponent}, {code.mantissa}, {code.bias}>"
     words = struct.unpack("<16I", struct.pack("<16f", *format.values.tolist()))
     return f"TableCodes<{', '.join(f'0x{word:08x}u' for word in words)}>"
+
+
+def _whole_halves(format: Format) -> bool:
+    """Whether all values are multiples of 1/2 that a byte has twice of."""
+    twice = 2 * format.values
+    return bool((twice == twice.round()).all() and (twice.abs() < 128).all())

@@ -10,7 +10,8 @@ also in formats whose rows share them.
 cpu
     codes ``uint8[Np/16, Kp/U, 2 * U * bits]``, where U is the number of columns of a word of the narrowest plane. For U
     columns a block has first the words of the widest plane, and a word of 16 rows each after another. The fields of a
-    word are consecutive columns.
+    word are consecutive columns, of which column c is in byte ``c % 4`` at bit ``p * (c // 4)``: one shift gives the
+    bits of four neighbouring columns in the bytes of a word, for every plane alike.
     scales and zeros ``[Np/16, groups, 16]``; tensor_scale ``float32[Np/16, 16]``.
 mma
     codes ``uint8[Np/16, Kc/64, 256 * bits / 2]`` in tiles of 16 rows by 64 columns, whose words of the widest plane
@@ -94,7 +95,8 @@ def _pack_cpu(format: Format, sizes: Geometry, fields: torch.Tensor) -> torch.Te
     fields = padded(fields, sizes.padded_rows, sizes.padded_columns)
     found = []
     for width, first in format.planes:
-        bytes_ = pack_bits(fields >> first, width)  # [Np, Kp * width / 8]
+        fours = (fields >> first).unflatten(-1, (sizes.padded_columns * width // 32, 8 // width, 4)).transpose(-1, -2)
+        bytes_ = pack_bits(fours.reshape(fields.shape), width)  # [Np, Kp * width / 8]
         words = bytes_.view(blocks, BLOCK_ROWS, units, unit * width // 32, 4).permute(0, 2, 3, 1, 4)
         found.append(words.reshape(blocks, units, 2 * unit * width))
     return torch.cat(found, -1).contiguous()
@@ -108,7 +110,12 @@ def _unpack_cpu(format: Format, sizes: Geometry, codes: torch.Tensor) -> torch.T
     for (width, first), plane in zip(format.planes, planes, strict=True):
         words = plane.reshape(blocks, units, unit * width // 32, BLOCK_ROWS, 4).permute(0, 3, 1, 2, 4)
         bytes_ = words.reshape(sizes.padded_rows, sizes.padded_columns * width // 8)
-        fields |= unpack_bits(bytes_, width) << first
+        fours = (
+            unpack_bits(bytes_, width)
+            .unflatten(-1, (sizes.padded_columns * width // 32, 4, 8 // width))
+            .transpose(-1, -2)
+        )
+        fields |= fours.reshape(fields.shape) << first
     return fields
 
 

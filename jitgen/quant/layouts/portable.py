@@ -150,7 +150,7 @@ def check(format: Format, group_size: int | None, shape: tuple[int, int], tensor
         grouping = f"groups of {group_size}" if group_size else "one scale per row"
         raise FormatError(
             f"a weight {tuple(shape)} of format {format.name} with {grouping} has contiguous {_named(format, expected)}"
-            f"; these parts are {_named(format, found)}"
+            f"; these tensors are {_named(format, found)}"
         )
 
 

@@ -21,28 +21,43 @@ struct E4m3 {
   uint8_t bits;
 };
 
-JITGEN_INLINE Floats where(Words mask, Floats yes, Floats no) {
-  return (Floats)(((Words)yes & mask) | ((Words)no & ~mask));
+JITGEN_INLINE Floats lesser(Floats a, Floats b) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  Floats found;
+  asm("vminps %2, %1, %0" : "=v"(found) : "v"(a), "v"(b));
+  return found;
+#else
+  const Words mask = (Words)(a < b);
+  return (Floats)(((Words)a & mask) | ((Words)b & ~mask));
+#endif
 }
 
-// A sign, `exponent` bits of the given bias and `mantissa` bits, as floats. Subnormals are products of whole numbers,
-// because processors may be slow on subnormal floats.
+// Byte `j` of each word, shifted to bit `to` under `mask`.
+JITGEN_INLINE Words byte_of(Words bytes, int j, int to, uint32_t mask) {
+  const int shift = 8 * j - to;
+  return (shift >= 0 ? bytes >> shift : bytes << -shift) & (mask << to);
+}
+
+// A sign, `exponent` bits of the given bias and `mantissa` bits in byte `j`, as floats. The bits are read as if there
+// were no subnormals. With N so read and least = 2^(1 - bias), the smallest normal number, a subnormal is
+// N + (N - least), and any other number is N. All of it is exact, and no operand is a subnormal float.
 template <int exponent, int mantissa, int bias>
-JITGEN_INLINE Floats small_float(Words code) {
+JITGEN_INLINE Floats small_float(Words bytes, int j) {
   constexpr int magnitude_bits = exponent + mantissa;
-  constexpr float least = 1.0f / (int64_t(1) << (bias + mantissa - 1));  // the smallest subnormal
-  const Words magnitude = code & ((1u << magnitude_bits) - 1);
-  const Floats normal = (Floats)((magnitude << (23 - mantissa)) + (uint32_t(127 - bias) << 23));
-  const Floats subnormal = detail::small_to_float(magnitude, splat(detail::magic_value)) * least;
-  const Words sign = code >> magnitude_bits << 31;
-  return (Floats)((Words)where((Words)(magnitude < (1u << mantissa)), subnormal, normal) | sign);
+  constexpr float least = bias == 0 ? 2.0f : 1.0f / (1 << (bias - 1));
+  const Words fields = byte_of(bytes, j, 23 - mantissa, (1u << magnitude_bits) - 1);
+  const Floats number = (Floats)(fields + (uint32_t(127 - bias) << 23));
+  const Floats beyond = number - least;
+  const Floats value = number + lesser(beyond, Floats{});
+  const Words sign = byte_of(bytes, j, 31 - magnitude_bits, 1u << magnitude_bits);
+  return (Floats)((Words)value | sign);
 }
 
 JITGEN_INLINE void widen(const E8m0* from, Floats& to) {
   const Words bits = widen_bytes(&from->bits);
   to = (Floats)(bits << 23 | ((Words)(bits == 0) & 0x00400000u));
 }
-JITGEN_INLINE void widen(const E4m3* from, Floats& to) { to = small_float<4, 3, 7>(widen_bytes(&from->bits)); }
+JITGEN_INLINE void widen(const E4m3* from, Floats& to) { to = small_float<4, 3, 7>(widen_bytes(&from->bits), 0); }
 template <class Bytes>
 JITGEN_INLINE void widen_by_floats(const Bytes* from, Doubles& to) {
   Bytes buffer[float_lanes] = {};
@@ -62,24 +77,66 @@ JITGEN_INLINE void widen(const uint8_t* from, Doubles& to) {
 
 // ------------------------------------------------------------------------------------------- kinds of codes, as floats
 
+// A kind of codes has two functions. `prepared` does what is done once for the four codes in the bytes of a word;
+// `value` makes floats of byte `j`.
+
 // Whole numbers, `step` apart; the number of an unsigned code is `step * code + low`.
 template <int step, int low>
 struct IntegerCodes {
-  JITGEN_INLINE Floats value(Words code) {
-    return detail::small_to_float(code * uint32_t(step), splat(detail::magic_value - low));
+  JITGEN_INLINE Words prepared(Words bytes) { return step == 1 ? bytes : bytes << (step / 2); }
+  JITGEN_INLINE Floats value(Words bytes, int j) {
+    static_assert(step == 1 || step == 2, "");
+    return detail::small_to_float(byte_of(bytes, j, 0, 255u), splat(detail::magic_value - low));
   }
 };
 
 template <int exponent, int mantissa, int bias>
 struct FloatCodes {
-  JITGEN_INLINE Floats value(Words code) { return small_float<exponent, mantissa, bias>(code); }
+  JITGEN_INLINE Words prepared(Words bytes) { return bytes; }
+  JITGEN_INLINE Floats value(Words bytes, int j) { return small_float<exponent, mantissa, bias>(bytes, j); }
+};
+
+// Four-bit codes of numbers that are whole numbers of halves, given as twice the numbers plus 128. They are looked up as
+// bytes; in the float 2^22 the lowest bit counts halves.
+template <uint8_t... bytes_>
+struct HalfCodes {
+  static_assert(sizeof...(bytes_) == 16, "");
+  JITGEN_INLINE Words prepared(Words bytes) {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+    typedef uint8_t Table __attribute__((vector_size(16)));
+    const Table table = {bytes_...};
+    Words all, found;
+#if defined(JITGEN_AVX512)
+    asm("vbroadcasti32x4 %1, %0" : "=v"(all) : "m"(table));
+#else
+    asm("vbroadcasti128 %1, %0" : "=x"(all) : "m"(table));
+#endif
+    asm("vpshufb %2, %1, %0" : "=v"(found) : "v"(all), "v"(bytes));
+    return found;
+#else
+    static constexpr uint8_t table[16] = {bytes_...};
+    Words found;
+    for (int lane = 0; lane < float_lanes; ++lane) {
+      const uint32_t four = bytes[lane];
+      found[lane] = table[four & 15] | table[four >> 8 & 15] << 8 | table[four >> 16 & 15] << 16 |
+                    uint32_t(table[four >> 24]) << 24;
+    }
+    return found;
+#endif
+  }
+  JITGEN_INLINE Floats value(Words bytes, int j) {
+    constexpr uint32_t base = 0x4a800000u;  // 2^22
+    return (Floats)(byte_of(bytes, j, 0, 255u) | base) - splat(4194304.0f + 64.0f);
+  }
 };
 
 // Indices into a table of sixteen floats, given as their bits.
 template <uint32_t... bits>
 struct TableCodes {
   static_assert(sizeof...(bits) == 16, "");
-  JITGEN_INLINE Floats value(Words code) {
+  JITGEN_INLINE Words prepared(Words bytes) { return bytes; }
+  JITGEN_INLINE Floats value(Words bytes, int j) {
+    const Words code = bytes >> (8 * j);  // look-ups ignore the bits above the index
 #if defined(JITGEN_AVX512)
     return look_up((Floats)Words{bits...}, code);
 #elif defined(JITGEN_AVX2)
@@ -92,7 +149,7 @@ struct TableCodes {
 #else
     static constexpr uint32_t table[16] = {bits...};
     Words found;
-    for (int lane = 0; lane < float_lanes; ++lane) found[lane] = table[code[lane]];
+    for (int lane = 0; lane < float_lanes; ++lane) found[lane] = table[code[lane] & 15];
     return (Floats)found;
 #endif
   }
@@ -120,26 +177,28 @@ struct PlaneDecode {
   }
   inline __attribute__((always_inline)) void open(const char* from) { at = from; }
 
-  // The `width` bits of a plane, shifted to bit `first`. The words of the plane begin at `offset` words of a block.
+  // The `width` bits that a plane has of four neighbouring codes, in the bytes of a word, shifted to bit `first`. The
+  // words of the plane begin at `offset` words of a block.
   template <int width, int first>
-  inline __attribute__((always_inline)) Words bits_of_plane(int step, int offset, int v) const {
-    const char* const word = at + (offset + step * width / 32) * 4 * block_rows + v * vector_bytes;
-    const int shift = step * width % 32;
+  inline __attribute__((always_inline)) Words bits_of_plane(int four, int offset, int v) const {
+    const char* const word = at + (offset + four * width / 8) * 4 * block_rows + v * vector_bytes;
+    const int shift = four * width % 8 - first;
+    constexpr uint32_t mask = (width == 8 ? 255u : (1u << (width % 8)) - 1) * 0x01010101u << first;
     const Words raw = load_vector<Words>(word);
-    constexpr uint32_t mask = (width == 8 ? 255u : (1u << (width % 8)) - 1) << first;
-    return (shift >= first ? raw >> (shift - first) : raw << (first - shift)) & mask;
+    if constexpr (width == 8) return raw;
+    return (shift >= 0 ? raw >> shift : raw << -shift) & mask;
   }
   inline __attribute__((always_inline)) void take(int step, typename Compute::Weights (&w)[Compute::vectors]) const {
     constexpr int bits = Codes::bits, unit = Codes::per_unit;
     constexpr int after8 = bits & 8, after4 = bits & 12, after2 = bits & 14;  // the bits of the wider planes
     Floats values[vectors];
     for (int v = 0; v < vectors; ++v) {
-      Words code = {};
-      if constexpr ((bits & 8) != 0) code |= bits_of_plane<8, 0>(step, 0, v);
-      if constexpr ((bits & 4) != 0) code |= bits_of_plane<4, after8>(step, unit * after8 / 32, v);
-      if constexpr ((bits & 2) != 0) code |= bits_of_plane<2, after4>(step, unit * after4 / 32, v);
-      if constexpr ((bits & 1) != 0) code |= bits_of_plane<1, after2>(step, unit * after2 / 32, v);
-      values[v] = Codes::Value::value(code);
+      Words bytes = {};
+      if constexpr ((bits & 8) != 0) bytes |= bits_of_plane<8, 0>(step / 4, 0, v);
+      if constexpr ((bits & 4) != 0) bytes |= bits_of_plane<4, after8>(step / 4, unit * after8 / 32, v);
+      if constexpr ((bits & 2) != 0) bytes |= bits_of_plane<2, after4>(step / 4, unit * after4 / 32, v);
+      if constexpr ((bits & 1) != 0) bytes |= bits_of_plane<1, after2>(step / 4, unit * after2 / 32, v);
+      values[v] = Codes::Value::value(Codes::Value::prepared(bytes), step % 4);
     }
     detail::give(values, w);
     if constexpr (Codes::zeroed) {
