@@ -9,8 +9,9 @@ the range of the codes.
 ``"mse"`` tries several candidates and takes the one with the least squared error. In symmetric integer formats with one
 more negative than positive code, some of them map the value of largest magnitude to the most negative code, with a
 negative scale if that value is positive (the technique of llama.cpp's Q4_0). Every candidate is also tried with smaller
-ranges (``SHRINK``), which clip the extremes for a finer step. For codes of few bits the best one is then improved by
-least squares: with the codes fixed, the best scale is ``sum(w v) / sum(v^2)`` (one step of Lloyd's algorithm).
+ranges (``SHRINK``), which clip the extremes for a finer step. For codes of few bits, and floating-point zero-points,
+the best one is then improved by least squares: with the codes fixed, the best scale is ``sum(w v) / sum(v^2)`` (a step
+of Lloyd's algorithm). Formats with kernels of their own keep the candidate.
 
 ``"hqq"`` fits the zero-points of a format that has them (Badri and Shaji, "Half-Quadratic Quantization of Large Machine
 Learning Models"): with the scale of ``"absmax"`` it minimises ``|w - (q - z) s|^p``, p = 0.7, by alternating between a
@@ -51,8 +52,8 @@ SHRINK_8_BIT = (1.0, 0.98)
 """The same for codes of 8 bits, whose step is so fine that clipping rarely reduces the error."""
 SHRINK_FEW_BITS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """The same for codes of at most 3 bits, where clipping is most of the gain."""
-REFINED_BITS = 3
-"""Codes of at most this many bits have their scales improved by least squares."""
+REFINED_BITS = 4
+"""Codes of at most this many bits have their scales improved by least squares, and so do floating-point zero-points."""
 REFINEMENTS = 3
 """Steps of least squares; each has new codes for the scale, and then a new scale for the codes."""
 HQQ_STEPS, HQQ_POWER, HQQ_BETA, HQQ_GROWTH = 20, 0.7, 10.0, 1.01
@@ -301,7 +302,7 @@ def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[tor
             best = torch.where(better, scales, best[0]), torch.where(better, zeros, best[1])
             least = torch.where(better, error, least)
     assert best is not None
-    if method == "mse" and format.bits <= REFINED_BITS:
+    if method == "mse" and not format.tiled and (format.bits <= REFINED_BITS or format.zeros == "float"):
         return _refined(values, unit, *best, least, format)
     return best
 
@@ -325,17 +326,25 @@ def _refined(
     least: torch.Tensor,
     format: Format,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales after steps of least squares, where these reduce the error."""
+    """The scales and floating-point zero-points after steps of least squares, where these reduce the error."""
     normal = values / unit
     for _ in range(REFINEMENTS):
-        chosen = _round(values, scales, zeros, format).sub_(zeros)
+        codes = _round(values, scales, zeros, format)
+        # A line w = s (q - z) through the pairs of code and value; a zero-point that is no float stays as it is.
+        origin = codes.mean(-1, keepdim=True) if format.zeros == "float" else zeros
+        chosen = codes - origin
         power = chosen.square().sum(-1, keepdim=True)
-        fitted = (normal * chosen).sum(-1, keepdim=True) / torch.where(power == 0, 1.0, power) * unit
-        fitted = _rounded_scales(fitted, format)
-        difference = _round(values, fitted, zeros, format).sub_(zeros).mul_(fitted).sub_(values).div_(unit)
+        slope = (normal * chosen).sum(-1, keepdim=True) / torch.where(power == 0, 1.0, power)
+        fitted = _rounded_scales(slope * unit, format)
+        moved = zeros
+        if format.zeros == "float":
+            step = torch.where(fitted == 0, unit, fitted) / unit
+            moved = _stored_zeros(origin - normal.mean(-1, keepdim=True) / step, format)
+        difference = _round(values, fitted, moved, format).sub_(moved).mul_(fitted).sub_(values).div_(unit)
         error = difference.square_().sum(-1, keepdim=True)
-        better = error < least
-        scales, least = torch.where(better, fitted, scales), torch.where(better, error, least)
+        better = (error < least) & moved.isfinite() & (fitted != 0)
+        scales, zeros = torch.where(better, fitted, scales), torch.where(better, moved, zeros)
+        least = torch.where(better, error, least)
     return scales, zeros
 
 
