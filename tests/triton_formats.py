@@ -26,7 +26,7 @@ def products(format: str) -> Iterator[str | None]:
     for place, (form, dtype) in list(enumerate(cases))[number % 5 :: 5]:
         m, n, k = SHAPES[place % 3]
         group = find(format).group_size or GROUPS[(number + place) % 3]
-        tile = replace(TILES[form], block_k=16) if group == 16 else TILES[form]
+        tile = replace(TILES[form], slice_k=16) if group == 16 else TILES[form]
         wrong = compare(linear, torch.randn(m, k).to(dtype), quantized(n, k, format, group), tile=tile)
         yield wrong and f"{form} {dtype} {m} {n} {k} groups of {group}: {wrong}"
     weights = [quantized(40, 160, format, find(format).group_size or 32) for _ in range(3)]

@@ -118,8 +118,8 @@ def measured() -> str:
             MARKER,
             "",
             f"Signal to quantisation noise in dB, larger is better, by method, with groups of {GROUP} columns; of "
-            "Gaussian numbers (1024 x 1024), and of the 36 Linears of all-MiniLM-L6-v2 (all of them together). `mse` is "
-            "the default, because it has the largest ratio in every row; `hqq` minimises another norm of the error, "
+            "Gaussian numbers (1024 x 1024), and of the 36 Linears of all-MiniLM-L6-v2 (all of them together). `mse` "
+            "is the default, because it has the largest ratio in every row; `hqq` minimises another norm of the error, "
             "which a few large errors count less in.",
             "",
             *_table(("format", "bits a weight", *heads), rows),
