@@ -267,6 +267,27 @@ def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
+# ------------------------------------------------------------------------------------------------------- embeddings
+
+
+@handles(F.embedding, torch.embedding)
+def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The rows of a quantised weight that ``input`` numbers, dequantised to the weight's dtype; no others are."""
+    names = ("input", "weight") if func is F.embedding else ("weight", "input")
+    found = {**dict(zip(names, args, strict=False)), **kwargs}
+    input, weight = found["input"], found["weight"]
+    if kwargs.get("max_norm") is not None or (func is F.embedding and len(args) > 3 and args[3] is not None):
+        raise UnsupportedError("F.embedding with max_norm changes its weight, which is quantised: call it without")
+    if weight.transposed or isinstance(input, StoredWeight) or input.dtype not in (torch.int64, torch.int32):
+        refuse(func, args)
+    rows = weight.token.weight_shape[0]
+    index = input.reshape(-1).long()
+    if index.numel() and not index.is_cuda and not 0 <= int(index.min()) <= int(index.max()) < rows:
+        raise IndexError(f"index out of range: an embedding of {rows} rows is asked for {index.aminmax()}")
+    dense = weight.rows(index)
+    return dense.view(*input.shape, dense.shape[-1])
+
+
 # -------------------------------------------------------------------------------------------------- matrix products
 
 

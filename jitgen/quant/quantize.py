@@ -91,8 +91,7 @@ def quantize(
     """
     row = find(format)
     group_size = check_group_size(group_size, row)
-    if method not in METHODS:
-        raise FormatError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
+    check_method(method)
     if method == "hqq" and not row.zero_point:
         raise FormatError(f"hqq fits zero-points, and {row.name} has none; use a uint format, or another method")
     target = layouts.find(layout or "portable").name
@@ -102,6 +101,12 @@ def quantize(
         tensors = _encode(weight.detach(), row, group_size, method)
         tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)
     return QTensor(tensors, row.name, group_size, shape, weight.dtype, layout=target)
+
+
+def check_method(method: str) -> None:
+    """FormatError, with the list of known names, unless ``method`` is one."""
+    if method not in METHODS:
+        raise FormatError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
 
 
 def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:

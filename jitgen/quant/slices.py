@@ -1,13 +1,17 @@
-"""Rows and columns of a quantised weight, as weights of their own: what tensor parallelism and lookups cut out.
+"""Rows and columns of a quantised weight, as weights of their own, which tensor parallelism cuts out; and rows that are
+dequantised, which an embedding looks up.
 
 The functions take and return tensors in the portable layout.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.quant.decode import decode
 from jitgen.quant.formats import WHOLE_TENSOR, Format, Integer, geometry
 from jitgen.quant.layouts import Tensors, portable
 
@@ -41,6 +45,25 @@ def rows(format: Format, tensors: Tensors, index: torch.Tensor) -> Tensors:
         else:
             found.append(tensor[: 1 if len(index) else 0] if name in _ROW_TENSORS else tensor)
     return tuple(tensor.contiguous() for tensor in found)
+
+
+def dense_rows(
+    format: Format,
+    group_size: int | None,
+    shape: tuple[int, int],
+    tensors: Tensors,
+    index: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The dequantised rows with these numbers (int64, one dimension), ``[len(index), K]`` of ``dtype``."""
+    shared = index if format.scale_rows == 1 else index // format.scale_rows if format.scale_rows else index * 0
+    taken = []
+    for name, tensor in zip(format.tensor_names, tensors, strict=True):
+        numbers = index if name == "codes" else shared
+        taken.append(tensor.index_select(0, numbers) if name == "codes" or name in _ROW_TENSORS else tensor)
+    # A row has scales of its own now.
+    own = replace(format, scale_rows=1)
+    return decode(own, group_size, (len(index), shape[1]), tuple(taken), dtype)
 
 
 def columns(

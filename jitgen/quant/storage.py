@@ -149,6 +149,17 @@ class StoredWeight(torch.Tensor):
             )
         return weight.t() if token.transposed else weight
 
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """The rows with these numbers (int64, one dimension) as a plain tensor of the weight's dtype.
+
+        This weight is not transposed. Its tensors in the portable layout are kept for the next call.
+        """
+        token = self.token
+        with torch.no_grad():
+            tensors = self._tensors_in("portable", keep=True)
+            row = find(token.format)
+            return slices.dense_rows(row, token.group_size, token.weight_shape, tensors, index, token.dtype)
+
     def with_layout(self: W, layout: str) -> W:
         """The same weight in ``layout``. The conversion is remembered: the next call returns the same tensors."""
         if layout == self.token.layout:

@@ -541,7 +541,6 @@ def test_autocast() -> None:
         (lambda w: w == w, "eq"),
         (lambda w: bool(w), "bool"),
         (lambda w: list(w), "iter|unbind"),
-        (lambda w: F.embedding(torch.tensor([0]), w), "embedding"),
         (lambda w: F.linear(w, w), "linear"),
         (lambda w: w @ w.t(), "matmul"),
         (lambda w: F.linear(torch.ones(1, 100, dtype=torch.long), w), "linear"),
@@ -580,3 +579,17 @@ def test_torch_compile() -> None:
     for backend in ("eager", "aot_eager"):
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "fp8_e4m3.rows128", "nf4", "int5"])
+def test_an_embedding_looks_up_rows(format: str) -> None:
+    group = None if format == "nvfp4" else 32
+    weight = jitgen.quantize(torch.randn(200, 96).bfloat16(), format, group)
+    layer = nn.Embedding(200, 96)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    for index in (torch.randint(0, 200, (3, 4)), torch.tensor([], dtype=torch.long), torch.tensor(199).int()):
+        found = layer(index)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, weight.dequantize()[index.long()])
+    with pytest.raises(IndexError, match="200 rows"):
+        layer(torch.tensor([200]))

@@ -320,7 +320,7 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule, sha
             weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
             return f"jitgen::MmaConfig<{_list(*numbers, shape.width, False)}>", weight
         format = formats.find(first.contraction.format or "")
-        sums = format.tiled and format.bits == 4 and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
+        sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
         return f"jitgen::MmaConfig<{_list(*numbers, shape.width, sums)}>", _quantised(first, storage)
     if isinstance(schedule, Stream | StreamOuter):
         numbers = (
@@ -351,6 +351,14 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule, sha
         kind = "SimtQuant" if formats.find(first.contraction.format).tiled else "SimtPlanes"
         return config, f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"
     return config, _simt_dense([product.weight[0] for product in region.contractions])
+
+
+def _biased(format: formats.Format, group_size: int | None) -> bool:
+    """Whether codes may be decoded with a bias, which is removed through the sum of x: of a group of 32 at least."""
+    if format.tiled:
+        return format.bits == 4
+    whole = isinstance(format.code, formats.Integer) and format.bits < 8 and format.zeros != "float"
+    return whole and (group_size is None or group_size % 32 == 0)
 
 
 def _list(*values: Any) -> str:

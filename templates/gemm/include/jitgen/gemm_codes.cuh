@@ -29,6 +29,14 @@ struct IntegerCodes {
   // Whether a pair minus a zero-point of at most 127 is exact where it is computed as a pair.
   static constexpr bool paired = bits < 8;
 
+  // A code shifted by `biased_shift` is in the upper bits of a bfloat16's mantissa. With the exponent of `base` it is the
+  // number plus `added`, which is no larger than three times the largest number: a sum of products loses little when the
+  // bias times the sum of x is taken off it.
+  static constexpr int biased_shift = 7 - bits, base = step << bits;
+  static constexpr float added = float(base - first);
+  static constexpr uint32_t biased_exponent = uint32_t(127 + bits + (step - 1)) << 7;
+  JITGEN_DEVICE static uint32_t biased(uint32_t shifted_codes) { return shifted_codes | biased_exponent * 0x00010001u; }
+
   JITGEN_DEVICE static float number(uint32_t code) { return float(int(code) * step + first); }
 
   // The code is written to the mantissa of 128 (bfloat16) or 1024 (float16), which is subtracted with the zero-point.
@@ -51,6 +59,9 @@ struct IntegerCodes {
 template <int exponent, int mantissa, int bias>
 struct FloatCodes {
   static constexpr bool paired = true;
+  static constexpr int biased_shift = 0;
+  static constexpr float added = 0.0f;
+  JITGEN_DEVICE static uint32_t biased(uint32_t codes) { return codes; }  // never used
   static constexpr int magnitude_bits = exponent + mantissa;
   static constexpr uint32_t magnitude = (1u << magnitude_bits) - 1;
 
@@ -74,6 +85,9 @@ struct FloatCodes {
 template <uint32_t... words>
 struct TableCodes {
   static constexpr bool paired = true;
+  static constexpr int biased_shift = 0;
+  static constexpr float added = 0.0f;
+  JITGEN_DEVICE static uint32_t biased(uint32_t codes) { return codes; }  // never used
 
   // Number i of the table, rounded to Element (to nearest, ties to even).
   template <class Element>

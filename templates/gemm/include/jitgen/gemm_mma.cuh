@@ -95,7 +95,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   constexpr int own = Weight::tiles, reads = R / own;  // row tiles of one read of a lane, and its reads
   constexpr bool exact = !Config::sums;
   constexpr bool direct = Weight::group == 0 && exact;  // one accumulator for all of k
-  static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits == 4)), "");
+  static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits < 8 && !by_step)), "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int warp_k = warp / Config::warps_n, warp_n = warp % Config::warps_n;
@@ -198,7 +198,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
             }
             if constexpr (!Weight::zero_points) {
 #pragma unroll
-              for (int q = 0; q < 2; ++q) sum[t][q] = sum[t][q + 2] = sum[t][q] * -136.0f;
+              for (int q = 0; q < 2; ++q) sum[t][q] = sum[t][q + 2] = sum[t][q] * -Weight::common_bias;
             }
           }
         }

@@ -56,13 +56,14 @@ struct PlaneWords {
     if constexpr ((bits & 1) != 0) words[bits & 14] = read_once(chunk + (bits & 14) * 32 + lane);
   }
 
-  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments.
+  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`.
+  template <int up = 0>
   JITGEN_DEVICE uint32_t pair(int number) const {
     uint32_t codes = 0;
-    if constexpr ((bits & 8) != 0) codes |= plane<8, 0>(number);
-    if constexpr ((bits & 4) != 0) codes |= plane<4, bits & 8>(number);
-    if constexpr ((bits & 2) != 0) codes |= plane<2, bits & 12>(number);
-    if constexpr ((bits & 1) != 0) codes |= plane<1, bits & 14>(number);
+    if constexpr ((bits & 8) != 0) codes |= plane<8, 0, up>(number);
+    if constexpr ((bits & 4) != 0) codes |= plane<4, bits & 8, up>(number);
+    if constexpr ((bits & 2) != 0) codes |= plane<2, bits & 12, up>(number);
+    if constexpr ((bits & 1) != 0) codes |= plane<1, bits & 14, up>(number);
     return codes;
   }
 
@@ -75,13 +76,13 @@ struct PlaneWords {
     words[at + 3] = four.w;
   }
   // The bits of a plane; both its first word and its lowest bit in a code are `first`.
-  template <int width, int first>
+  template <int width, int first, int up>
   JITGEN_DEVICE uint32_t plane(int number) const {
     constexpr int per_word = 16 / width;
-    constexpr uint32_t mask = ((1u << width) - 1) * 0x00010001u << first;
+    constexpr uint32_t mask = ((1u << width) - 1) * 0x00010001u << (first + up);
     const uint32_t word = words[first + number / per_word];
-    const int shift = number % per_word * width;
-    return (shift >= first ? word >> (shift - first) : word << (first - shift)) & mask;
+    const int shift = number % per_word * width - first - up;
+    return (shift >= 0 ? word >> shift : word << -shift) & mask;
   }
 };
 
@@ -159,8 +160,6 @@ struct PlaneWeight {
     }
   };
 
-  static JITGEN_DEVICE float2 bias(const Scales&, int) { return {0.0f, 0.0f}; }
-
   // Zero-points of rows g and g+8: whole numbers in both halves of a word, and floats.
   struct Offsets {
     uint32_t row[2];
@@ -178,12 +177,23 @@ struct PlaneWeight {
     }
   }
 
-  // The fragment of k16 step `step` (0..3) of the chunk, codes minus zero-points, rounded once if they are not exact.
+  // The bias that `fragment<false>` adds to codes, of all rows without zero-points, and of rows g and g+8 with them.
+  static constexpr float common_bias = Kind::added;
+  static JITGEN_DEVICE float2 bias(const Scales& s, int part) {
+    const Offsets zero = offsets(s, part);
+    return {common_bias + zero.number[0], common_bias + zero.number[1]};
+  }
+
+  // The fragment of k16 step `step` (0..3) of the chunk: codes minus zero-points, rounded once if they are no numbers of
+  // Element. Where not `exact`, codes plus `bias` in bfloat16, one instruction less for each pair.
   template <bool exact>
   static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
-    static_assert(exact, "codes are decoded to numbers without a bias");
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if constexpr (!exact) {
+        a[i] = Kind::biased(codes.template pair<Kind::biased_shift>(step * 4 + i));
+        continue;
+      }
       const uint32_t pair = codes.pair(step * 4 + i);
       if constexpr (paired) {
         a[i] = Kind::template pair<Element>(pair, offset.row[i & 1]);

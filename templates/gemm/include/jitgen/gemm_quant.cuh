@@ -121,6 +121,7 @@ struct QuantWeight {
     }
   };
 
+  static constexpr float common_bias = 136.0f;  // what `bias` is without zero-points
   // The bias that `fragment<false>` adds to codes, of rows g and g+8. It is 0 where the fragment is exact.
   static JITGEN_DEVICE float2 bias(const Scales& s, int part) {
     if constexpr (bits == 8) return {0.0f, 0.0f};
