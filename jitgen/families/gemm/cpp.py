@@ -23,7 +23,7 @@ FLAGS = ["-O2"]
 more time to compile than -O2 and gains nothing."""
 GENERIC_TILE_ROWS = 12
 """Rows of the tallest tile in the second copy of a mainloop, which is for processors without AVX-512's dot product of
-bfloat16. It is lower than the first copy's, to save compile time."""
+bfloat16, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile time."""
 
 _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 
@@ -38,10 +38,11 @@ def build(
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     scalars = [f"{kind} {name}" for name, kind in products.scalars]
     integers = [f"int64_t {name}" for name in products.integers]
+    planes = any(_in_planes(product) for product in contractions)
     decoded = isinstance(schedule, CppDecoded)
     return {
         "mainloop": "jitgen/gemm_panels.hpp" if decoded else "jitgen/gemm.hpp",
-        "planes": any(_in_planes(product) for product in contractions),
+        "planes": planes,
         # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
         "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
         "names": _names(products),
@@ -52,7 +53,7 @@ def build(
         "compute": "Wide" if dtype == "float64" else "Singles",
         "pairs": pairs,
         "tile_rows": schedule.block_m,
-        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs else schedule.block_m,
+        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs or planes else schedule.block_m,
         "fewest_rows": schedule.fewest_rows,
         "matrices": " * ".join(products.batch),
         "matrix_lines": [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")],
