@@ -23,7 +23,8 @@ FLAGS = ["-O2"]
 more time to compile than -O2 and gains nothing."""
 GENERIC_TILE_ROWS = 12
 """Rows of the tallest tile in the second copy of a mainloop, which is for processors without AVX-512's dot product of
-bfloat16, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile time."""
+bfloat16, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile
+time."""
 
 _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 
