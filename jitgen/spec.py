@@ -261,8 +261,9 @@ class TensorSpec:
     def _check_format(self, format: str) -> None:
         from jitgen.quant import formats
 
-        formats.find(format)
-        formats.check_group_size(self.group_size)
+        row = formats.find(format)
+        object.__setattr__(self, "format", row.name)
+        object.__setattr__(self, "group_size", formats.check_group_size(self.group_size, row))
         if len(self.shape) != 2 or self.strides is not None or not self.dtype.is_floating_point:
             raise FormatError(
                 f"a quantised weight is a contiguous [N, K] of a floating-point dtype, not {list(self.shape)} of "
@@ -292,6 +293,13 @@ class TensorSpec:
     def __str__(self) -> str:
         element = f"{self.format}g{self.group_size or 'K'}" if self.format is not None else dtype_name(self.dtype)
         return f"{element}[{', '.join(map(str, self.shape))}]"
+
+
+def weight_tensors(format: str) -> tuple[str, ...]:
+    """The names of the tensors that a quantised weight of ``format`` consists of: codes, scales and perhaps others."""
+    from jitgen.quant import formats
+
+    return formats.find(format).tensor_names
 
 
 # ------------------------------------------------------------------------------------------- sources and artifacts

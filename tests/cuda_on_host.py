@@ -1,9 +1,10 @@
 """Generated CUDA kernels compiled for the CPU and run block by block, for where there is no GPU.
 
 The source is the one a GPU would get, with the same headers. A block's threads are coroutines (POSIX ``ucontext``) that
-take turns: each runs until it shuffles or waits at a barrier, and goes on when all others have come as far, so all
-threads of a block must pass the same shuffles and barriers, as here they do. Of PTX only the conversions of 16-bit
-floats are known. Slow: meant for kernels of a few blocks.
+take turns: in each round a thread runs until it shuffles or waits at a barrier. The threads of a warp must pass the
+same shuffles, and all threads of a block the same barriers, as here they do. Of PTX only the conversions of 16-bit
+floats are known; ``headers`` may take the place of a header that has more of it, as ``tests/host_ptx.cuh`` does of the
+matrix products' instructions. Slow: meant for kernels of a few blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ctypes
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,12 @@ _BEFORE = r"""
 
 struct dim { unsigned x, y, z; };
 static dim threadIdx, blockIdx, blockDim;
-struct float2 { float x, y; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+
+static unsigned char shared_memory[1 << 18] __attribute__((aligned(128)));
+static size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - shared_memory; }
 
 static float __int_as_float(int bits) { float f; memcpy(&f, &bits, 4); return f; }
 static int __float_as_int(float f) { int bits; memcpy(&bits, &f, 4); return bits; }
@@ -49,8 +53,13 @@ static long long __double_as_longlong(double d) { long long bits; memcpy(&bits, 
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
-static size_t __cvta_generic_to_shared(const void* p) { return size_t(p); }
 template <class T> static T __ldg(const T* p) { return *p; }
+static unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = a | uint64_t(b) << 32;
+  unsigned found = 0;
+  for (int i = 0; i < 4; ++i) found |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+  return found;
+}
 template <class T> static T __ldcs(const T* p) { return *p; }
 template <class T> static void __stcs(T* p, T v) { *p = v; }
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -68,12 +77,15 @@ static uint16_t to_float16(float x) { _Float16 h = _Float16(x); uint16_t bits; m
 constexpr int most_threads = 1024;
 static ucontext_t scheduler, fibers[most_threads];
 static char* stacks;
-static int running, count;
+static int running, count, arrived, generation;
 static bool ended[most_threads];
 static uint32_t slots[most_threads];
 
 static void pause() { const int self = running; swapcontext(&fibers[self], &scheduler); }
-static void __syncthreads() { pause(); }
+static void __syncthreads() {
+  ++arrived;
+  for (const int now = generation; now == generation;) pause();
+}
 static void __syncwarp() { pause(); }
 static uint32_t exchange(uint32_t word, int lane_of_warp) {
   const int self = running;
@@ -87,7 +99,7 @@ static uint32_t __shfl_up_sync(unsigned, uint32_t word, int distance, int width)
   const int lane = running % 32;
   return exchange(word, lane % width >= distance ? lane - distance : lane);
 }
-static uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width) {
+static uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width = 32) {
   const int lane = running % 32;
   return exchange(word, lane / width * width + source);
 }
@@ -100,6 +112,7 @@ static void run_block(unsigned block, int threads) {
   if (!stacks) stacks = static_cast<char*>(malloc(stack * most_threads));
   blockIdx = {block, 0, 0};
   count = threads;
+  arrived = 0;
   blockDim = {unsigned(threads), 1, 1};
   for (int t = 0; t < threads; ++t) {
     ended[t] = false;
@@ -118,6 +131,10 @@ static void run_block(unsigned block, int threads) {
       swapcontext(&scheduler, &fibers[t]);
       any = any || !ended[t];
     }
+    if (arrived == threads) {  // all wait at the same barrier
+      arrived = 0;
+      ++generation;
+    }
   }
 }
 """
@@ -131,9 +148,12 @@ _ASSEMBLY = {
 }
 
 
-def _on_host(source: Any, directory: Path) -> Callable[..., None]:
+_SHARED = re.compile(r"extern __shared__ .*? shared\[\];")
+
+
+def _on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
     """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the arguments."""
-    headers = dict(source.headers)
+    headers = dict(source.headers) | replaced
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
             text = re.sub(pattern, replacement, text)
@@ -155,7 +175,7 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
 }}
 """
     file, library = directory / "kernel.cpp", directory / "kernel.so"
-    text = source.text.replace(_DYNAMIC, "alignas(128) static unsigned char shared[256 << 10];")
+    text = _SHARED.sub("unsigned char* const shared = shared_memory;", source.text)
     file.write_text(_BEFORE + text + _AFTER + wrapper)
     command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
     done = subprocess.run(
@@ -175,10 +195,25 @@ DRAWN = 5, 0
 """Seed and offset of random numbers."""
 
 
-def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_90a") -> tuple[torch.Tensor, ...]:
-    """The results of ``function`` by its CUDA kernels, run on the CPU; outputs that are views are not known."""
-    lowered = jitgen.jit(function).lower(*tensors, backend="cuda", target=target)._lowered
+def run(
+    function: Callable[..., Any],
+    *arguments: Any,
+    target: str = "sm_90a",
+    headers: Mapping[str, str] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The results of ``function`` by its CUDA kernels, run on the CPU; outputs that are views are not known.
+
+    Args:
+        arguments: tensors and quantised weights.
+        headers: the text of headers that take the place of those of the source, by name.
+    """
+    lowered = jitgen.jit(function).lower(*arguments, backend="cuda", target=target)._lowered
     program = lowered.program
+    tensors = [
+        tensor
+        for argument in arguments
+        for tensor in (argument.with_layout("mma").tensors if isinstance(argument, jitgen.QTensor) else (argument,))
+    ]
     held = list(tensors)
     for memory, buffer in zip(lowered.memories[len(tensors) :], program.buffers[len(tensors) :], strict=True):
         steps = zip(memory.view.sizes, memory.view.strides, strict=True)
@@ -199,7 +234,7 @@ def run(function: Callable[..., Any], *tensors: torch.Tensor, target: str = "sm_
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
-            compiled = _on_host(source, Path(directory))
+            compiled = _on_host(source, Path(directory), headers or {})
         compiled(shape.grid[0], shape.block[0], *pointers, *arguments.integers, *scalars)
     return tuple(
         held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]

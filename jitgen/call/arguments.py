@@ -102,7 +102,7 @@ def walk(
                     return False
             elif weights.is_quantized(value) and value.token.layout == layout_of(value):
                 key.append(value.token)
-                leaves.extend(value.parts)
+                leaves.extend(value.tensors)
             else:
                 return False
         return True

@@ -164,7 +164,7 @@ class Dispatchers:
         It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
         """
         values = [f"arg{index}" for index in range(len(quantized))]
-        unpacked = [f"*{value}.parts" if packed else value for value, packed in zip(values, quantized, strict=True)]
+        unpacked = [f"*{value}.tensors" if packed else value for value, packed in zip(values, quantized, strict=True)]
         tokens = [f"{value}.token" for value, packed in zip(values, quantized, strict=True) if packed]
         keywords = [f"{name!r}: {value}" for name, value in zip(names, values[count:], strict=True)]
         arguments = f"{warm.tuple_text(values[:count])}, {{{', '.join(keywords)}}}"

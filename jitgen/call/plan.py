@@ -136,7 +136,7 @@ class LaunchPlan:
                     f"argument {index} of the plan is {value!r:.200}; the plan was bound for a quantised weight of "
                     f"{token}. Bind again for such a weight, or call the function itself"
                 )
-            leaves += [value] if token is None else value.parts
+            leaves += [value] if token is None else value.tensors
         return self.launch(leaves, out)
 
     def launch(self, leaves: Sequence[Any], out: Any) -> Any:

@@ -86,7 +86,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     header = [f"def __call__({', '.join(['self', *optional])}, *more, out=None):"]
     for index, tensors in unpacking.items():
         other = f"getattr({parameters[index]}, 'token', None) is not token{index}"
-        header += [f"    if {other}: return {elsewhere}", f"    {', '.join(tensors)} = {parameters[index]}.parts"]
+        header += [f"    if {other}: return {elsewhere}", f"    {', '.join(tensors)} = {parameters[index]}.tensors"]
     text = warm.function_text(
         header,
         arguments,
@@ -121,7 +121,7 @@ def _parameters(facts: PlanFacts) -> tuple[list[str], dict[int, list[str]]]:
     parameters, unpacking = [], {}
     for index, token in enumerate(facts.tokens):
         if token is not None:
-            unpacking[index] = [next(names) for _ in find(token.format).part_names]
+            unpacking[index] = [next(names) for _ in find(token.format).tensor_names]
         parameters.append(next(names) if token is None else f"weight{index}")
     return parameters, unpacking
 

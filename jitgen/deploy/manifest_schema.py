@@ -180,7 +180,7 @@ def _graph(field: Field, environment: Mapping[str, Any], tensors: Field) -> list
     items = nodes.items(NODE_LIMIT)
     for item in items:
         values.append(node_schema.node(item, values, environment, specs))
-    parts = node_schema.weight_parts(items)
+    parts = node_schema.weight_tensors(items)
     for guard in guards.items(GUARD_LIMIT):
         _guard(guard, environment)
     found = [_result(output, values, parts) for output in outputs.items(INPUT_LIMIT)]
@@ -191,7 +191,7 @@ def _graph(field: Field, environment: Mapping[str, Any], tensors: Field) -> list
         if updated <= before:
             index.refuse("is not in ascending order, each input once")
         if any(values[part].index == updated for part in parts):
-            index.refuse("is a part of a quantised weight, which is not updated")
+            index.refuse("is a tensor of a quantised weight, which is not updated")
         result = _result(value, values, parts)
         expected = specs[updated][0], tuple(tensors.value[updated]["sizes"])
         if (result.dtype, result.shape) != expected:
@@ -231,5 +231,5 @@ def _guard(field: Field, environment: Mapping[str, Any]) -> None:
 def _result(field: Field, values: Sequence[node_schema.Value], parts: frozenset[int]) -> node_schema.Value:
     found = values[field.integer(0, len(values))]
     if found.weight or field.value in parts:
-        field.refuse("returns a quantised weight, or a part of one")
+        field.refuse("returns a quantised weight, or a tensor of one")
     return found

@@ -22,7 +22,7 @@ from jitgen.ir.scans import PLACES, SCANS
 from jitgen.ir.scatters import KINDS
 from jitgen.ir.sorts import SORTS
 from jitgen.quant import weights
-from jitgen.quant.formats import FORMATS, check_group_size
+from jitgen.quant.formats import FORMATS, check_group_size, find
 from jitgen.spec import DTYPES, dtype_name
 
 OPERAND_LIMIT = 4096
@@ -329,23 +329,27 @@ ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "in
 
 def _dequantize(node: Node) -> None:
     format, group, layout = node.attributes(3)
-    format.one_of(FORMATS)
     layout.one_of(("portable",))
     node.require(DTYPES[node.dtype].is_floating_point, f"a weight of {node.dtype}")
     sizes = node.field.value["shape"]
     node.require(len(sizes) == 2 and all(type(size) is int for size in sizes), "its shape is not (N, K) in numbers")
     try:
-        check_group_size(group.value)
-        parts = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), "portable")
+        row = find(format.value)
+    except FormatError:
+        format.one_of(FORMATS)
+    try:
+        node.require(row.name == format.value, f"{shown(format.value)} is spelled {row.name}")
+        node.require(check_group_size(group.value, row) == group.value, f"{row.name} has another group size")
+        tensors = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), "portable")
     except (FormatError, RuntimeError) as error:  # torch's, where sizes are too large
         node.field.refuse(f"dequantize: {shown(str(error))}")
-    node.require(len(node.operands) == len(parts), f"a weight of {format.value} has {len(parts)} parts")
-    for operand, part in zip(node.operands, parts, strict=True):
-        expected = dtype_name(part.dtype), tuple(part.shape)
-        node.require(operand.op == "input", f"its parts are inputs, not a {operand.op}")
+    node.require(len(node.operands) == len(tensors), f"a weight of {format.value} has {len(tensors)} tensors")
+    for operand, tensor in zip(node.operands, tensors, strict=True):
+        expected = dtype_name(tensor.dtype), tuple(tensor.shape)
+        node.require(operand.op == "input", f"its tensors are inputs, not a {operand.op}")
         node.require(
             (operand.dtype, operand.shape) == expected,
-            f"a part is {operand.dtype} {list(operand.shape)}, not {expected[0]} {list(expected[1])}",
+            f"a tensor is {operand.dtype} {list(operand.shape)}, not {expected[0]} {list(expected[1])}",
         )
 
 
@@ -390,7 +394,7 @@ NODES: dict[str, Row] = {
     "scan": Row(1, 1, _scan),
     "sort": Row(1, 1, _sort),
     "contract": Row(2, 2, _contract, weights=True),
-    "dequantize": Row(2, 3, _dequantize),
+    "dequantize": Row(2, 4, _dequantize),
     "cast": Row(1, 1, _cast),
     **{op.name: Row(op.arity, op.arity, _pointwise) for op in OPS.values()},
 }
@@ -424,21 +428,21 @@ def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], 
     return Value(op.value, dtype.value, sizes, index, weight)
 
 
-def weight_parts(nodes: Sequence[Field]) -> frozenset[int]:
+def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
     """The inputs, by the numbers of their nodes, that quantised weights consist of. Nothing else may read one.
 
-    A weight is laid out anew for every backend, so that its parts get other shapes.
+    A weight is laid out anew for every backend, so that its tensors get other shapes.
     """
-    parts: set[int] = set()
+    tensors: set[int] = set()
     for field in nodes:
         operands = field.members(*_MEMBERS)[1].items(OPERAND_LIMIT) if field.value["op"] == "dequantize" else []
         for operand in operands:
-            if operand.value in parts:
-                operand.refuse("is a part of another weight already")
-            parts.add(operand.value)
+            if operand.value in tensors:
+                operand.refuse("is a tensor of another weight already")
+            tensors.add(operand.value)
     for field in nodes:
-        if parts and field.value["op"] != "dequantize":
+        if tensors and field.value["op"] != "dequantize":
             for operand in field.members(*_MEMBERS)[1].items(OPERAND_LIMIT):
-                if operand.value in parts:
-                    operand.refuse("is a part of a quantised weight, which only the weight reads")
-    return frozenset(parts)
+                if operand.value in tensors:
+                    operand.refuse("is a tensor of a quantised weight, which only the weight reads")
+    return frozenset(tensors)

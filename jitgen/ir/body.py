@@ -25,6 +25,7 @@ from jitgen.ir.regions import Axis, Movement, Region, Stage, Store, row_rank_of,
 from jitgen.ir.sorts import Order
 from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
+from jitgen.spec import weight_tensors
 
 _WIDENED = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _EXACT_IN = {
@@ -76,7 +77,7 @@ class Instruction:
     stage: int = 0
 
 
-WHOLE = ("x", "weight", "codes", "scales", "zeros", "gather")
+WHOLE = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "gather")
 """Kinds of operand that are read at other elements than the one computed: those of a contraction, which reads many for
 each element of its result, and gathered ones."""
 
@@ -89,7 +90,7 @@ class Operand:
         kind: ``"load"``, ``"store"``, ``"iota"`` (an index, which is in no memory) or ``"gather"``, whose dimensions
             are the region's, followed by those that computed indices choose along. A contraction's are ``"x"`` (the
             activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), and ``"codes"``,
-            ``"scales"`` and ``"zeros"`` (the tensors of a quantised weight).
+            ``"scales"``, ``"zeros"`` and ``"tensor_scale"`` (the tensors of a quantised weight).
         buffer: index of the program's buffer; None for an iota.
         dtype: storage dtype.
         shape: of the whole buffer (of the index space, for an iota).
@@ -116,7 +117,7 @@ class Contraction:
     Attributes:
         x: the instructions that give an element of the activation, the last one its value: a single load where it is
             a tensor, more where a prologue computes it.
-        weight: operands: one dense weight, or codes, scales and perhaps zero-points.
+        weight: operands: one dense weight, or the tensors of a quantised one (``spec.weight_tensors``).
         length: K.
         dtype: of the activation, as it meets the weight.
         precision: of a float32 product: ``"ieee"`` or ``"tf32"``.
@@ -287,11 +288,11 @@ class BodyBuilder:
         if base.op != "dequantize":
             operands, described = (self._operand("weight", weight),), (None, None, None)
         else:
-            _, _, layout = described = base.attrs
+            format, _, layout = described = base.attrs
             tile = 1 if layout == "portable" else ROW_TILE
             operands = tuple(
                 self._operand(kind, tensor, tuple(_slice_of_tiles(movement, tensor, tile) for movement in slices))
-                for kind, tensor in zip(("codes", "scales", "zeros"), base.inputs, strict=False)
+                for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
             )
         precision = node.attrs[2]
         return Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from jitgen.quant.formats import Format, geometry
-from jitgen.quant.layouts import Parts, portable
+from jitgen.quant.layouts import Tensors, portable
 
 CHUNK_ELEMENTS = {"cpu": 1 << 19}
 """Elements that are decoded at a time, by device type. On the CPU 2^19 elements are 2 MiB of float32, which fit its
@@ -21,28 +21,31 @@ def row_chunks(rows: int, columns: int, device: torch.device) -> list[slice]:
 
 
 def decode(
-    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts, dtype: torch.dtype
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The dense weight [N, K], ``(code - zero) * scale`` rounded to ``dtype``, of ``tensors`` in the portable layout.
+    """The dense weight [N, K], ``(value - zero) * scale`` rounded to ``dtype``, of ``tensors`` in the portable layout.
 
     It is computed in float64 if ``dtype`` is float64, else in float32, where the product of a 4-bit code and a bfloat16
     scale is exact.
     """
     weight = torch.empty(shape, dtype=dtype, device=tensors[0].device)
     for rows in row_chunks(*shape, tensors[0].device):
-        weight[rows] = decode_rows(format, group_size, shape, tuple(tensor[rows] for tensor in tensors), dtype)
+        weight[rows] = decode_rows(format, group_size, shape, tensors, rows, dtype)
     return weight
 
 
 def decode_rows(
-    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts, dtype: torch.dtype
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, rows: slice, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Some rows of a weight of ``shape``, ``[rows, K]`` in float32 or float64; ``tensors`` hold these rows alone."""
+    """``rows`` of a weight of ``shape``, ``[rows, K]`` in float32, or in float64 if ``dtype`` is that."""
     sizes = geometry(group_size, shape)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    codes, scales, *zeros = tensors
-    values = portable.unpack_codes(format, codes).to(compute).unflatten(-1, (sizes.groups, sizes.group))
-    if zeros:
-        values -= zeros[0].unsqueeze(-1)
-    values *= scales.unsqueeze(-1).to(compute)
+    named = dict(zip(format.tensor_names, tensors, strict=True))
+    values = portable.decode_codes(format, named["codes"][rows], compute).unflatten(-1, (sizes.groups, sizes.group))
+    if format.zero_point:
+        values -= portable.of_rows(format, named["zeros"], rows).unsqueeze(-1).to(compute)
+    scales = portable.decode_scales(format, portable.of_rows(format, named["scales"], rows), compute)
+    if format.tensor_scale:
+        scales = scales * named["tensor_scale"].to(compute)
+    values *= scales.unsqueeze(-1)
     return values.flatten(-2)[:, : sizes.columns]

@@ -1,14 +1,25 @@
 """The formats of quantised weights: what a code is, what a scale is, and how many weights share a scale.
 
 A weight W[N, K] has a code per element and, for each row and each group of ``group_size`` consecutive columns, a scale
-and in some formats a zero-point: ``W[n, k] = (code[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]``. A
-new format is a row of ``FORMATS``; if its codes are not integers, each dialect needs a row that decodes them as well.
+and in some formats a zero-point::
+
+    W[n, k] = (value(code[n, k]) - zero[n, k // group_size]) * scale[n, k // group_size] * tensor_scale
+
+``FORMATS`` is the one table of formats. How codes are packed, checked, quantised, decoded by each dialect's kernels and
+documented (``docs/formats.md``) follows from a row. A code is an integer, a small float or an index into a table of
+values (``Integer``, ``Float``, ``Table``); a new format of one of these kinds is a row, and a new kind is a class here
+and a function in each of ``templates/*/include``, with the reference ``Format.values`` beside them.
+
+A row may be varied by *qualifiers* after its name, each after a dot: the kind of the scales (``"int4.float16"``),
+floating-point zero-points (``"uint4.floatzeros"``), and scales that several rows share (``"fp8_e4m3.rows128"`` with
+groups of 128 for blocks of 128 x 128, ``"fp8_e4m3.tensor"`` for one scale).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,10 +27,81 @@ from jitgen.errors import FormatError
 
 GROUP_MULTIPLE = 32
 """Every group size is a multiple of this many columns, so that all codes of a 32-bit word belong to one group."""
+SMALL_GROUP_MULTIPLE = 16
+"""The same for formats in bit planes of at least 2 bits, of which a word holds at most 16 codes."""
 COMMON_GROUP_SIZES = (32, 64, 128)
 """The group sizes, in columns, that the message of an invalid one suggests."""
 ROW_MULTIPLE = 64
 """With one scale per row, K is padded to a multiple of this many columns."""
+WHOLE_TENSOR = 0
+"""The value of ``Format.scale_rows`` for one scale that all rows share."""
+
+
+@dataclass(frozen=True)
+class Integer:
+    """Codes that are integers ``low`` to ``high``, ``step`` apart.
+
+    With a ``step`` of 1 a code is stored in two's complement where ``low`` is negative, and unsigned otherwise. With
+    another step the code is the number of steps from ``low``.
+    """
+
+    low: int
+    high: int
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class Float:
+    """Codes that are floats: a sign, ``exponent`` bits and ``mantissa`` bits, with subnormals.
+
+    Attributes:
+        bias: of the exponent.
+        specials: what the codes with the largest magnitudes mean: ``"none"`` (numbers, as in the OCP MX formats of 6
+            and 4 bits), ``"nan"`` (the largest is NaN, as in e4m3fn) or ``"ieee"`` (infinity and NaN, as in e5m2).
+    """
+
+    exponent: int
+    mantissa: int
+    bias: int
+    specials: str = "none"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Codes that are indices into ``values``, which ascend."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A kind of scales.
+
+    Attributes:
+        dtype: in which scales are stored; uint8 for those that are bytes: e8m0 (a power of two, the byte is its
+            exponent plus 127) and e4m3 (an fp8 float).
+        largest: the largest scale.
+        signed: whether a scale may be negative or 0.
+    """
+
+    name: str
+    dtype: torch.dtype
+    largest: float
+    signed: bool = True
+
+
+SCALES: dict[str, Scale] = {
+    row.name: row
+    for row in (
+        Scale("float32", torch.float32, torch.finfo(torch.float32).max),
+        Scale("bfloat16", torch.bfloat16, torch.finfo(torch.bfloat16).max),
+        Scale("float16", torch.float16, torch.finfo(torch.float16).max),
+        Scale("e8m0", torch.uint8, 2.0**127, signed=False),
+        Scale("e4m3", torch.uint8, 448.0),
+    )
+}
+E8M0_BIAS = 127
+E8M0_NAN = 255
 
 
 @dataclass(frozen=True)
@@ -27,28 +109,71 @@ class Format:
     """One format.
 
     Attributes:
-        name: the name that ``jitgen.quantize`` takes.
-        bits: the width of a code; it divides 8.
-        signed: whether codes are two's complement; otherwise they are unsigned.
-        low, high: the smallest and the largest code in use.
-        zero_point: whether each group has a zero-point, an integer in the range of the codes, stored as uint8. In the
-            other formats the zero-point is 0 and is not stored.
-        scale_dtype: the dtype in which scales are stored. Scales may be negative.
+        name: the name that ``jitgen.quantize`` takes, qualifiers included.
+        bits: the width of a code.
+        code: what a code means.
+        scale: the kind of its scales.
+        zeros: ``"none"``, ``"integer"`` (stored as uint8, in the range of the codes) or ``"float"`` (stored in the
+            dtype of the scales). In formats without them the zero-point is 0 and is not stored.
+        group_size: the only group size there is, in columns; None where any is allowed.
+        tensor_scale: whether there is a float32 factor for the whole weight besides.
+        scale_rows: rows that share a scale: 1, 128, or ``WHOLE_TENSOR``.
         scale_limit: the magnitude of every scale is below this. Kernels rely on it: some decode a code as a subnormal
             bfloat16 and multiply it by the scale and a power of two in one instruction, which must not overflow.
+        tiled: whether each dialect has kernels and memory layouts made for this row alone; the codes of all other
+            formats are stored in bit planes (``layouts/planes.py``).
     """
 
     name: str
     bits: int
-    signed: bool
-    low: int
-    high: int
-    zero_point: bool
-    scale_dtype: torch.dtype
+    code: Integer | Float | Table
+    scale: str
+    zeros: str = "none"
+    group_size: int | None = None
+    tensor_scale: bool = False
+    scale_rows: int = 1
     scale_limit: float = math.inf
+    tiled: bool = False
+
+    @property
+    def low(self) -> float:
+        """The smallest value of a code in use."""
+        return self.code.low if isinstance(self.code, Integer) else float(self.finite_values.min())
+
+    @property
+    def high(self) -> float:
+        """The largest value of a code in use."""
+        return self.code.high if isinstance(self.code, Integer) else float(self.finite_values.max())
+
+    @property
+    def signed(self) -> bool:
+        """Whether codes are stored in two's complement; otherwise they are unsigned."""
+        return isinstance(self.code, Integer) and self.code.low < 0 and self.code.step == 1
+
+    @property
+    def first(self) -> int:
+        """The value of code 0 as kernels have codes: unsigned, with a bias if signed; for integer codes."""
+        assert isinstance(self.code, Integer)
+        return -(1 << (self.bits - 1)) if self.signed else min(self.code.low, 0)
+
+    @property
+    def zero_point(self) -> bool:
+        """Whether each group has a zero-point."""
+        return self.zeros != "none"
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """The dtype in which scales are stored."""
+        return SCALES[self.scale].dtype
+
+    @property
+    def zero_dtype(self) -> torch.dtype:
+        """The dtype in which zero-points are stored."""
+        return self.scale_dtype if self.zeros == "float" else torch.uint8
 
     @property
     def codes_per_byte(self) -> int:
+        """Codes that share a byte, where their width divides 8."""
         return 8 // self.bits
 
     @property
@@ -62,39 +187,182 @@ class Format:
         return self.code_dtype if self.bits == 8 else torch.uint8
 
     @property
-    def part_names(self) -> tuple[str, ...]:
-        """The names of the tensors a weight of this format consists of, in their order in ``QTensor.parts``."""
-        return ("codes", "scales", "zeros") if self.zero_point else ("codes", "scales")
+    def tensor_names(self) -> tuple[str, ...]:
+        """The names of the tensors a weight of this format consists of, in their order in ``QTensor.tensors``."""
+        names = ("codes", "scales", *(("zeros",) if self.zero_point else ()))
+        return (*names, "tensor_scale") if self.tensor_scale else names
+
+    @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        """(width, first bit) of each bit plane, widest first: the powers of two that add up to ``bits``.
+
+        A plane has its bits of every code, and so wastes none: the planes of 6 bits have 4 and 2 bits of each code.
+        """
+        found, first = [], 0
+        for width in (8, 4, 2, 1):
+            if self.bits & width:
+                found.append((width, first))
+                first += width
+        return tuple(found)
+
+    @property
+    def group_multiple(self) -> int:
+        """Every group size is a multiple of this many columns."""
+        return GROUP_MULTIPLE if self.tiled or self.bits % 2 else SMALL_GROUP_MULTIPLE
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The value of each bit pattern of a stored code, float64[2 ** bits]: the reference of every decoding."""
+        return _values(self.bits, self.code)
+
+    @property
+    def finite_values(self) -> torch.Tensor:
+        """The finite ones of ``values``, ascending, without the second zero of a float."""
+        return _finite_values(self.bits, self.code)
+
+    def is_exact_in(self, dtype: str) -> bool:
+        """Whether a code's value minus its zero-point is a number of ``dtype``, for every code and zero-point."""
+        if dtype in ("float32", "float64"):
+            return True
+        if self.zeros == "float" or self.bits > 8:
+            return False
+        if isinstance(self.code, Table):
+            rounded = self.values.to(getattr(torch, dtype)).double()
+            return bool((rounded == self.values).all())
+        return True  # integers of at most 8 bits and a sign, and floats of at most 5 exponent and 3 mantissa bits
+
+
+@functools.cache
+def _values(bits: int, code: Integer | Float | Table) -> torch.Tensor:
+    patterns = torch.arange(1 << bits, dtype=torch.float64)
+    if isinstance(code, Table):
+        return torch.tensor(code.values, dtype=torch.float64)
+    if isinstance(code, Integer):
+        if code.low < 0 and code.step == 1:
+            return torch.where(patterns < (1 << (bits - 1)), patterns, patterns - (1 << bits))
+        return patterns * code.step + min(code.low, 0)
+    magnitudes = patterns % (1 << (bits - 1))
+    sign = torch.where(patterns < (1 << (bits - 1)), 1.0, -1.0).double()
+    exponent = magnitudes // (1 << code.mantissa)
+    fraction = magnitudes % (1 << code.mantissa) / (1 << code.mantissa)
+    normal = torch.where(exponent > 0, 1.0, 0.0).double()
+    values = sign * (normal + fraction) * 2.0 ** (exponent.clamp(min=1) - code.bias)
+    top = (1 << code.exponent) - 1
+    if code.specials == "nan":
+        values[magnitudes == (1 << (bits - 1)) - 1] = math.nan
+    if code.specials == "ieee":
+        values = torch.where(exponent == top, torch.where(fraction == 0, sign * math.inf, math.nan), values)
+    return values
+
+
+@functools.cache
+def _finite_values(bits: int, code: Integer | Float | Table) -> torch.Tensor:
+    values = _values(bits, code)
+    return values[values.isfinite()].unique()
+
+
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""The sixteen values of nf4, as float32 has them: quantiles of a normal distribution, with an exact 0 (Dettmers et al.,
+"QLoRA: Efficient Finetuning of Quantized LLMs", appendix E)."""
+KERNEL_SCALE_LIMIT = 2.0**15
+"""``Format.scale_limit`` of the formats that have kernels of their own."""
+
+
+def _integers() -> list[Format]:
+    """int1 to int7 and uint1 to uint8, but for those that have kernels of their own."""
+    rows = [Format("int1", 1, Integer(-1, 1, step=2), "bfloat16")]
+    rows += [Format(f"int{n}", n, Integer(-(1 << (n - 1)), (1 << (n - 1)) - 1), "bfloat16") for n in range(2, 8)]
+    rows += [Format(f"uint{n}", n, Integer(0, (1 << n) - 1), "bfloat16", zeros="integer") for n in range(1, 8)]
+    rows.append(Format("uint8", 8, Integer(0, 255), "float32", zeros="integer"))
+    return [row for row in rows if row.name not in ("int4", "uint4")]
 
 
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        Format("int8", 8, True, -127, 127, False, torch.float32, 2.0**15),
-        Format("int4", 4, True, -8, 7, False, torch.bfloat16, 2.0**15),
-        Format("uint4", 4, False, 0, 15, True, torch.bfloat16, 2.0**15),
+        Format("int8", 8, Integer(-127, 127), "float32", scale_limit=KERNEL_SCALE_LIMIT, tiled=True),
+        Format("int4", 4, Integer(-8, 7), "bfloat16", scale_limit=KERNEL_SCALE_LIMIT, tiled=True),
+        Format("uint4", 4, Integer(0, 15), "bfloat16", zeros="integer", scale_limit=KERNEL_SCALE_LIMIT, tiled=True),
+        *_integers(),
+        Format("ternary", 2, Integer(-1, 1), "bfloat16"),
+        Format("fp8_e4m3", 8, Float(4, 3, 7, "nan"), "float32"),
+        Format("fp8_e5m2", 8, Float(5, 2, 15, "ieee"), "float32"),
+        Format("fp6_e3m2", 6, Float(3, 2, 3), "bfloat16"),
+        Format("fp6_e2m3", 6, Float(2, 3, 1), "bfloat16"),
+        Format("fp4_e2m1", 4, Float(2, 1, 1), "bfloat16"),
+        Format("nf4", 4, Table(NF4), "float32"),
+        Format("mxfp8", 8, Float(4, 3, 7, "nan"), "e8m0", group_size=32),
+        Format("mxfp8_e5m2", 8, Float(5, 2, 15, "ieee"), "e8m0", group_size=32),
+        Format("mxfp6", 6, Float(2, 3, 1), "e8m0", group_size=32),
+        Format("mxfp6_e3m2", 6, Float(3, 2, 3), "e8m0", group_size=32),
+        Format("mxfp4", 4, Float(2, 1, 1), "e8m0", group_size=32),
+        Format("nvfp4", 4, Float(2, 1, 1), "e4m3", group_size=16, tensor_scale=True),
     )
 }
+QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor")
+"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share."""
+
+
+@functools.cache
+def _qualified(name: str) -> Format | None:
+    """The format called ``name``, with its qualifiers in their canonical order; None if there is none."""
+    base, *qualifiers = name.split(".")
+    row = FORMATS.get(base)
+    if row is None or len(set(qualifiers)) != len(qualifiers) or not set(qualifiers) <= set(QUALIFIERS):
+        return None
+    scales = [qualifier for qualifier in qualifiers if qualifier in SCALES]
+    shared = [qualifier for qualifier in qualifiers if qualifier in ("rows128", "tensor")]
+    scale = scales[0] if scales else row.scale
+    zeros = "float" if "floatzeros" in qualifiers else row.zeros
+    rows = {"rows128": 128, "tensor": WHOLE_TENSOR}[shared[0]] if shared else 1
+    if len(scales) > 1 or len(shared) > 1 or (zeros == "float" and row.zeros == "none"):
+        return None
+    if zeros == "float" and scale in ("e8m0", "e4m3"):
+        return None
+    if row.group_size is not None and (scales or shared):
+        return None
+    spelled = [base, *([scale] if scale != row.scale else [])]
+    spelled += (["floatzeros"] if zeros != row.zeros else []) + shared
+    tiled = row.tiled and scale == row.scale and zeros == row.zeros
+    limit = row.scale_limit if tiled else math.inf
+    return replace(
+        row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit, tiled=tiled
+    )
 
 
 def find(name: str | Format) -> Format:
     """The format called ``name``; FormatError, with the list of known names, if there is none."""
     if isinstance(name, Format):
         return name
-    found = FORMATS.get(name) if isinstance(name, str) else None
+    found = _qualified(name) if isinstance(name, str) else None
     if found is None:
-        raise FormatError(f"unknown format {name!r}; expected one of {', '.join(FORMATS)}")
+        raise FormatError(
+            f"unknown format {name!r}; expected one of {', '.join(FORMATS)}, and after a dot perhaps one of "
+            f"{', '.join(QUALIFIERS)} where the format has such"
+        )
     return found
 
 
-def check_group_size(group_size: int | None) -> int | None:
-    """``group_size`` unchanged; FormatError if it is not a valid group size."""
-    if group_size is None:
-        return None
-    if type(group_size) is not int or group_size <= 0 or group_size % GROUP_MULTIPLE:
+def check_group_size(group_size: int | None, format: str | Format | None = None) -> int | None:
+    """The group size that ``group_size`` means for ``format``: the format's own where it has only one.
+
+    Raises:
+        FormatError: it is not a valid group size, or not that of the format.
+    """
+    row = find(format) if format is not None else None
+    if row is not None and row.group_size is not None and group_size in (None, row.group_size):
+        return row.group_size
+    if row is not None and row.group_size is not None:
+        raise FormatError(f"group_size {group_size!r}; {row.name} has groups of {row.group_size} columns and no others")
+    multiple = row.group_multiple if row is not None else GROUP_MULTIPLE
+    if group_size is not None and (type(group_size) is not int or group_size <= 0 or group_size % multiple):
         raise FormatError(
             f"group_size {group_size!r}; expected {', '.join(map(str, COMMON_GROUP_SIZES))} or another multiple of "
-            f"{GROUP_MULTIPLE} columns, or None for one scale per row"
+            f"{multiple} columns, or None for one scale per row"
         )
     return group_size
 
@@ -136,3 +404,10 @@ def geometry(group_size: int | None, shape: tuple[int, int]) -> Geometry:
         group=group_size or padded,
         groups=padded // group_size if group_size else 1,
     )
+
+
+def scale_rows(format: Format, rows: int) -> int:
+    """The number of rows that the scales of a weight of ``rows`` rows have: one for each set of rows that share."""
+    if format.scale_rows == 1:
+        return rows
+    return min(rows, 1) if format.scale_rows == WHOLE_TENSOR else -(-rows // format.scale_rows)

@@ -89,7 +89,7 @@ def _grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 @handles(T.share_memory_, T.is_shared)
 def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = [func(part) for part in args[0].parts]
+    found = [func(tensor) for tensor in args[0].tensors]
     return all(found) if func is T.is_shared else args[0]
 
 
@@ -150,12 +150,12 @@ def _moved(
         return tensor if dtype == tensor.dtype else tensor._alias(dtype=dtype)
     if device.type != tensor.device.type:  # kernels there read another layout
         tensor = tensor._portable()
-    return tensor._map(lambda part: part.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
+    return tensor._map(lambda tensor: tensor.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
 
 
 @handles(torch.empty_like)
 def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
-    return args[0]._map(lambda part: torch.empty_like(part, device=kwargs.get("device")))
+    return args[0]._map(lambda tensor: torch.empty_like(tensor, device=kwargs.get("device")))
 
 
 @handles(T.copy_)
@@ -174,13 +174,13 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"copying {source!r} into {target!r}: they must have the same format, group size and shape"
         )
     with torch.no_grad():
-        plain = tuple(part.to(target.device) for part in source._parts_in("portable", keep=False))
+        plain = tuple(tensor.to(target.device) for tensor in source._tensors_in("portable", keep=False))
         # Copies in other layouts are written too, so that every tensor of this weight has the new values.
-        for layout, parts in target._every_copy():
+        for layout, tensors in target._every_copy():
             packed = layouts.find(layout).pack(find(ours.format), ours.group_size, ours.weight_shape, plain)
-            for part, values in zip(parts, packed, strict=True):
-                part.copy_(values)
-            settled(parts)
+            for tensor, values in zip(tensors, packed, strict=True):
+                tensor.copy_(values)
+            settled(tensors)
     return target
 
 
@@ -220,11 +220,14 @@ _WHOLE = slice(None)
 
 @handles(T.__getitem__)
 def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
-    _, key = args
+    tensor, key = args
     first, *others = key if isinstance(key, tuple) else (key,)
-    if any(other is not Ellipsis and other != _WHOLE for other in others):
+    others = [other for other in others if other is not Ellipsis]
+    if first is Ellipsis or len(others) > 1 or any(not isinstance(other, slice) for other in others):
         refuse(func, args)
-    return _pieces(func, (args[0], first), kwargs)[0]
+    if first != _WHOLE or not others:
+        tensor = _pieces(func, (tensor, first), kwargs)[0]
+    return tensor if not others or others[0] == _WHOLE else _pieces(func, (tensor, (_WHOLE, *others)), kwargs)[0]
 
 
 @handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
@@ -238,17 +241,51 @@ def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredW
 
 
 def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredWeight, ...]:
-    """The rows of a weight that ``func`` selects, as new weights: not views, since layouts store rows in tiles."""
+    """What ``func`` selects of a weight, whole rows or whole columns: new weights, since layouts store tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
-    numbered = (
-        torch.arange(rows).unsqueeze(1).expand(rows, columns + 1)
-    )  # one column more, because a weight may have none
-    found = func(numbered, *rest, **kwargs)
-    pieces = found if isinstance(found, tuple | list) else (found,)
-    if tensor.transposed or any(piece.dim() != 2 or piece.shape[1] != columns + 1 for piece in pieces):
+    if tensor.transposed:
         refuse(func, args)
-    return tuple(tensor._rows(piece[:, 0]) for piece in pieces)
+    shape = max(rows, 1), max(columns, 1)
+    of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
+    of_columns = _as_tuple(func(torch.arange(shape[1]).expand(shape), *rest, **kwargs))
+    found = []
+    for row_numbers, column_numbers in zip(of_rows, of_columns, strict=True):
+        if row_numbers.dim() != 2:
+            refuse(func, args)
+        if row_numbers.shape[1] == shape[1]:
+            found.append(tensor._rows(row_numbers[:rows, 0]))
+            continue
+        numbers = column_numbers[0].tolist() if row_numbers.shape == (rows, column_numbers.shape[1]) and rows else []
+        if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
+            refuse(func, args)
+        found.append(tensor._columns(numbers[0], numbers[-1] + 1))
+    return tuple(found)
+
+
+def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+# ------------------------------------------------------------------------------------------------------- embeddings
+
+
+@handles(F.embedding, torch.embedding)
+def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The rows of a quantised weight that ``input`` numbers, dequantised to the weight's dtype; no others are."""
+    names = ("input", "weight") if func is F.embedding else ("weight", "input")
+    found = {**dict(zip(names, args, strict=False)), **kwargs}
+    input, weight = found["input"], found["weight"]
+    if kwargs.get("max_norm") is not None or (func is F.embedding and len(args) > 3 and args[3] is not None):
+        raise UnsupportedError("F.embedding with max_norm changes its weight, which is quantised: call it without")
+    if weight.transposed or isinstance(input, StoredWeight) or input.dtype not in (torch.int64, torch.int32):
+        refuse(func, args)
+    rows = weight.token.weight_shape[0]
+    index = input.reshape(-1).long()
+    if index.numel() and not index.is_cuda and not 0 <= int(index.min()) <= int(index.max()) < rows:
+        raise IndexError(f"index out of range: an embedding of {rows} rows is asked for {index.aminmax()}")
+    dense = weight.rows(index)
+    return dense.view(*input.shape, dense.shape[-1])
 
 
 # -------------------------------------------------------------------------------------------------- matrix products

@@ -27,8 +27,10 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.b
 
 def state_tensors(tensor: QTensor, name: str) -> dict[str, torch.Tensor]:
     """The plain tensors that a file stores for ``tensor``, in the portable layout, by their names in the file."""
-    tensors = tensor._parts_in("portable", keep=False)
-    return {f"{name}.{suffix}": values for suffix, values in zip(find(tensor.format).part_names, tensors, strict=True)}
+    tensors = tensor._tensors_in("portable", keep=False)
+    return {
+        f"{name}.{suffix}": values for suffix, values in zip(find(tensor.format).tensor_names, tensors, strict=True)
+    }
 
 
 def description(tensor: QTensor) -> str:
@@ -52,12 +54,13 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
     """
     try:
         facts = json.loads(text)
-        row, group_size = find(facts["format"]), check_group_size(facts["group_size"])
+        row = find(facts["format"])
+        group_size = check_group_size(facts["group_size"], row)
         rows, columns = facts["shape"]
         dtype, transposed = _DTYPES[facts["dtype"]], bool(facts["transposed"])
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
-    names = [f"{name}.{suffix}" for suffix in row.part_names]
+    names = [f"{name}.{suffix}" for suffix in row.tensor_names]
     missing = [stored for stored in names if stored not in tensors]
     if missing:
         raise FormatError(f"{name}: there is no tensor {', '.join(missing)}")
@@ -121,7 +124,7 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
     state: dict[str, torch.Tensor] = {}
     for name, text in weights.items():
         state[name] = from_tensors(tensors, name, text)
-        for suffix in find(state[name].format).part_names:  # type: ignore[attr-defined]
+        for suffix in find(state[name].format).tensor_names:  # type: ignore[attr-defined]
             del tensors[f"{name}.{suffix}"]
     state |= tensors
     for name, same in aliases.items():
@@ -134,7 +137,7 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
 def _identity(tensor: torch.Tensor) -> Any:
     """A key that is equal for tensors that are the same view of the same memory."""
     if isinstance(tensor, QTensor):
-        return id(tensor.parts[0]), tensor.token
+        return id(tensor.tensors[0]), tensor.token
     if not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device

@@ -1,9 +1,14 @@
-"""``quantize_`` quantises the weight of every ``nn.Linear`` of a model in place, and reports what it did."""
+"""``quantize_`` quantises the weight of every ``nn.Linear`` of a model in place, and reports what it did.
+
+It works on one weight after another, and a weight's dense numbers are released as soon as it is quantised, so that
+memory never holds the model twice.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,9 +16,9 @@ from torch import nn
 from jitgen import progress
 from jitgen.errors import FormatError
 from jitgen.quant import layouts
-from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.formats import Format, check_group_size, find
 from jitgen.quant.qtensor import QTensor
-from jitgen.quant.quantize import quantize, sqnr
+from jitgen.quant.quantize import check_method, quantize, sqnr
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,12 @@ def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
 
 def quantize_(
     model: nn.Module,
-    format: str,
+    format: str | Mapping[str, str | tuple[str, int | None] | None],
     group_size: int | None = None,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     *,
     layout: str | None = None,
+    method: str = "mse",
     trainable_bias: bool = False,
 ) -> QuantizationReport:
     """Quantise the weight of every ``nn.Linear`` of ``model`` in place. The model is called as before.
@@ -116,7 +122,10 @@ def quantize_(
         model: the weights of its Linears become Parameters that are ``QTensor``s and take no gradients. A weight that
             several Linears share is quantised once and remains shared. The biases of these Linears take no gradients
             either: a layer whose bias does runs in torch, on the dequantised weight.
-        format, group_size, layout: the same arguments as those of ``jitgen.quantize``.
+        format, group_size, layout, method: the same arguments as those of ``jitgen.quantize``. ``format`` may be a
+            mapping from patterns of fully qualified names (``fnmatch``: ``"*.down_proj"``) to a format, to (format,
+            group size), or to None for layers that are left as they are. The first pattern that matches decides, and
+            ``group_size`` is for those without one of their own. Layers that none matches are left as they are.
         filter_fn: ``(module, fully qualified name) -> bool`` selects the Linears to quantise; None selects all.
         trainable_bias: whether a bias that requires grad continues to.
 
@@ -125,11 +134,11 @@ def quantize_(
         the biases that are no longer trainable.
 
     Raises:
-        FormatError: there is no such format or group size. UnsupportedError: there is no such layout. In either case
-            the model is unchanged.
+        FormatError: there is no such format, group size or method. UnsupportedError: there is no such layout. In either
+            case the model is unchanged.
     """
-    row = find(format)
-    check_group_size(group_size)
+    choices = _choices(format, group_size)
+    check_method(method)
     layouts.find(layout or "portable")
     users = _users(model)
     wanted: dict[int, list[tuple[str, nn.Linear]]] = {}
@@ -137,14 +146,18 @@ def quantize_(
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear):
             continue
-        reason = "filter_fn" if filter_fn is not None and not filter_fn(module, name) else _obstacle(module, users)
+        choice = _choice(choices, name)
+        if filter_fn is not None and not filter_fn(module, name):
+            reason: str | None = "filter_fn"
+        else:
+            reason = _obstacle(module, users) if choice is not None else "no pattern gives it a format"
         if reason is None:
             wanted.setdefault(id(module.weight), []).append((name, module))
         else:
             skipped.append(SkippedLayer(name, reason))
     layers: list[QuantizedLayer] = []
     frozen: list[str] = []
-    with progress.line(f"quantising to {row.name}") as say:
+    with progress.line(f"quantising to {', '.join(sorted({row.name for _, row, _ in choices if row}))}") as say:
         for number, owners in enumerate(wanted.values(), 1):
             names = tuple(name for name, _ in owners)
             say(f"{number} of {len(wanted)} weights: {names[0]}")
@@ -152,8 +165,14 @@ def quantize_(
             if len(owners) < len(users[id(weight)]):
                 skipped += [SkippedLayer(name, "tied to a weight that filter_fn keeps") for name in names]
                 continue
+            chosen = {_choice(choices, name) for name in names}
+            if len(chosen) > 1:
+                reason = "tied to a weight to which another pattern gives another format"
+                skipped += [SkippedLayer(name, reason) for name in names]
+                continue
+            ((row, group_size),) = (choice for choice in chosen if choice is not None)
             try:
-                quantised = quantize(weight, row.name, group_size, layout=layout)
+                quantised = quantize(weight, row.name, group_size, layout=layout, method=method)
             except FormatError as error:
                 skipped += [SkippedLayer(name, str(error)) for name in names]
                 continue
@@ -167,6 +186,29 @@ def quantize_(
                     module.bias.requires_grad_(False)
                     frozen.append(f"{name}.bias".lstrip("."))
     return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen))
+
+
+def _choices(
+    format: str | Mapping[str, str | tuple[str, int | None] | None], group_size: int | None
+) -> list[tuple[str, Format | None, int | None]]:
+    """(pattern, format or None, group size) in the order in which they are tried."""
+    if isinstance(format, Mapping):
+        given = [(key, value if isinstance(value, tuple) else (value, group_size)) for key, value in format.items()]
+    else:
+        given = [("*", (format, group_size))]
+    found: list[tuple[str, Format | None, int | None]] = []
+    for pattern, (name, group) in given:
+        row = None if name is None else find(name)
+        found.append((pattern, row, None if row is None else check_group_size(group, row)))
+    return found
+
+
+def _choice(choices: list[tuple[str, Format | None, int | None]], name: str) -> tuple[Format, int | None] | None:
+    """The format and group size of the layer called ``name``; None where it is left as it is."""
+    for pattern, row, group_size in choices:
+        if fnmatch.fnmatchcase(name, pattern):
+            return None if row is None else (row, group_size)
+    return None
 
 
 def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:

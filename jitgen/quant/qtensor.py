@@ -1,6 +1,6 @@
 """``QTensor``: a quantised weight that is a ``torch.Tensor`` of the dequantised weight's shape.
 
-It consists of plain tensors (``parts``) in one layout and a ``token`` that says which (``storage``). It may be used
+It consists of plain tensors (``tensors``) in one layout and a ``token`` that says which (``storage``). It may be used
 wherever a weight is: in a ``Parameter``, a state dict, a checkpoint, ``F.linear``, ``x @ w.T``. The table in
 ``functions`` lists what torch may do with it; anything else is an ``UnsupportedError``, never a silent dequantisation.
 """
@@ -15,7 +15,7 @@ from jitgen.errors import FormatError
 from jitgen.quant import layouts, pickling
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.functions import FUNCTIONS, METADATA, refuse
-from jitgen.quant.layouts import Parts, portable
+from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.storage import StoredWeight, floating, settled
 from jitgen.quant.token import Token, intern
 
@@ -24,14 +24,14 @@ class QTensor(StoredWeight):
     """A quantised weight. Made by ``jitgen.quantize``.
 
     Attributes:
-        parts: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
+        tensors: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
         token: everything else about it; equal facts are the same object.
     """
 
     @staticmethod
     def __new__(
         cls,
-        parts: Parts,
+        tensors: Tensors,
         format: str,
         group_size: int | None,
         weight_shape: tuple[int, int],
@@ -45,16 +45,19 @@ class QTensor(StoredWeight):
             FormatError: the tensors do not fit the format, the group size or the shape.
         """
         row = find(format)
-        check_group_size(group_size)
+        group_size = check_group_size(group_size, row)
         shape = (int(weight_shape[0]), int(weight_shape[1]))
         if layout == "portable":
-            portable.check(row, group_size, shape, parts)
+            portable.check(row, group_size, shape, tensors)
+            portable.check_finite(row, tensors)
         else:
             layouts.find(layout)
-        if any(part.device != parts[0].device for part in parts):
-            raise FormatError(f"parts on {', '.join(sorted({str(part.device) for part in parts}))}; move them to one")
-        token = intern(row.name, group_size, layout, shape, floating(dtype), parts[0].device, transposed)
-        return QTensor._of(settled(tuple(parts)), token)
+        if any(tensor.device != tensors[0].device for tensor in tensors):
+            raise FormatError(
+                f"tensors on {', '.join(sorted({str(tensor.device) for tensor in tensors}))}; move them to one"
+            )
+        token = intern(row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed)
+        return QTensor._of(settled(tuple(tensors)), token)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
         if id(self) not in memo:
@@ -64,18 +67,18 @@ class QTensor(StoredWeight):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         token = self.token
-        parts = self._parts_in("portable", keep=False)
+        tensors = self._tensors_in("portable", keep=False)
         facts = (token.format, token.group_size, token.weight_shape, token.dtype, token.transposed)
-        return pickling.rebuild, (parts, *facts, getattr(self, "_is_param", False))
+        return pickling.rebuild, (tensors, *facts, getattr(self, "_is_param", False))
 
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
-        return list(find(self.token.format).part_names), self.token
+        return list(find(self.token.format).tensor_names), self.token
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], token: Token, size: Any, stride: Any) -> QTensor:
-        parts = tuple(inner[name] for name in find(token.format).part_names)
-        return QTensor._of(parts, token.replace(device=parts[0].device))
+        tensors = tuple(inner[name] for name in find(token.format).tensor_names)
+        return QTensor._of(tensors, token.replace(device=tensors[0].device))
 
     def _stable_hash_for_caching(self) -> str:
         """The name of this weight in torch.compile's cache."""
@@ -101,7 +104,7 @@ class QTensor(StoredWeight):
 
 
 def rebuild(
-    parts: Parts,
+    tensors: Tensors,
     format: str,
     group_size: int | None,
     weight_shape: tuple[int, int],
@@ -110,7 +113,7 @@ def rebuild(
     parameter: bool = False,
 ) -> QTensor:
     """A ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
-    made = QTensor(tuple(parts), format, group_size, weight_shape, dtype, transposed=transposed)
+    made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, transposed=transposed)
     return _as_parameter(made, parameter)
 
 

@@ -1,15 +1,28 @@
-"""``quantize`` turns a weight into codes and scales, by rounding to nearest.
+"""``quantize`` turns a weight into codes and scales.
 
-Several candidate scales are tried for each group, and the one with the least squared error is chosen. The error is that
-of the scale *as stored*, after rounding to the format's scale dtype. A candidate maps the largest magnitude to the
-largest code or, in formats with zero-points, the range of the values to the range of the codes. In symmetric formats
-with one more negative than positive code, others map the value of largest magnitude to the most negative code, with a
+Three methods find a group's scale and zero-point; all of them take the error of the scale *as stored*, after rounding
+to the format's kind of scales.
+
+``"absmax"`` maps the largest magnitude to the largest code or, in formats with zero-points, the range of the values to
+the range of the codes.
+
+``"mse"`` tries several candidates and takes the one with the least squared error. In symmetric integer formats with one
+more negative than positive code, some of them map the value of largest magnitude to the most negative code, with a
 negative scale if that value is positive (the technique of llama.cpp's Q4_0). Every candidate is also tried with smaller
-ranges (``SHRINK``), which clip the extremes for a finer step.
+ranges (``SHRINK``), which clip the extremes for a finer step. For codes of few bits, and floating-point zero-points,
+the best one is then improved by least squares: with the codes fixed, the best scale is ``sum(w v) / sum(v^2)`` (a step
+of Lloyd's algorithm). Formats with kernels of their own keep the candidate.
+
+``"hqq"`` fits the zero-points of a format that has them (Badri and Shaji, "Half-Quadratic Quantization of Large Machine
+Learning Models"): with the scale of ``"absmax"`` it minimises ``|w - (q - z) s|^p``, p = 0.7, by alternating between a
+generalised soft threshold of the error and the zero-point that is best in the mean.
+
+``"mse"`` is the default of every format; ``docs/formats.md`` has the measured table that justifies it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -18,45 +31,82 @@ import torch
 from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.decode import decode_rows, row_chunks
-from jitgen.quant.formats import Format, check_group_size, find, geometry
-from jitgen.quant.layouts import Parts, portable
+from jitgen.quant.formats import (
+    E8M0_BIAS,
+    SCALES,
+    Format,
+    Integer,
+    check_group_size,
+    find,
+    geometry,
+    round_up,
+)
+from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.qtensor import QTensor
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+METHODS = ("absmax", "mse", "hqq")
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 """The ranges that are tried for codes of fewer than 8 bits, as fractions of the full range."""
 SHRINK_8_BIT = (1.0, 0.98)
 """The same for codes of 8 bits, whose step is so fine that clipping rarely reduces the error."""
+SHRINK_FEW_BITS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""The same for codes of at most 3 bits, where clipping is most of the gain."""
+REFINED_BITS = 4
+"""Codes of at most this many bits have their scales improved by least squares, and so do floating-point zero-points."""
+REFINEMENTS = 3
+"""Steps of least squares; each has new codes for the scale, and then a new scale for the codes."""
+HQQ_STEPS, HQQ_POWER, HQQ_BETA, HQQ_GROWTH = 20, 0.7, 10.0, 1.01
+"""The number of steps, p, the first weight of the quadratic term and its growth by step, as the authors' code has
+them."""
 
 
-def quantize(weight: torch.Tensor, format: str, group_size: int | None = None, *, layout: str | None = None) -> QTensor:
+def quantize(
+    weight: torch.Tensor,
+    format: str,
+    group_size: int | None = None,
+    *,
+    layout: str | None = None,
+    method: str = "mse",
+) -> QTensor:
     """Quantise ``weight``.
 
     Args:
         weight: ``[N, K]``, the orientation of ``nn.Linear``, in float64, float32, bfloat16 or float16, on any device.
             N and K may be any sizes, including 0; K is padded to whole groups.
-        format: ``"int8"``, ``"int4"`` (symmetric) or ``"uint4"`` (with zero-points).
+        format: a row of ``docs/formats.md``, such as ``"int4"`` (symmetric), ``"uint4"`` (with zero-points) or
+            ``"mxfp4"``, perhaps with qualifiers.
         group_size: the number of consecutive columns that share a scale: 32, 64, 128 or another multiple of 32; None
-            means one scale per row.
+            means one scale per row, or the group size of a format that has only one.
         layout: the memory layout of the result. The default is the portable one; a kernel converts it when it first
             takes the weight.
+        method: how scales and zero-points are found: ``"absmax"``, ``"mse"`` or ``"hqq"`` (this module's docstring).
 
     Returns:
         a ``QTensor`` of the weight's shape, dtype and device. It does not refer to ``weight``.
 
     Raises:
         FormatError: the weight is not a 2-D floating-point tensor or has values that are not finite, or there is no
-            such format or group size. UnsupportedError: there is no such layout.
+            such format, group size or method. UnsupportedError: there is no such layout.
     """
     row = find(format)
-    check_group_size(group_size)
+    group_size = check_group_size(group_size, row)
+    check_method(method)
+    if method == "hqq" and not row.zero_point:
+        raise FormatError(f"hqq fits zero-points, and {row.name} has none; use a uint format, or another method")
     target = layouts.find(layout or "portable").name
     _check(weight, row)
     shape = (weight.shape[0], weight.shape[1])
     with torch.no_grad():
-        tensors = _encode(weight.detach(), row, group_size)
+        tensors = _encode(weight.detach(), row, group_size, method)
         tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)
     return QTensor(tensors, row.name, group_size, shape, weight.dtype, layout=target)
+
+
+def check_method(method: str) -> None:
+    """FormatError, with the list of known names, unless ``method`` is one."""
+    if method not in METHODS:
+        raise FormatError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
 
 
 def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
@@ -68,9 +118,7 @@ def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
         signal = noise = torch.zeros((), dtype=torch.float64, device=weight.device)
         for rows in row_chunks(*shape, weight.device):
             exact = dense[rows].double()
-            found = decode_rows(
-                format, plain.group_size, shape, tuple(tensor[rows] for tensor in plain.parts), torch.float64
-            )
+            found = decode_rows(format, plain.group_size, shape, plain.tensors, rows, torch.float64)
             signal = signal + exact.square().sum()
             noise = noise + (exact - found).square().sum()
     ratio = float(signal) / float(noise) if float(noise) else math.inf
@@ -94,46 +142,148 @@ def _check(weight: torch.Tensor, format: Format) -> None:
         )
 
 
-def _encode(weight: torch.Tensor, format: Format, group_size: int | None) -> Parts:
+def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method: str) -> Tensors:
     """``weight`` in the portable layout; FormatError if the format cannot represent it."""
     shape = (weight.shape[0], weight.shape[1])
     sizes = geometry(group_size, shape)
     compute = torch.float64 if weight.dtype == torch.float64 else torch.float32
     tensors = portable.empty(format, group_size, shape, weight.device)
+    named = dict(zip(format.tensor_names, tensors, strict=True))
     finite = torch.ones((), dtype=torch.bool, device=weight.device)
     fits = finite
-    for rows in row_chunks(sizes.rows, sizes.padded_columns, weight.device):
+    factor = torch.ones((), dtype=compute, device=weight.device)
+    if format.tensor_scale:
+        factor = _tensor_scale(weight, format).to(compute)
+        named["tensor_scale"].copy_(factor)
+    for rows in _row_chunks(format, sizes.rows, sizes.padded_columns, weight.device):
         values = weight.new_zeros((rows.stop - rows.start, sizes.padded_columns), dtype=compute)
         values[:, : sizes.columns] = weight[rows]
         finite = finite & values.isfinite().all()
         grouped = values.unflatten(-1, (sizes.groups, sizes.group))
-        scales, zeros = _best_scales(grouped, format)
-        fits = fits & (scales.abs() < format.scale_limit).all()
-        codes = _round(grouped, scales, zeros, format)
-        tensors[0][rows] = portable.pack_codes(format, codes.flatten(-2))
-        tensors[1][rows] = scales.squeeze(-1)
+        shared, sharing = _shared(grouped, format)
+        scales, zeros = _best_scales(shared / factor if format.tensor_scale else shared, format, method)
+        fits = fits & _fits(scales, format)
+        first = rows.start // format.scale_rows if format.scale_rows else 0
+        at = slice(first, first + scales.shape[0])
+        named["scales"][at] = _stored_scales(scales.squeeze(-1), format)
         if format.zero_point:
-            tensors[2][rows] = zeros.squeeze(-1)
+            named["zeros"][at] = zeros.squeeze(-1).to(format.zero_dtype)
+        if sharing > 1:
+            scales, zeros = (tensor.repeat_interleave(sharing, 0)[: grouped.shape[0]] for tensor in (scales, zeros))
+        codes = _codes(grouped, scales * factor if format.tensor_scale else scales, zeros, format)
+        named["codes"][rows] = portable.pack_codes(format, codes.flatten(-2))
     if weight.device.type == "meta":
         return tensors
     if not finite:
         raise FormatError("the weight has values that are NaN or infinite; quantise one that is finite everywhere")
     if not fits:
+        limit = min(format.scale_limit, SCALES[format.scale].largest)
         raise FormatError(
             f"the weight has values too large for {format.name}, whose scales of {format.scale_dtype} are below "
-            f"{format.scale_limit:g}; scale it down"
+            f"{limit:g}; scale it down"
         )
     return tensors
 
 
+def _tensor_scale(weight: torch.Tensor, format: Format) -> torch.Tensor:
+    """The factor for which the largest magnitude is the largest code times the largest scale, float32; 1 for zeros."""
+    if not weight.numel():
+        return torch.ones((), device=weight.device)
+    factor = (weight.abs().amax().double() / (format.high * SCALES[format.scale].largest)).float()
+    return torch.where((factor > 0) & factor.isfinite(), factor, 1.0)
+
+
+def _row_chunks(format: Format, rows: int, columns: int, device: torch.device) -> list[slice]:
+    """Slices that cover ``rows``; rows that share scales are in one of them."""
+    chunks = row_chunks(rows, columns, device)
+    if format.scale_rows == 1 or not chunks:
+        return chunks
+    step = round_up(chunks[0].stop, format.scale_rows) if format.scale_rows else rows
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _shared(grouped: torch.Tensor, format: Format) -> tuple[torch.Tensor, int]:
+    """The values that share a scale, [sets of rows, groups, values], and the number of rows that do."""
+    if format.scale_rows == 1:
+        return grouped, 1
+    rows, groups, group = grouped.shape
+    sharing = format.scale_rows or max(rows, 1)
+    sets = -(-rows // sharing)
+    whole = grouped.new_zeros(sets * sharing, groups, group)
+    whole[:rows] = grouped
+    return whole.view(sets, sharing, groups, group).transpose(1, 2).reshape(sets, groups, sharing * group), sharing
+
+
+def _fits(scales: torch.Tensor, format: Format) -> torch.Tensor:
+    limit = min(format.scale_limit, SCALES[format.scale].largest)
+    magnitudes = scales.abs()
+    return (magnitudes < limit if format.scale_limit < math.inf else magnitudes <= limit).all()
+
+
+# -------------------------------------------------------------------------------------------------------------- codes
+
+
 def _round(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, format: Format) -> torch.Tensor:
-    """The codes in use that are nearest to ``values / scales + zeros``, as floats."""
+    """The values of the codes in use that are nearest to ``values / scales + zeros``."""
     codes = values / torch.where(scales == 0, 1.0, scales)
-    return codes.round_().add_(zeros).clamp_(format.low, format.high)
+    code = format.code
+    if not isinstance(code, Integer):
+        return format.finite_values.to(values.device, values.dtype)[_nearest(codes, format)]
+    if format.zeros == "float":
+        return codes.add_(zeros).round_().clamp_(code.low, code.high)
+    if code.step == 1:
+        return codes.round_().add_(zeros).clamp_(code.low, code.high)
+    return codes.sub_(code.low).div_(code.step).round_().mul_(code.step).add_(code.low).clamp_(code.low, code.high)
 
 
-def _best_scales(values: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each group of ``values`` [rows, groups, group], the scale, as stored, and zero-point of the best candidate.
+def _nearest(codes: torch.Tensor, format: Format) -> torch.Tensor:
+    """For each number the index of the nearest one of ``format.finite_values``."""
+    values = format.finite_values.to(codes.device, codes.dtype)
+    return torch.bucketize(codes, (values[1:] + values[:-1]) / 2, out_int32=True)
+
+
+def _codes(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, format: Format) -> torch.Tensor:
+    """The codes, one to an element, as ``portable.pack_codes`` takes them."""
+    code = format.code
+    if not isinstance(code, Integer):
+        found = _nearest(values / torch.where(scales == 0, 1.0, scales), format)
+        return _patterns(format).to(values.device)[found]
+    found = _round(values, scales, zeros, format)
+    return found if code.step == 1 else found.sub_(code.low).div_(code.step)
+
+
+@functools.cache
+def _patterns(format: Format) -> torch.Tensor:
+    """The bit pattern of each of ``format.finite_values``, uint8; of the two zeros of a float the positive one."""
+    values = format.values
+    order = [int((values == value).nonzero()[0]) for value in format.finite_values]
+    return torch.tensor(order, dtype=torch.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------------- scales
+
+
+def _stored_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
+    """``scales``, which are numbers of the format's kind of scales, as they are stored."""
+    if format.scale == "e8m0":
+        return (torch.log2(scales).round() + E8M0_BIAS).clamp_(0, 2 * E8M0_BIAS).to(torch.uint8)
+    if format.scale == "e4m3":
+        return scales.to(torch.float8_e4m3fn).view(torch.uint8)
+    return scales.to(format.scale_dtype)
+
+
+def _rounded_scales(scales: torch.Tensor, format: Format) -> torch.Tensor:
+    """``scales`` rounded to the format's kind of scales."""
+    if format.scale == "e8m0":
+        return torch.exp2(torch.log2(scales).round().clamp(-E8M0_BIAS, 2 * E8M0_BIAS))
+    if format.scale == "e4m3":
+        largest = SCALES["e4m3"].largest
+        return scales.clamp(-largest, largest).to(torch.float8_e4m3fn).to(scales.dtype)
+    return scales.to(format.scale_dtype).to(scales.dtype)
+
+
+def _best_scales(values: torch.Tensor, format: Format, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each group of ``values`` [rows, groups, group], the scale, as stored, and the zero-point.
 
     Both are [rows, groups, 1], in the dtype of ``values``.
     """
@@ -143,9 +293,11 @@ def _best_scales(values: torch.Tensor, format: Format) -> tuple[torch.Tensor, to
     # Errors are taken relative to the largest magnitude, so that their squares neither overflow nor underflow.
     magnitude = values.abs().amax(-1, keepdim=True)
     unit = torch.where(magnitude == 0, 1.0, magnitude)
+    if method == "hqq":
+        return _half_quadratic(values, unit, format)
     best: tuple[torch.Tensor, torch.Tensor] | None = None
     least = magnitude
-    for scales, zeros in _candidates(values, magnitude, format):
+    for scales, zeros in _tried(values, magnitude, format, method):
         difference = _round(values, scales, zeros, format).sub_(zeros).mul_(scales).sub_(values).div_(unit)
         error = difference.square_().sum(-1, keepdim=True)
         if best is None:
@@ -155,29 +307,113 @@ def _best_scales(values: torch.Tensor, format: Format) -> tuple[torch.Tensor, to
             best = torch.where(better, scales, best[0]), torch.where(better, zeros, best[1])
             least = torch.where(better, error, least)
     assert best is not None
+    if method == "mse" and not format.tiled and (format.bits <= REFINED_BITS or format.zeros == "float"):
+        return _refined(values, unit, *best, least, format)
     return best
+
+
+def _tried(
+    values: torch.Tensor, magnitude: torch.Tensor, format: Format, method: str
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The candidates of a method."""
+    candidates = _candidates(values, magnitude, format)
+    if method == "mse":
+        yield from candidates
+    else:
+        yield next(candidates)
+
+
+def _refined(
+    values: torch.Tensor,
+    unit: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    least: torch.Tensor,
+    format: Format,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales and floating-point zero-points after steps of least squares, where these reduce the error."""
+    normal = values / unit
+    for _ in range(REFINEMENTS):
+        codes = _round(values, scales, zeros, format)
+        # A line w = s (q - z) through the pairs of code and value; a zero-point that is no float stays as it is.
+        origin = codes.mean(-1, keepdim=True) if format.zeros == "float" else zeros
+        chosen = codes - origin
+        power = chosen.square().sum(-1, keepdim=True)
+        slope = (normal * chosen).sum(-1, keepdim=True) / torch.where(power == 0, 1.0, power)
+        fitted = _rounded_scales(slope * unit, format)
+        moved = zeros
+        if format.zeros == "float":
+            step = torch.where(fitted == 0, unit, fitted) / unit
+            moved = _stored_zeros(origin - normal.mean(-1, keepdim=True) / step, format)
+        difference = _round(values, fitted, moved, format).sub_(moved).mul_(fitted).sub_(values).div_(unit)
+        error = difference.square_().sum(-1, keepdim=True)
+        better = (error < least) & moved.isfinite() & (fitted != 0)
+        scales, zeros = torch.where(better, fitted, scales), torch.where(better, moved, zeros)
+        least = torch.where(better, error, least)
+    return scales, zeros
+
+
+def _half_quadratic(values: torch.Tensor, unit: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """HQQ's zero-points for the scales of ``"absmax"``; see this module's docstring."""
+    code = format.code
+    assert isinstance(code, Integer)
+    low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+    spread = high / code.high - low / code.high
+    spread = torch.where(spread == 0, high.abs() / code.high, spread)
+    scales = _rounded_scales(spread, format)
+    step = torch.where(scales == 0, 1.0, scales)
+    zeros = _stored_zeros(-low / step, format)
+    best, least, beta = zeros, None, HQQ_BETA
+    for _ in range(HQQ_STEPS):
+        codes = (values / step + zeros).round_().clamp_(code.low, code.high)
+        error = (values - (codes - zeros) * scales) / unit
+        total = error.abs().pow_(HQQ_POWER).sum(-1, keepdim=True)
+        if least is None:
+            least = total
+        else:
+            best, least = torch.where(total < least, zeros, best), torch.minimum(total, least)
+        size = error.abs()
+        shrunk = error.sign() * (size - size.clamp(min=1e-8).pow(HQQ_POWER - 1) / beta).clamp_(min=0)
+        zeros = _stored_zeros((codes - (values - shrunk * unit) / step).mean(-1, keepdim=True), format)
+        beta *= HQQ_GROWTH
+    return scales, best
+
+
+def _stored_zeros(zeros: torch.Tensor, format: Format) -> torch.Tensor:
+    """``zeros`` as the format stores them."""
+    if format.zeros == "float":
+        return zeros.to(format.zero_dtype).to(zeros.dtype)
+    return zeros.round().clamp_(0, format.high)
 
 
 def _candidates(
     values: torch.Tensor, magnitude: torch.Tensor, format: Format
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The candidates: pairs of scales, as stored, and zero-points."""
-
-    def stored(scales: torch.Tensor) -> torch.Tensor:
-        return scales.to(format.scale_dtype).to(values.dtype)
-
-    fractions = SHRINK if format.bits < 8 else SHRINK_8_BIT
+    """The candidates: pairs of scales, as stored, and zero-points. The first one is that of ``"absmax"``."""
+    fractions = SHRINK_FEW_BITS if format.bits <= REFINED_BITS else SHRINK if format.bits < 8 else SHRINK_8_BIT
+    no_zeros = torch.zeros_like(magnitude)
+    code = format.code
+    if format.scale == "e8m0":
+        # The nearest powers of two that clip nothing, and that clip the largest magnitude.
+        exact = torch.log2(torch.where(magnitude == 0, 1.0, magnitude) / format.high)
+        exponent = torch.where(magnitude == 0, -float(E8M0_BIAS), exact.ceil())
+        for less in (0, 1):
+            yield torch.exp2((exponent - less).clamp_(-E8M0_BIAS, 2 * E8M0_BIAS)), no_zeros
+        return
     if format.zero_point:
         low, high = values.amin(-1, keepdim=True).clamp_(max=0), values.amax(-1, keepdim=True).clamp_(min=0)
         for fraction in fractions:
-            scales = stored((high / format.high - low / format.high) * fraction)
-            zeros = (low / torch.where(scales == 0, 1.0, scales)).mul_(-fraction).round_()
-            yield scales, zeros.clamp_(format.low, format.high)
+            scales = _rounded_scales((high / format.high - low / format.high) * fraction, format)
+            zeros = (low / torch.where(scales == 0, 1.0, scales)).mul_(-fraction)
+            yield scales, _stored_zeros(zeros, format)
         return
-    no_zeros = torch.zeros_like(magnitude)
+    if isinstance(code, Integer) and code.step != 1:
+        # The best scale of two values that differ in their sign alone is the mean magnitude.
+        yield _rounded_scales(values.abs().mean(-1, keepdim=True), format), no_zeros
+        return
     for fraction in fractions:
-        yield stored(magnitude * (fraction / format.high)), no_zeros
-    if -format.low > format.high:
+        yield _rounded_scales(magnitude * (fraction / format.high), format), no_zeros
+    if isinstance(code, Integer) and -code.low > code.high:
         extreme = torch.where(values.amax(-1, keepdim=True) == magnitude, magnitude, -magnitude)
         for fraction in fractions:
-            yield stored(extreme * (fraction / format.low)), no_zeros
+            yield _rounded_scales(extreme * (fraction / code.low), format), no_zeros

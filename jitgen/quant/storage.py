@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.quant import layouts
+from jitgen.quant import layouts, slices
 from jitgen.quant.formats import find
-from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts import Tensors
 from jitgen.quant.token import Token
 
 W = TypeVar("W", bound="StoredWeight")
@@ -29,10 +29,10 @@ class Copy:
     """The tensors of one weight in one layout. Only this object is referred to weakly: ``Module.to`` swaps tensors, and
     torch swaps none that have weak references."""
 
-    __slots__ = ("__weakref__", "layout", "parts")
+    __slots__ = ("__weakref__", "layout", "tensors")
 
-    def __init__(self, layout: str, parts: Parts):
-        self.layout, self.parts = layout, parts
+    def __init__(self, layout: str, tensors: Tensors):
+        self.layout, self.tensors = layout, tensors
 
 
 class Copies:
@@ -46,7 +46,7 @@ class Copies:
     __slots__ = ("converted", "living")
 
     def __init__(self) -> None:
-        self.converted: dict[str, Parts] = {}
+        self.converted: dict[str, Tensors] = {}
         self.living: weakref.WeakSet[Copy] = weakref.WeakSet()
 
 
@@ -54,32 +54,32 @@ class StoredWeight(torch.Tensor):
     """The data of a quantised weight; ``QTensor`` is its one subclass.
 
     Attributes:
-        parts: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
+        tensors: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
         token: everything else about it; equal facts are the same object.
     """
 
-    parts: Parts
+    tensors: Tensors
     token: Token
     _copy: Copy
     _copies: Copies
     _is_param: bool
 
     @classmethod
-    def _of(cls: type[W], parts: Parts, token: Token, copies: Copies | None = None) -> W:
+    def _of(cls: type[W], tensors: Tensors, token: Token, copies: Copies | None = None) -> W:
         """``copies``: of the tensors that this one is another view of."""
         rows, columns = token.shape
         strides = (1, rows) if token.transposed else (columns, 1)
         made = torch.Tensor._make_wrapper_subclass(
             cls, (rows, columns), strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
         )
-        made.parts = parts
+        made.tensors = tensors
         made.token = token
         made._copies = copies or Copies()
-        made._add_copy(parts)
+        made._add_copy(tensors)
         return made
 
-    def _add_copy(self, parts: Parts) -> None:
-        self._copy = Copy(self.token.layout, parts)
+    def _add_copy(self, tensors: Tensors) -> None:
+        self._copy = Copy(self.token.layout, tensors)
         self._copies.living.add(self._copy)
 
     # Python properties, because each of torch's own would call __torch_function__.
@@ -115,19 +115,27 @@ class StoredWeight(torch.Tensor):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """Size of its tensors in this layout, in bytes."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def codes(self) -> torch.Tensor:
-        return self.parts[0]
+        return self.tensors[0]
 
     @property
     def scales(self) -> torch.Tensor:
-        return self.parts[1]
+        return self.tensors[1]
 
     @property
     def zeros(self) -> torch.Tensor | None:
-        return self.parts[2] if len(self.parts) > 2 else None
+        return self._named("zeros")
+
+    @property
+    def tensor_scale(self) -> torch.Tensor | None:
+        return self._named("tensor_scale")
+
+    def _named(self, name: str) -> torch.Tensor | None:
+        names = find(self.token.format).tensor_names
+        return self.tensors[names.index(name)] if name in names else None
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made of."""
@@ -135,74 +143,102 @@ class StoredWeight(torch.Tensor):
 
         token = self.token
         with torch.no_grad():
-            parts = self._parts_in("portable", keep=False)
+            tensors = self._tensors_in("portable", keep=False)
             weight = decode(
-                find(token.format), token.group_size, token.weight_shape, parts, floating(dtype or token.dtype)
+                find(token.format), token.group_size, token.weight_shape, tensors, floating(dtype or token.dtype)
             )
         return weight.t() if token.transposed else weight
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """The rows with these numbers (int64, one dimension) as a plain tensor of the weight's dtype.
+
+        This weight is not transposed. Its tensors in the portable layout are kept for the next call.
+        """
+        token = self.token
+        with torch.no_grad():
+            tensors = self._tensors_in("portable", keep=True)
+            row = find(token.format)
+            return slices.dense_rows(row, token.group_size, token.weight_shape, tensors, index, token.dtype)
 
     def with_layout(self: W, layout: str) -> W:
         """The same weight in ``layout``. The conversion is remembered: the next call returns the same tensors."""
         if layout == self.token.layout:
             return self
         with _lock:
-            parts = self._parts_in(layout, keep=True)
-            return type(self)._of(parts, self.token.replace(layout=layout), self._copies)
+            tensors = self._tensors_in(layout, keep=True)
+            return type(self)._of(tensors, self.token.replace(layout=layout), self._copies)
 
     def relayout_(self: W, layout: str) -> W:
         """Convert this weight to ``layout`` in place; the tensors of its layout until now are released."""
         with _lock:
             if layout != self.token.layout:
                 # In this order: a reader without the lock that sees the new token finds the tensors that belong to it.
-                self.parts = self._parts_in(layout, keep=False)
+                self.tensors = self._tensors_in(layout, keep=False)
                 self.token = self.token.replace(layout=layout)
-                self._add_copy(self.parts)
+                self._add_copy(self.tensors)
             return self
 
-    def _parts_in(self, layout: str, keep: bool) -> Parts:
+    def _tensors_in(self, layout: str, keep: bool) -> Tensors:
         with _lock:
             token = self.token
             if layout == token.layout:
-                return self.parts
-            parts = self._copies.converted.get(layout)
-            if parts is None:
+                return self.tensors
+            tensors = self._copies.converted.get(layout)
+            if tensors is None:
                 format = find(token.format)
-                parts = layouts.convert(self.parts, token.layout, layout, format, token.group_size, token.weight_shape)
-                parts = settled(parts)
+                tensors = layouts.convert(
+                    self.tensors, token.layout, layout, format, token.group_size, token.weight_shape
+                )
+                tensors = settled(tensors)
                 if keep:
-                    self._copies.converted.setdefault(token.layout, self.parts)
-                    parts = self._copies.converted.setdefault(layout, parts)
-            return parts
+                    self._copies.converted.setdefault(token.layout, self.tensors)
+                    tensors = self._copies.converted.setdefault(layout, tensors)
+            return tensors
 
-    def _every_copy(self) -> list[tuple[str, Parts]]:
+    def _every_copy(self) -> list[tuple[str, Tensors]]:
         """(layout, tensors) of every copy of this weight: here, converted, and in other tensors of this weight."""
         with _lock:
-            living = [(copy.layout, copy.parts) for copy in self._copies.living]
+            living = [(copy.layout, copy.tensors) for copy in self._copies.living]
             found = [*self._copies.converted.items(), *living]
-            return list({id(parts[0]): (layout, parts) for layout, parts in found}.values())
+            return list({id(tensors[0]): (layout, tensors) for layout, tensors in found}.values())
 
     def _map(self: W, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> W:
         """A new weight, with ``function`` applied to each of its tensors."""
-        parts = settled(tuple(map(function, self.parts)))
-        return type(self)._of(parts, self.token.replace(device=parts[0].device, **changes))
+        tensors = settled(tuple(map(function, self.tensors)))
+        return type(self)._of(tensors, self.token.replace(device=tensors[0].device, **changes))
 
     def _rows(self: W, rows: torch.Tensor) -> W:
-        """A new portable weight of these rows (int64, on the CPU); this weight is not transposed."""
+        """A new portable weight of these rows (int64, on the CPU); this weight is not transposed.
+
+        Raises:
+            UnsupportedError: some of the rows share scales with others that are left out.
+        """
         token = self.token
-        parts = self._parts_in("portable", keep=False)
-        rows = rows.to(token.device)
-        taken = settled(tuple(part.index_select(0, rows) for part in parts))
+        tensors = self._tensors_in("portable", keep=False)
+        taken = settled(slices.rows(find(token.format), tensors, rows))
         shape = (len(rows), token.weight_shape[1])
+        return type(self)._of(taken, token.replace(layout="portable", weight_shape=shape))
+
+    def _columns(self: W, first: int, last: int) -> W:
+        """A new portable weight of the columns from ``first`` to before ``last``; this weight is not transposed.
+
+        Raises:
+            UnsupportedError: they are not whole groups.
+        """
+        token = self.token
+        tensors = self._tensors_in("portable", keep=False)
+        taken = settled(slices.columns(find(token.format), token.group_size, token.weight_shape, tensors, first, last))
+        shape = (token.weight_shape[0], last - first)
         return type(self)._of(taken, token.replace(layout="portable", weight_shape=shape))
 
     def _portable(self: W) -> W:
         """A new weight in the portable layout, on the same device."""
-        return type(self)._of(self._parts_in("portable", keep=False), self.token.replace(layout="portable"))
+        return type(self)._of(self._tensors_in("portable", keep=False), self.token.replace(layout="portable"))
 
     def _alias(self: W, **changes: Any) -> W:
         """A weight that shares the tensors of this one."""
         with _lock:
-            return type(self)._of(self.parts, self.token.replace(**changes), self._copies)
+            return type(self)._of(self.tensors, self.token.replace(**changes), self._copies)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         token = self.token
@@ -222,15 +258,15 @@ class StoredWeight(torch.Tensor):
         return self.token.shape[0]
 
 
-def settled(parts: Parts) -> Parts:
-    """``parts``, after every write to them has ended.
+def settled(tensors: Tensors) -> Tensors:
+    """``tensors``, after every write to them has ended.
 
     A kernel may fetch weights before the previous kernel of its stream has ended (programmatic dependent launch). So a
     weight must be written completely before a tensor is made of it, and after it was changed in place.
     """
-    if parts[0].is_cuda and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream(parts[0].device).synchronize()
-    return parts
+    if tensors[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return tensors
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:

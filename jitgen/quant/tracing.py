@@ -12,30 +12,30 @@ from jitgen.quant.token import Token
 
 
 class QuantizedLeaves:
-    """An unpacked quantised weight. ``parts`` are its tensors, or the specs or proxies that represent them."""
+    """An unpacked quantised weight. ``tensors`` are its tensors, or the specs or proxies that represent them."""
 
-    __slots__ = ("parts", "token")
+    __slots__ = ("tensors", "token")
 
-    def __init__(self, parts: Iterable[Any], token: Token):
-        self.parts: tuple[Any, ...] = tuple(parts)
+    def __init__(self, tensors: Iterable[Any], token: Token):
+        self.tensors: tuple[Any, ...] = tuple(tensors)
         self.token = token
 
     @staticmethod
     def of(tensor: QTensor, layout: str) -> QuantizedLeaves:
         """``tensor`` unpacked, converted to ``layout`` if it is in another."""
         converted = tensor.with_layout(layout)
-        return QuantizedLeaves(converted.parts, converted.token)
+        return QuantizedLeaves(converted.tensors, converted.token)
 
     def __repr__(self) -> str:
         return f"QuantizedLeaves({self.token})"
 
 
 def _flatten(node: QuantizedLeaves) -> tuple[list[Any], Token]:
-    return list(node.parts), node.token
+    return list(node.tensors), node.token
 
 
-def _unflatten(parts: Iterable[Any], token: Token) -> QuantizedLeaves:
-    return QuantizedLeaves(parts, token)
+def _unflatten(tensors: Iterable[Any], token: Token) -> QuantizedLeaves:
+    return QuantizedLeaves(tensors, token)
 
 
 pytree.register_pytree_node(QuantizedLeaves, _flatten, _unflatten)

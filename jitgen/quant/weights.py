@@ -21,7 +21,7 @@ from jitgen.errors import FormatError
 from jitgen.spec import TensorSpec
 
 if TYPE_CHECKING:
-    from jitgen.quant.layouts import Parts
+    from jitgen.quant.layouts import Tensors
     from jitgen.quant.qtensor import QTensor
     from jitgen.quant.tracing import QuantizedLeaves
 
@@ -65,7 +65,7 @@ def tensor_positions(tree: Any) -> frozenset[int]:
         return frozenset()
     numbered = pytree.tree_unflatten(range(tree.num_leaves), tree)
     leaves = pytree.tree_leaves(numbered, is_leaf=is_unpacked)
-    return frozenset(index for leaf in leaves if is_unpacked(leaf) for index in leaf.parts)
+    return frozenset(index for leaf in leaves if is_unpacked(leaf) for index in leaf.tensors)
 
 
 def unpack(values: Any, layout_of: Callable[[Any], str], in_place: bool = True) -> Any:
@@ -93,7 +93,7 @@ def unpack_weight(weight: QTensor, layout: str) -> QuantizedLeaves:
 
 
 def dense(
-    tensors: Parts, format: str, group_size: int | None, layout: str, shape: tuple[int, int], dtype: torch.dtype
+    tensors: Tensors, format: str, group_size: int | None, layout: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight (N, K) that ``tensors`` in ``layout`` represent, as a plain tensor."""
     from jitgen.quant.qtensor import QTensor
@@ -116,7 +116,7 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:
     return QuantizedLeaves((TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in tensors), token)
 
 
-def described_tensors(format: str, group_size: int | None, shape: tuple[int, int], layout: str) -> Parts:
+def described_tensors(format: str, group_size: int | None, shape: tuple[int, int], layout: str) -> Tensors:
     """The tensors of a weight of ``shape`` (N, K) in ``layout``, on the meta device: shapes and dtypes only."""
     from jitgen.quant import formats, layouts
     from jitgen.quant.layouts import portable

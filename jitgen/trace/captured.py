@@ -188,9 +188,9 @@ def captured_part(weight: Captured, layout: str, index: int) -> Captured:
     def part(value: Any) -> Any:
         if not weights.is_quantized(value):
             return MISSING
-        return (value if value.token.layout == layout else value.with_layout(layout)).parts[index]
+        return (value if value.token.layout == layout else value.with_layout(layout)).tensors[index]
 
-    return derived(f"{weight.path}.parts[{index}]", weight, part)
+    return derived(f"{weight.path}.tensors[{index}]", weight, part)
 
 
 def captured_token(weight: Captured) -> Captured:

@@ -181,7 +181,7 @@ class Trace:
 
     def quantized(self, weight: Any) -> TensorProxy:
         """A proxy for an unpacked quantised weight; its tensors (codes, scales, ...) are proxies already."""
-        return TensorProxy(self._dequantized([tensor.value for tensor in weight.parts], weight.token), self)
+        return TensorProxy(self._dequantized([tensor.value for tensor in weight.tensors], weight.token), self)
 
     def _dequantized(self, tensors: Sequence[Node], token: Any) -> Node:
         attrs = (token.format, token.group_size, token.layout)
@@ -197,7 +197,7 @@ class Trace:
             found = self._find_captured(weight)
             self._check_device(found, weight)
             unpacked = weights.unpack_weight(weight, self.layout)
-            captured = [captured_part(found, self.layout, index) for index in range(len(unpacked.parts))]
+            captured = [captured_part(found, self.layout, index) for index in range(len(unpacked.tensors))]
             self.captured += captured
             self.captures.guards.append(captured_token(found))
             parts = [self._input_node(part.value) for part in captured]

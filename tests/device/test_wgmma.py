@@ -69,7 +69,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
             if isinstance(config, Quantized):
                 group = config.group or None
                 weight = jitgen.quantize(torch.randn(width, k, device="cuda"), config.format, group, layout="mma")
-                codes, scales, *zeros = weight.parts
+                codes, scales, *zeros = weight.tensors
                 words = codes.view(torch.int32).view(codes.shape[0], -1)
                 maps.append(mapped(words, (config.columns // 16, 32 * config.bits * config.span), 0))
                 pointers += [codes.data_ptr(), scales.data_ptr(), zeros[0].data_ptr() if zeros else 0]
@@ -127,7 +127,7 @@ def test_extreme_scales() -> None:
         weight = jitgen.quantize(torch.randn(256, 256, device="cuda") * factor, "int4", 128, layout="mma")
         x = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda")
         y = torch.full((64, 256), float("nan"), dtype=torch.bfloat16, device="cuda")
-        codes, scales = weight.parts
+        codes, scales = weight.tensors
         words = codes.view(torch.int32).view(codes.shape[0], -1)
         values = (
             mapped(x, (64, 64)),

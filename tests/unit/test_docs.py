@@ -16,6 +16,7 @@ from jitgen import _data, errors, settings
 from jitgen.bench import chart, markdown
 from jitgen.cli.group import jitgen as command_line
 from jitgen.compile import host
+from jitgen.quant import describe
 
 CHECKOUT = _data.checkout_directory()
 if CHECKOUT is None:
@@ -139,6 +140,11 @@ def test_readme_is_short_and_leads_to_every_page() -> None:
         found = (Path(os.path.normpath(page.parent / link)) for link in links if "://" not in link)
         ahead += [page for page in found if page not in reached]
     assert reached >= set(PAGES)
+
+
+def test_the_table_of_formats_is_as_generated() -> None:
+    page = (CHECKOUT / "docs" / "formats.md").read_text()
+    assert page.startswith(f"{describe.page()}\n{describe.MARKER}\n"), "python -m jitgen.quant.describe docs/formats.md"
 
 
 def test_measured_pages_are_as_generated() -> None:

@@ -16,113 +16,169 @@ from jitgen.quant.quantize import sqnr
 from jitgen.spec import TensorSpec
 
 GROUPS = (32, 64, 128, 96, None)
+TILED = ("int8", "int4", "uint4")
+"""Formats that have kernels and layouts of their own."""
+VARIED = (
+    *("int3", "int1", "ternary", "uint7", "fp6_e2m3", "nf4", "mxfp8", "nvfp4", "uint5.float16.floatzeros"),
+    *("fp8_e4m3.rows128", "int4.tensor", "uint2.float32", "int6.e8m0"),
+)
+"""Formats in bit planes, of every kind of codes, zero-points and scales, and qualifiers."""
 SHAPES = ((1, 1), (16, 128), (17, 129), (5, 64), (48, 32), (33, 200), (0, 64), (3, 0), (0, 0), (2, 1000))
 
 
-def codes_of(format: str, parts: tuple[torch.Tensor, ...]) -> list[list[int]]:
+def groups_of(format: str) -> tuple[int | None, ...]:
+    """The group sizes among ``GROUPS`` that a format has."""
+    only = find(format).group_size
+    return GROUPS if only is None else (only,)
+
+
+def codes_of(format: str, tensors: tuple[torch.Tensor, ...]) -> list[list[int]]:
     """The portable layout read as its docstring says, in plain Python."""
-    row = FORMATS[format]
+    row = find(format)
     result = []
-    for line in parts[0].tolist():
+    for line in tensors[0].tolist():
+        stream = sum((byte & 0xFF) << (8 * place) for place, byte in enumerate(line))
         codes = []
-        for byte in line:
-            for place in range(8 // row.bits):
-                code = (byte & 0xFF) >> (place * row.bits) & ((1 << row.bits) - 1)
-                codes.append(code - (1 << row.bits) if row.signed and code >> (row.bits - 1) else code)
+        for place in range(8 * len(line) // row.bits):
+            code = stream >> (place * row.bits) & ((1 << row.bits) - 1)
+            codes.append(code - (1 << row.bits) if row.signed and code >> (row.bits - 1) else code)
         result.append(codes)
     return result
 
 
 def decoded(weight: jitgen.QTensor) -> torch.Tensor:
-    """(code - zero) * scale in float64, padded columns included."""
+    """(value - zero) * scale in float64, padded columns included."""
     plain = weight.with_layout("portable")
-    sizes = geometry(plain.group_size, plain.token.weight_shape)
-    codes = torch.tensor(codes_of(plain.format, plain.parts), dtype=torch.float64)
-    codes = codes.reshape(sizes.rows, sizes.padded_columns)
-    scales = plain.scales.double().repeat_interleave(sizes.group, 1)
+    row, sizes = find(plain.format), geometry(plain.group_size, plain.token.weight_shape)
+    codes = torch.tensor(codes_of(plain.format, plain.tensors), dtype=torch.long)
+    values = row.values[codes.reshape(sizes.rows, sizes.padded_columns) % (1 << row.bits)]
+
+    def expanded(tensor: torch.Tensor) -> torch.Tensor:
+        """One number for each element, of rows that may share them."""
+        rows = torch.arange(sizes.rows) // (row.scale_rows or max(sizes.rows, 1))
+        return tensor[rows].repeat_interleave(sizes.group, 1)
+
+    scales = plain.scales
+    if row.scale == "e8m0":
+        scales = 2.0 ** (scales.double() - 127)
+    if row.scale == "e4m3":
+        scales = scales.view(torch.float8_e4m3fn)
     if plain.zeros is not None:
-        codes = codes - plain.zeros.double().repeat_interleave(sizes.group, 1)
-    return codes * scales
+        values = values - expanded(plain.zeros.double())
+    values = values * expanded(scales.double())
+    return values if plain.tensor_scale is None else values * plain.tensor_scale.double()
 
 
-@pytest.mark.parametrize("group_size", GROUPS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*TILED, *VARIED])
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
-@pytest.mark.quick(where=lambda group_size: group_size in (32, 96))
-def test_a_layout_keeps_everything(layout: str, format: str, group_size: int | None) -> None:
+@pytest.mark.quick(where=lambda format: format in ("uint4", "int3", "nvfp4", "fp8_e4m3.rows128"))
+def test_a_layout_keeps_everything(layout: str, format: str) -> None:
     row, found = find(format), layouts.find(layout)
-    for shape in SHAPES:
-        parts = jitgen.quantize(torch.randn(shape), format, group_size).parts
-        # Any codes and scales whatever, not only those that quantising gives.
-        parts[0].copy_(torch.randint(-128, 128, parts[0].shape).to(parts[0].dtype))
-        parts[1].normal_()
-        if len(parts) > 2:
-            parts[2].copy_(torch.randint(0, 16, parts[2].shape))
-        packed = found.pack(row, group_size, shape, parts)
-        assert len(packed) == len(parts)
-        assert all(part.is_contiguous() for part in packed)
-        back = found.unpack(row, group_size, shape, packed)
-        portable.check(row, group_size, shape, back)
-        columns = shape[1]
-        first, second = (portable.unpack_codes(row, codes)[:, :columns] for codes in (parts[0], back[0]))
-        assert torch.equal(first, second), shape
-        for expected, part in zip(parts[1:], back[1:], strict=True):
-            assert torch.equal(expected, part), shape
+    for group_size in groups_of(format):
+        for shape in SHAPES:
+            tensors = portable.empty(row, group_size, shape, "cpu")
+            # Any codes and scales whatever, not only those that quantising gives.
+            for tensor in tensors:
+                if tensor.is_floating_point():
+                    tensor.normal_()
+                else:
+                    tensor.random_()
+            packed = found.pack(row, group_size, shape, tensors)
+            assert len(packed) == len(tensors)
+            assert all(tensor.is_contiguous() for tensor in packed)
+            back = found.unpack(row, group_size, shape, packed)
+            portable.check(row, group_size, shape, back)
+            columns = shape[1]
+            first, second = (portable.unpack_codes(row, codes)[:, :columns] for codes in (tensors[0], back[0]))
+            assert torch.equal(first, second), shape
+            rows = 1 if shape[0] else 0  # a weight without rows keeps no factor
+            for expected, tensor in zip(tensors[1:], back[1:], strict=True):
+                assert not rows or torch.equal(expected, tensor), shape
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*TILED, *VARIED])
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
-@pytest.mark.quick(where=lambda format: format == "uint4")
+@pytest.mark.quick(where=lambda format: format in ("uint4", "int3", "nvfp4"))
 def test_a_layout_is_an_exact_inverse_for_quantised_weights(layout: str, format: str) -> None:
-    for group_size in GROUPS:
+    for group_size in groups_of(format):
         for shape in SHAPES:
             plain = jitgen.quantize(torch.randn(shape), format, group_size)
             there = jitgen.quant.qtensor.QTensor(
-                plain.with_layout(layout).parts, format, group_size, shape, plain.dtype, layout=layout
+                plain.with_layout(layout).tensors, format, group_size, shape, plain.dtype, layout=layout
             )
             back = there.with_layout("portable")
-            assert all(torch.equal(*pair) for pair in zip(plain.parts, back.parts, strict=True))
+            assert all(torch.equal(*pair) for pair in zip(plain.tensors, back.tensors, strict=True))
             assert torch.equal(there.dequantize(), plain.dequantize())
-            assert there.nbytes == sum(part.nbytes for part in there.parts)
+            assert there.nbytes == sum(part.nbytes for part in there.tensors)
 
 
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
 def test_a_layout_works_on_the_meta_device(layout: str) -> None:
-    for format in FORMATS:
-        real = jitgen.quantize(torch.randn(17, 129), format, 32, layout=layout)
-        meta = jitgen.quantize(torch.randn(17, 129, device="meta"), format, 32, layout=layout)
-        assert [(part.shape, part.dtype) for part in meta.parts] == [(part.shape, part.dtype) for part in real.parts]
+    for format in (*TILED, *VARIED):
+        group = groups_of(format)[0]
+        real = jitgen.quantize(torch.randn(17, 129), format, group, layout=layout)
+        meta = jitgen.quantize(torch.randn(17, 129, device="meta"), format, group, layout=layout)
+        assert [(part.shape, part.dtype) for part in meta.tensors] == [
+            (part.shape, part.dtype) for part in real.tensors
+        ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("group_size", GROUPS)
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.quick(
-    where=lambda group_size, dtype: dtype == torch.bfloat16 or (group_size, dtype) == (32, torch.float64)
-)
-def test_dequantising_is_the_formula(format: str, group_size: int | None, dtype: torch.dtype) -> None:
-    for shape in SHAPES:
+@pytest.mark.parametrize("format", [*FORMATS, *VARIED])
+@pytest.mark.quick(where=lambda format, dtype: dtype == torch.bfloat16 or format in TILED)
+def test_dequantising_is_the_formula(format: str, dtype: torch.dtype) -> None:
+    cases = [(shape, group) for shape in SHAPES for group in groups_of(format)]
+    for shape, group_size in cases if format in TILED else cases[:: 5 if len(cases) > 20 else 2]:
         weight = jitgen.quantize(torch.randn(shape).to(dtype), format, group_size)
         exact = decoded(weight)
         assert exact.shape[1] == geometry(group_size, shape).padded_columns
-        assert not exact[:, shape[1] :].any(), "padded columns decode to 0"
+        if 0 in find(format).values and find(format).zeros != "float":
+            assert not exact[:, shape[1] :].any(), "padded columns decode to 0"
         exact = exact[:, : shape[1]]
         assert torch.equal(weight.dequantize(torch.float64), exact)
         found = weight.dequantize()
         assert found.dtype == dtype
         assert found.shape == shape
-        assert torch.equal(found, exact if dtype == torch.float64 else exact.float().to(dtype))
+        if dtype == torch.float64:
+            assert torch.equal(found, exact)
+        else:  # (value - zero) * scale * tensor_scale, each rounded to float32, and then to the dtype
+            unit = torch.finfo(dtype).eps / 2 + (0 if format in TILED else 3 * torch.finfo(torch.float32).eps / 2)
+            tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+            assert ((found.double() - exact).abs() <= unit * exact.abs() + tiny).all()
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_code_is_decoded(format: str) -> None:
     row = FORMATS[format]
-    codes = torch.arange(row.low, row.high + 1).repeat(2, 32)[:, : 32 * ((row.high - row.low + 1) // 32 + 1)]
+    low = -(1 << (row.bits - 1)) if row.signed else 0
+    codes = torch.arange(low, low + (1 << row.bits)).repeat(2, 32)[:, : 32 * ((1 << row.bits) // 32 + 1)]
     packed = portable.pack_codes(row, codes)
     assert packed.dtype == row.storage_dtype
     assert torch.equal(portable.unpack_codes(row, packed).long(), codes)
     assert torch.equal(portable.unpack_codes(row, portable.pack_codes(row, codes.float())).long(), codes)
     assert codes_of(format, (packed,)) == codes.tolist()
+    values = portable.decode_codes(row, packed, torch.float64)
+    assert torch.equal(values.nan_to_num(7777), row.values[codes % (1 << row.bits)].nan_to_num(7777))
+    unsigned = portable.unsigned_codes(row, packed)
+    assert torch.equal(portable.from_unsigned_codes(row, unsigned), packed)
+
+
+def test_the_values_of_codes_are_those_of_their_specifications() -> None:
+    for name, dtype in (("fp8_e4m3", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)):
+        assert torch.equal(
+            FORMATS[name].values.nan_to_num(7777), torch.arange(256).byte().view(dtype).double().nan_to_num(7777)
+        )
+    # OCP Microscaling Formats (MX) Specification 1.0, tables 4 to 6: the magnitudes.
+    assert FORMATS["fp4_e2m1"].values[:8].tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert FORMATS["fp6_e2m3"].values[[1, 7, 8, 31]].tolist() == [0.125, 0.875, 1, 7.5]
+    assert FORMATS["fp6_e3m2"].values[[1, 3, 4, 31]].tolist() == [0.0625, 0.1875, 0.25, 28]
+    for name in ("fp4_e2m1", "fp6_e2m3", "fp6_e3m2"):
+        half = len(FORMATS[name].values) // 2
+        assert torch.equal(FORMATS[name].values[half:], -FORMATS[name].values[:half])
+    assert FORMATS["int1"].values.tolist() == [-1, 1]
+    assert FORMATS["int3"].values.tolist() == [0, 1, 2, 3, -4, -3, -2, -1]
+    assert FORMATS["uint2"].values.tolist() == [0, 1, 2, 3]
+    assert FORMATS["nf4"].values[[0, 7, 15]].tolist() == [-1, 0, 1]
 
 
 def test_nibbles_lie_low_first() -> None:
@@ -150,7 +206,7 @@ def test_sqnr_of_normal_data(format: str, group_size: int | None, least: float, 
     assert sqnr(weight, quantised) == pytest.approx(found, abs=1e-6)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", TILED)
 def test_the_scale_is_at_least_as_good_as_the_plain_one(format: str) -> None:
     row = FORMATS[format]
     for scale in (1e-30, 1e-4, 1.0, 1e4, *((1e20, 1e36) if row.scale_limit == math.inf else ())):
@@ -170,7 +226,7 @@ def test_scales_beyond_what_kernels_take_are_refused(format: str) -> None:
         jitgen.quantize(torch.full((4, 64), 1e7), format, 64)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*TILED, *(f"int{bits}" for bits in (2, 3, 5, 6, 7)), "uint3", "uint6"])
 def test_zeros_and_what_the_codes_hold_are_exact(format: str) -> None:
     row = FORMATS[format]
     assert not jitgen.quantize(torch.zeros(4, 64), format, 32).dequantize().any()
@@ -178,7 +234,7 @@ def test_zeros_and_what_the_codes_hold_are_exact(format: str) -> None:
     sparse[:, ::3] = 0
     assert not jitgen.quantize(sparse, format, 32).dequantize()[:, ::3].any()
     for sign in (1, -1):
-        integers = torch.randint(row.low, row.high + 1, (8, 64)).float() * sign
+        integers = torch.randint(int(row.low), int(row.high) + 1, (8, 64)).float() * sign
         integers[:, 0], integers[:, 1] = row.low * sign, row.high * sign
         integers -= 5 * sign if row.zero_point else 0
         assert torch.equal(jitgen.quantize(integers, format, 64).dequantize(), integers)
@@ -188,18 +244,18 @@ def test_codes_stay_within_the_formats_range() -> None:
     weight = torch.randn(64, 256) * 1e3
     weight[0, :] = 5.0
     for format, row in FORMATS.items():
-        codes = portable.unpack_codes(row, jitgen.quantize(weight, format, 32).codes)
-        assert codes.min() >= row.low
-        assert codes.max() <= row.high
+        values = portable.decode_codes(row, jitgen.quantize(weight, format, groups_of(format)[0]).codes, torch.float64)
+        assert values.min() >= row.low
+        assert values.max() <= row.high
 
 
 def test_a_weight_is_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(37, 100)
-    whole = {format: jitgen.quantize(weight, format, 32) for format in FORMATS}
+    whole = {format: jitgen.quantize(weight, format, groups_of(format)[0]) for format in (*TILED, *VARIED)}
     monkeypatch.setitem(jitgen.quant.decode.CHUNK_ELEMENTS, "cpu", 700)
     for format, expected in whole.items():
-        found = jitgen.quantize(weight, format, 32)
-        assert all(torch.equal(*pair) for pair in zip(found.parts, expected.parts, strict=True))
+        found = jitgen.quantize(weight, format, groups_of(format)[0])
+        assert all(torch.equal(*pair) for pair in zip(found.tensors, expected.tensors, strict=True))
         assert torch.equal(found.dequantize(), expected.dequantize())
 
 
@@ -208,17 +264,17 @@ def test_any_strides_and_gradients_are_welcome() -> None:
     expected = jitgen.quantize(weight, "int4", 32)
     for same in (weight.t().contiguous().t(), weight.clone().requires_grad_(), torch.nn.Parameter(weight)):
         found = jitgen.quantize(same, "int4", 32)
-        assert all(torch.equal(*pair) for pair in zip(found.parts, expected.parts, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(found.tensors, expected.tensors, strict=True))
         assert not found.requires_grad
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*TILED, *VARIED])
 def test_values_that_are_not_finite_are_refused(format: str, bad: float) -> None:
     weight = torch.randn(8, 40)
     weight[5, 39] = bad
     with pytest.raises(FormatError, match="NaN or infinite"):
-        jitgen.quantize(weight, format, 32)
+        jitgen.quantize(weight, format, groups_of(format)[0])
 
 
 def test_values_too_large_for_the_scale_are_refused() -> None:
@@ -251,7 +307,7 @@ def test_quantising_twice_is_refused() -> None:
 
 def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(FormatError, match="int8, int4, uint4"):
-        jitgen.quantize(torch.randn(4, 4), "int3")
+        jitgen.quantize(torch.randn(4, 4), "int9")
     with pytest.raises(FormatError, match="int8, int4, uint4"):
         jitgen.quantize(torch.randn(4, 4), None)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match=", ".join(layouts.LAYOUTS)):
@@ -275,7 +331,7 @@ def test_specs_of_quantised_weights() -> None:
     for made in ("uint4g32[8, 64]", "int8gK[8, 64]"):
         assert str(TensorSpec.parse(made)) == made
     with pytest.raises(FormatError, match="int8, int4, uint4"):
-        TensorSpec.parse("int5g32[4,4]")
+        TensorSpec.parse("int9g32[4,4]")
     with pytest.raises(FormatError, match="32, 64, 128"):
         TensorSpec.parse("int4g12[4,4]")
     with pytest.raises(FormatError, match=r"\[N, K\]"):

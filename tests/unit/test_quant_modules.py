@@ -180,7 +180,7 @@ def test_mistakes_leave_the_model_as_it_was() -> None:
     model = Model()
     weight = model.blocks[0].up.weight
     with pytest.raises(FormatError, match="int8, int4, uint4"):
-        jitgen.quantize_(model, "int3")
+        jitgen.quantize_(model, "int9")
     with pytest.raises(FormatError, match="32, 64, 128"):
         jitgen.quantize_(model, "int4", 17)
     with pytest.raises(UnsupportedError, match="layout"):
@@ -200,3 +200,22 @@ def test_a_quantised_model_is_saved_and_loaded(format: str, group_size: int) -> 
     jitgen.quantize_(other, format, group_size)
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(other(TOKENS), model(TOKENS))
+
+
+def test_patterns_of_names_choose_formats() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 96), nn.Linear(96, 32), nn.Linear(32, 32))
+    report = jitgen.quantize_(model, {"0": "int3", "1": ("uint4.floatzeros", 64), "2": None}, 32)
+    assert [(layer.name, layer.format, layer.group_size) for layer in report.layers] == [
+        ("0", "int3", 32),
+        ("1", "uint4.floatzeros", 64),
+    ]
+    assert {skip.name for skip in report.skipped} == {"2", "3"}
+    assert "no pattern" in str(report)
+    tied = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    tied[1].weight = tied[0].weight
+    assert not jitgen.quantize_(tied, {"0": "int4", "1": "int8"}).layers
+    with pytest.raises(FormatError, match="int8, int4, uint4"):
+        jitgen.quantize_(tied, {"0": "int9"})
+    with pytest.raises(FormatError, match="absmax, mse, hqq"):
+        jitgen.quantize_(tied, "int4", method="best")
+    assert jitgen.quantize_(tied, "uint2", 32, method="hqq").layers[0].names == ("0", "1")

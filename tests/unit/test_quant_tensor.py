@@ -19,11 +19,13 @@ from torch.utils import _pytree as pytree
 import jitgen
 from jitgen import _data
 from jitgen.errors import FormatError, UnsupportedError
-from jitgen.quant.formats import FORMATS
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
 from jitgen.quant.token import intern
 from jitgen.quant.tracing import QuantizedLeaves
+
+FORMATS = ("int8", "int4", "uint4", "int3", "uint2.floatzeros", "fp8_e4m3.tensor", "nvfp4")
+"""Of the formats those with kernels of their own, and others of every kind of tensors."""
 
 
 def quantised(
@@ -32,15 +34,16 @@ def quantised(
     dtype: torch.dtype = torch.float32,
     layout: str = "portable",
 ) -> QTensor:
-    return jitgen.quantize(torch.randn(shape).to(dtype), format, 32, layout=layout)
+    group = None if format == "nvfp4" else 32
+    return jitgen.quantize(torch.randn(shape).to(dtype), format, group, layout=layout)
 
 
 def same(one: QTensor, other: QTensor) -> bool:
-    return one.token is other.token and all(map(torch.equal, one.parts, other.parts))
+    return one.token is other.token and all(map(torch.equal, one.tensors, other.tensors))
 
 
 def apart(one: QTensor, other: QTensor) -> bool:
-    return all(a.data_ptr() != b.data_ptr() for a, b in zip(one.parts, other.parts, strict=True))
+    return all(a.data_ptr() != b.data_ptr() for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
 def test_it_is_a_tensor_of_the_weights_shape() -> None:
@@ -61,11 +64,11 @@ def test_it_is_a_tensor_of_the_weights_shape() -> None:
     assert weight.grad is None
     assert weight.is_leaf
     assert not weight.is_cuda
-    assert [type(part) for part in weight.parts] == [torch.Tensor] * 3
-    assert weight.nbytes == sum(part.nbytes for part in weight.parts) == 24 * (64 + 4 * 2 + 4)
-    assert weight.codes is weight.parts[0]
-    assert weight.scales is weight.parts[1]
-    assert weight.zeros is weight.parts[2]
+    assert [type(part) for part in weight.tensors] == [torch.Tensor] * 3
+    assert weight.nbytes == sum(part.nbytes for part in weight.tensors) == 24 * (64 + 4 * 2 + 4)
+    assert weight.codes is weight.tensors[0]
+    assert weight.scales is weight.tensors[1]
+    assert weight.zeros is weight.tensors[2]
     assert quantised("int4").zeros is None
 
 
@@ -109,10 +112,10 @@ def test_with_layout(format: str, layout: str) -> None:
     assert (there is weight) == (layout == "portable")
     assert torch.equal(there.dequantize(), weight.dequantize())
     again = weight.with_layout(layout)
-    assert all(one is other for one, other in zip(there.parts, again.parts, strict=True)), "converted once"
-    assert all(one is other for one, other in zip(there.with_layout("portable").parts, weight.parts, strict=True))
+    assert all(one is other for one, other in zip(there.tensors, again.tensors, strict=True)), "converted once"
+    assert all(one is other for one, other in zip(there.with_layout("portable").tensors, weight.tensors, strict=True))
     for alias in (weight.t(), weight.detach(), nn.Parameter(weight, requires_grad=False), weight.half()):
-        assert alias.with_layout(layout).parts[0] is there.parts[0]
+        assert alias.with_layout(layout).tensors[0] is there.tensors[0]
 
 
 def test_unknown_layouts_are_refused() -> None:
@@ -137,21 +140,21 @@ def test_moves_and_casts(format: str) -> None:
         weight.to(torch.empty(0, dtype=torch.bfloat16)),
     ):
         assert cast.dtype == torch.bfloat16
-        assert cast.parts[0] is weight.parts[0]
+        assert cast.tensors[0] is weight.tensors[0]
         assert cast.dequantize().dtype == torch.bfloat16
         assert torch.equal(cast.dequantize(torch.float32), weight.dequantize())
     assert weight.half().float().token is weight.token
     assert weight.double().dequantize().dtype == torch.float64
     moved = weight.to("meta", torch.float16)
     assert (moved.device.type, moved.dtype, moved.shape) == ("meta", torch.float16, weight.shape)
-    assert all(part.is_meta for part in moved.parts)
+    assert all(part.is_meta for part in moved.tensors)
     assert moved.dequantize().is_meta
     for twin in (weight.clone(), torch.clone(weight), weight.to("cpu", copy=True), copy.deepcopy(weight)):
         assert same(twin, weight)
         assert apart(twin, weight)
     for alias in (weight.detach(), weight.data, weight.contiguous()):
         assert same(alias, weight)
-        assert alias.parts is weight.parts
+        assert alias.tensors is weight.tensors
     with pytest.raises(UnsupportedError, match=r"torch\.int8"):
         weight.to(torch.int8)
 
@@ -160,9 +163,9 @@ def test_moves_and_casts(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_copy_between_layouts(format: str, layout: str) -> None:
     target, source = quantised(format, layout=layout), quantised(format)
-    parts, elsewhere = target.parts, {name: target.with_layout(name) for name in LAYOUTS}
+    tensors, elsewhere = target.tensors, {name: target.with_layout(name) for name in LAYOUTS}
     assert target.copy_(source) is target
-    assert target.parts is parts
+    assert target.tensors is tensors
     assert torch.equal(target.dequantize(), source.dequantize())
     for name, converted in elsewhere.items():
         assert same(converted, source.with_layout(name)), "a converted copy follows"
@@ -188,7 +191,7 @@ def test_a_parameter() -> None:
     parameter = nn.Parameter(weight, requires_grad=False)
     assert isinstance(parameter, nn.Parameter)
     assert isinstance(parameter, QTensor)
-    assert parameter.parts is weight.parts
+    assert parameter.tensors is weight.tensors
     assert not isinstance(weight, nn.Parameter)
     twin = copy.deepcopy(parameter)
     assert isinstance(twin, nn.Parameter)
@@ -319,10 +322,10 @@ def test_a_file_is_read_where_jitgen_is_imported_and_nothing_more(tmp_path: Path
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     weight = quantised("uint4")
-    codes, scales, zeros = weight.parts
-    make: Callable[..., QTensor] = lambda *parts: QTensor(parts, "uint4", 32, (24, 100), torch.float32)  # noqa: E731
+    codes, scales, zeros = weight.tensors
+    make: Callable[..., QTensor] = lambda *tensors: QTensor(tensors, "uint4", 32, (24, 100), torch.float32)  # noqa: E731
     assert same(make(codes, scales, zeros), weight)
-    for parts in (
+    for tensors in (
         (codes, scales),
         (codes, scales, zeros, zeros),
         (codes[1:], scales, zeros),
@@ -332,11 +335,11 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         (codes, scales, zeros.int()),
     ):
         with pytest.raises(FormatError, match=r"codes uint8\[24, 64\], scales bfloat16\[24, 4\], zeros uint8\[24, 4\]"):
-            make(*parts)
+            make(*tensors)
     with pytest.raises(FormatError, match="meta"):
         make(codes, scales, zeros.to("meta"))
     with pytest.raises(UnsupportedError, match="floating"):
-        QTensor(weight.parts, "uint4", 32, (24, 100), torch.int8)
+        QTensor(weight.tensors, "uint4", 32, (24, 100), torch.int8)
 
 
 # -------------------------------------------------------------------------------------------------- matrix products
@@ -446,9 +449,46 @@ def test_rows_of_a_weight_are_weights(format: str, layout: str) -> None:
     first = weight[:2]
     first.copy_(weight[2:4])
     assert torch.equal(weight.dequantize(), dense), "rows are a weight of their own"
-    for columns in (lambda w: w[:, 3:], lambda w: w.chunk(2, 1), lambda w: w.narrow(1, 0, 32), lambda w: w.t()[:8]):
-        with pytest.raises(UnsupportedError, match="quantised weight"):
+    for columns in (lambda w: w[:, 3:], lambda w: w.chunk(2, 1), lambda w: w.narrow(1, 0, 33)):
+        with pytest.raises(UnsupportedError, match="multiples of 32"):
             columns(weight)
+    for other in (lambda w: w.t()[:8], lambda w: w[:, ::2], lambda w: w[:, 3], lambda w: w[..., 0:32]):
+        with pytest.raises(UnsupportedError, match="quantised weight"):
+            other(weight)
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "int1", "nf4", "uint6"])
+def test_columns_of_a_weight_are_weights(format: str) -> None:
+    weight = quantised(format)
+    dense = weight.dequantize()
+    takes: tuple[Callable[..., object], ...] = (
+        lambda w: w[:, 32:64],
+        lambda w: w[3:20, 64:],
+        lambda w: w.narrow(1, 32, 68),
+        lambda w: w.split([64, 36], 1),
+        lambda w: torch.split(w, 32, dim=-1),
+    )
+    for take in takes[:1] + takes[2:] if format == "fp8_e4m3.tensor" else takes:
+        taken, expected = take(weight), take(dense)
+        pieces = taken if isinstance(taken, tuple) else (taken,)
+        wanted = expected if isinstance(expected, (tuple, list)) else (expected,)
+        for piece, want in zip(pieces, wanted, strict=True):
+            assert isinstance(piece, QTensor)
+            assert torch.equal(piece.dequantize(), want)
+            assert same(pickle.loads(pickle.dumps(piece)), piece)
+    whole = jitgen.quantize(torch.randn(5, 100), "int4")
+    assert torch.equal(whole[:, 7:50].dequantize(), whole.dequantize()[:, 7:50]), "a row's scale is for any columns"
+
+
+def test_rows_that_share_scales_are_cut_where_these_end() -> None:
+    weight = jitgen.quantize(torch.randn(300, 256), "fp8_e4m3.rows128", 128)
+    dense = weight.dequantize()
+    for rows in (slice(128, 256), slice(256, None), slice(0, 128)):
+        assert torch.equal(weight[rows].dequantize(), dense[rows])
+    with pytest.raises(UnsupportedError, match="128 share"):
+        weight[5:]
+    one = jitgen.quantize(torch.randn(20, 64), "int8.tensor")
+    assert torch.equal(one[3:9].dequantize(), one.dequantize()[3:9])
 
 
 def test_transposing() -> None:
@@ -460,7 +500,7 @@ def test_transposing() -> None:
     assert turned.token.weight_shape == (24, 100)
     assert torch.equal(turned.dequantize(), weight.dequantize().t())
     assert turned.t().token is weight.token
-    assert turned.parts is weight.parts
+    assert turned.tensors is weight.tensors
     assert weight.transpose(0, 0).token is weight.token
     assert weight.permute(0, 1).token is weight.token
     assert weight.permute((1, 0)).token is turned.token
@@ -501,7 +541,6 @@ def test_autocast() -> None:
         (lambda w: w == w, "eq"),
         (lambda w: bool(w), "bool"),
         (lambda w: list(w), "iter|unbind"),
-        (lambda w: F.embedding(torch.tensor([0]), w), "embedding"),
         (lambda w: F.linear(w, w), "linear"),
         (lambda w: w @ w.t(), "matmul"),
         (lambda w: F.linear(torch.ones(1, 100, dtype=torch.long), w), "linear"),
@@ -519,18 +558,18 @@ def test_anything_else_is_refused_by_name(operation: Callable[[QTensor], object]
 
 def test_leaves_of_an_argument_tree() -> None:
     weight = quantised("uint4")
-    node = QuantizedLeaves(weight.parts, weight.token)
+    node = QuantizedLeaves(weight.tensors, weight.token)
     leaves, tree = pytree.tree_flatten(((node, 1.5), {"w": node}))
     assert len(leaves) == 7
-    assert leaves[1] is weight.parts[1]
+    assert leaves[1] is weight.tensors[1]
     other = quantised("uint4")
-    assert pytree.tree_flatten(((QuantizedLeaves(other.parts, other.token), 2), {"w": node}))[1] == tree
-    turned = QuantizedLeaves(weight.parts, weight.t().token)
+    assert pytree.tree_flatten(((QuantizedLeaves(other.tensors, other.token), 2), {"w": node}))[1] == tree
+    turned = QuantizedLeaves(weight.tensors, weight.t().token)
     assert pytree.tree_flatten(((turned, 2), {"w": node}))[1] != tree
     (back, _), _ = pytree.tree_unflatten(["a", "b", "c", 2, "d", "e", "f"], tree)
     assert isinstance(back, QuantizedLeaves)
-    assert (back.parts, back.token) == (("a", "b", "c"), weight.token)
-    assert QuantizedLeaves.of(weight, "portable").parts is weight.parts
+    assert (back.tensors, back.token) == (("a", "b", "c"), weight.token)
+    assert QuantizedLeaves.of(weight, "portable").tensors is weight.tensors
     assert hash(tree) == hash(pytree.tree_flatten(((node, 2), {"w": node}))[1])
 
 
@@ -540,3 +579,17 @@ def test_torch_compile() -> None:
     for backend in ("eager", "aot_eager"):
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "fp8_e4m3.rows128", "nf4", "int5"])
+def test_an_embedding_looks_up_rows(format: str) -> None:
+    group = None if format == "nvfp4" else 32
+    weight = jitgen.quantize(torch.randn(200, 96).bfloat16(), format, group)
+    layer = nn.Embedding(200, 96)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    for index in (torch.randint(0, 200, (3, 4)), torch.tensor([], dtype=torch.long), torch.tensor(199).int()):
+        found = layer(index)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, weight.dequantize()[index.long()])
+    with pytest.raises(IndexError, match="200 rows"):
+        layer(torch.tensor([200]))

@@ -23,7 +23,7 @@ class GemmOperand:
 
     Attributes:
         index: in the region.
-        role: its kind in the body: load, store, iota, x, weight, codes, scales or zeros.
+        role: its kind in the body: load, store, iota, x, weight, codes, scales, zeros or tensor_scale.
         kind: of its strides, from the layout.
         dtype: in memory.
         storage: the dialect's type of an element in memory.
@@ -73,7 +73,7 @@ class ContractionContext:
         x_scalars: (name, type) of run-time scalars that the prologue reads.
         x_value: expression of the activation's value.
         x_type: type of that value.
-        weight: operands of the weight: one dense tensor, or codes, scales and perhaps zero-points.
+        weight: operands of the weight: one dense tensor, or the tensors of a quantised one.
     """
 
     index: int

@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
+from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule
@@ -23,7 +24,8 @@ FLAGS = ["-O2"]
 more time to compile than -O2 and gains nothing."""
 GENERIC_TILE_ROWS = 12
 """Rows of the tallest tile in the second copy of a mainloop, which is for processors without AVX-512's dot product of
-bfloat16. It is lower than the first copy's, to save compile time."""
+bfloat16, and with weights in bit planes, whose tiles have up to 32 steps. It is lower than others, to save compile
+time."""
 
 _COMPUTE = {"float32": "Singles", "float64": "Wide", "int32": "Whole", "int64": "WideWhole"}
 """By the accumulator's dtype, the arithmetic of ``gemm_compute.hpp``."""
@@ -40,9 +42,11 @@ def build(
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     scalars = [f"{kind} {name}" for name, kind in products.scalars]
     integers = [f"int64_t {name}" for name in products.integers]
+    planes = any(_in_planes(product) for product in contractions)
     decoded = isinstance(schedule, CppDecoded)
     return {
         "mainloop": "jitgen/gemm_panels.hpp" if decoded else "jitgen/gemm.hpp",
+        "planes": planes,
         # Parameters that may differ between two calls of one shape come first, so that the others are packed once.
         "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
         "names": _names(products),
@@ -53,7 +57,7 @@ def build(
         "compute": _COMPUTE[accumulator_dtype(dtype)],
         "pairs": pairs,
         "tile_rows": schedule.block_m,
-        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs else schedule.block_m,
+        "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs or planes else schedule.block_m,
         "fewest_rows": schedule.fewest_rows,
         "matrices": " * ".join(products.batch),
         "matrix_lines": [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")],
@@ -71,8 +75,15 @@ def _names(products: GemmContext) -> list[str]:
 
 
 def _in_pairs(product: ContractionContext) -> bool:
-    """Whether the weights are exact in bfloat16, so that a dot product can take them in pairs."""
-    return product.contraction.format is not None or product.weight[0].dtype == "bfloat16"
+    """Whether the weights are decoded to pairs of bfloat16, in which they are exact."""
+    if product.contraction.format is not None:
+        return not _in_planes(product)
+    return product.weight[0].dtype == "bfloat16"
+
+
+def _in_planes(product: ContractionContext) -> bool:
+    """Whether the weights are of a format whose codes are stored in bit planes."""
+    return product.contraction.format is not None and not formats.find(product.contraction.format).tiled
 
 
 # -------------------------------------------------------------------------------------------------------- activation
@@ -137,6 +148,8 @@ def _weight(product: ContractionContext, region: GemmRegion, decoded: bool) -> d
             "initializer": f"{{{weight.pointer}, {region.columns}, k, {', '.join(weight.strides)}}}",
         }
     format = formats.find(contraction.format)
+    if not format.tiled:
+        return {"index": product.index, **_planes(format, product, decoded)}
     zeros = pointers[2] if format.zero_point else "nullptr"
     options = (
         f"{format.bits}, {contraction.group_size or 0}, {str(format.zero_point).lower()}, {product.weight[1].storage}"
@@ -145,6 +158,27 @@ def _weight(product: ContractionContext, region: GemmRegion, decoded: bool) -> d
         "index": product.index,
         "type": f"jitgen::gemm::{'Decoded' if decoded else 'Quantised'}<{options}>",
         "initializer": f"{{{pointers[0]}, {pointers[1]}, {zeros}, k}}",
+    }
+
+
+_BYTE_SCALES = {"e8m0": "jitgen::gemm::E8m0", "e4m3": "jitgen::gemm::E4m3"}
+
+
+def _planes(format: formats.Format, product: ContractionContext, decoded: bool) -> dict[str, str]:
+    """The type and the initializer of a weight in bit planes (``gemm_planes.hpp``)."""
+    tensors = dict(zip(format.tensor_names, product.weight, strict=True))
+    zero = tensors["zeros"].storage if format.zero_point else "jitgen::gemm::NoZero"
+    codes = f"jitgen::gemm::PlaneCodes<{format.bits}, jitgen::gemm::{codes_type(format)}, {zero}>"
+    scale = _BYTE_SCALES.get(format.scale, tensors["scales"].storage)
+    scales = tensors["scales"].pointer
+    if format.scale in _BYTE_SCALES:
+        scales = f"reinterpret_cast<const {scale}*>({scales})"
+    zeros = tensors["zeros"].pointer if format.zero_point else "nullptr"
+    factors = [str(tensors["tensor_scale"].pointer)] if format.tensor_scale else []
+    kind = "DecodedBlocks" if decoded else "QuantisedBlocks"
+    return {
+        "type": f"jitgen::gemm::{kind}<{codes}, {product.contraction.group_size or 0}, {scale}>",
+        "initializer": f"{{{', '.join([str(tensors['codes'].pointer), str(scales), str(zeros), 'k', *factors])}}}",
     }
 
 

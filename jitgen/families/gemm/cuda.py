@@ -14,6 +14,7 @@ from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.gemm import wgmma
+from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
@@ -67,13 +68,14 @@ def build(
         for region, layout in zip(products.regions, layouts, strict=True)
     ]
     mainloop = _MAINLOOPS[schedule.path]
+    planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
     return {
         "maps": [],
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "shape": shape,
         "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
-        "mainloop": mainloop.headers,
+        "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
         "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
         if schedule.cluster_k_splits > 1
@@ -111,6 +113,9 @@ class _Mainloop:
     shared: str
     headers: tuple[str, ...]
 
+
+PLANES_HEADER = "jitgen/gemm_planes.cuh"
+"""The header of weights whose codes are in bit planes; it follows that of the mainloop."""
 
 _MAINLOOPS = {
     "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
@@ -320,7 +325,7 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule, sha
             weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
             return f"jitgen::MmaConfig<{_list(*numbers, shape.width, False)}>", weight
         format = formats.find(first.contraction.format or "")
-        sums = format.bits == 4 and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
+        sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
         return f"jitgen::MmaConfig<{_list(*numbers, shape.width, sums)}>", _quantised(first, storage)
     if isinstance(schedule, Stream | StreamOuter):
         numbers = (
@@ -348,8 +353,17 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule, sha
     tiles = (shape.tokens, shape.rows, schedule.block_k, *shape.thread_tile)
     config = f"jitgen::SimtConfig<{_list(count, *tiles, schedule.cluster_k_splits, shape.width)}>"
     if first.contraction.format is not None:
-        return config, f"jitgen::SimtQuant<{_quantised(first, 'jitgen::bfloat16')}>"
+        kind = "SimtQuant" if formats.find(first.contraction.format).tiled else "SimtPlanes"
+        return config, f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"
     return config, _simt_dense([product.weight[0] for product in region.contractions])
+
+
+def _biased(format: formats.Format, group_size: int | None) -> bool:
+    """Whether codes may be decoded with a bias, which is removed through the sum of x: of a group of 32 at least."""
+    if format.tiled:
+        return format.bits == 4
+    whole = isinstance(format.code, formats.Integer) and format.bits < 8 and format.zeros != "float"
+    return whole and (group_size is None or group_size % 32 == 0)
 
 
 def _list(*values: Any) -> str:
@@ -364,6 +378,8 @@ def _along(kind: str) -> str:
 def _quantised(product: ContractionContext, element: str) -> str:
     """The type of a quantised weight, for an x of type ``element``."""
     format = formats.find(product.contraction.format or "")
+    if not format.tiled:
+        return _planes(product, format, element)
     values = (element, format.bits, format.zero_point, product.weight[1].storage, product.contraction.group_size or 0)
     return f"jitgen::QuantWeight<{_list(*values)}>"
 
@@ -376,6 +392,35 @@ def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
             stride = weight.strides[0 if path == "rows" else 1]
             return f"{{{{{weight.pointer}, {stride}, int({region.columns}), int(k)}}}}"
         return f"{{{', '.join([str(weight.pointer), *weight.strides])}}}"
+    format = formats.find(product.contraction.format)
+    if not format.tiled:
+        initializer = _planes_initializer(product, format)
+        return f"{{{initializer}}}" if path == "simt" else initializer
     codes, scales, *zeros = (str(operand.pointer) for operand in product.weight)
     initializer = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"
     return f"{{{initializer}}}" if path == "simt" else initializer
+
+
+# -------------------------------------------------------------------------------------------------------- bit planes
+
+_BYTE_SCALES = {"e8m0": "jitgen::E8m0", "e4m3": "jitgen::E4m3"}
+
+
+def _planes(product: ContractionContext, format: formats.Format, element: str) -> str:
+    """The type of a quantised weight in bit planes (``gemm_planes.cuh``), for an x of type ``element``."""
+    tensors = dict(zip(format.tensor_names, product.weight, strict=True))
+    zero = tensors["zeros"].storage if format.zero_point else "jitgen::NoZero"
+    scale = _BYTE_SCALES.get(format.scale, tensors["scales"].storage)
+    group = product.contraction.group_size or 0
+    kind = f"jitgen::{codes_type(format, cuda=True)}"
+    return f"jitgen::PlaneWeight<{_list(element, format.bits, kind, zero, scale, group, format.tensor_scale)}>"
+
+
+def _planes_initializer(product: ContractionContext, format: formats.Format) -> str:
+    tensors = dict(zip(format.tensor_names, product.weight, strict=True))
+    scales = str(tensors["scales"].pointer)
+    if format.scale in _BYTE_SCALES:
+        scales = f"reinterpret_cast<const {_BYTE_SCALES[format.scale]}*>({scales})"
+    zeros = tensors["zeros"].pointer if format.zero_point else "nullptr"
+    factors = tensors["tensor_scale"].pointer if format.tensor_scale else "nullptr"
+    return f"{{reinterpret_cast<const uint32_t*>({tensors['codes'].pointer}), {scales}, {zeros}, {factors}}}"

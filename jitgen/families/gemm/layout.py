@@ -22,7 +22,7 @@ from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, Strided
 
-QUANTIZED_COMPONENTS = ("codes", "scales", "zeros")
+QUANTIZED_COMPONENTS = ("codes", "scales", "zeros", "tensor_scale")
 """Kinds of the operands that make up a quantised weight."""
 MAX_UNIT = 16
 """Elements that one access moves at most: 16 bytes of a one-byte dtype."""

@@ -32,6 +32,7 @@ from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.families.gemm.triton_products import Form, form_of, lines_of, load, offset
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
+from jitgen.quant import formats
 
 
 def build(
@@ -190,7 +191,8 @@ def _x(region: GemmRegion, form: Form) -> str:
     x = _activation(region)
     conditions = ["(x_i < m)"] if _masks_rows(region, form) else []
     loaded = load(x.pointer, offset(x, "x_i", "x_k"), [*conditions, *form.beyond("x_k")])
-    return f"beside_words({loaded})" if form.sliced and region.contractions[0].contraction.format else loaded
+    format = region.contractions[0].contraction.format
+    return f"beside_words({loaded})" if form.sliced and format and formats.find(format).tiled else loaded
 
 
 # ---------------------------------------------------------------------------------------------------------- epilogue
@@ -221,5 +223,6 @@ def _used(regions: Sequence[dict[str, Any]]) -> str:
         lines += [operand["expression"] for operand in region["loads"]]
         lines += [operand["stored"] for operand in region["stores"]]
         lines += [line for product in region["contractions"] for line in product["lines"]]
+        lines += [*region["before_lines"], *region["head_lines"], *region["tail_lines"], *region["after_lines"]]
         lines.append(region["x"])
     return environment.select_functions(environment.header("jitgen_triton.py"), "\n".join(lines))

@@ -166,12 +166,15 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     format, group = formats.find(contraction.format or ""), contraction.group_size
     if form.name == "tokens" or (group and group % schedule.slice_k):
         raise UnsupportedError(f"{schedule} is no schedule for {format.name} weights with groups of {group}")
-    codes, scales = product.weight[:2]
+    tensors = dict(zip(format.tensor_names, product.weight, strict=True))
+    codes, scales = tensors["codes"], tensors["scales"]
     per_word = WORD_BITS // format.bits
     padded = group or formats.ROW_MULTIPLE
     lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
-    lines.indices.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.slice_k // per_word}){form.axes.w_k}")
-    lines.indices.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
+    if format.tiled:
+        words = schedule.slice_k // per_word
+        lines.indices.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {words}){form.axes.w_k}")
+        lines.indices.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
     if group:
         lines.indices.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
 
@@ -197,8 +200,10 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
         parameter(f"{w}_scale", scales.pointer, schedule.block_m <= SCALED_SUM_ROWS or not many_warps)
     zero = ""
     if format.zero_point:
-        parameter(f"{w}_zero", product.weight[2].pointer, schedule.block_m > SCALED_SUM_ROWS and not many_warps)
+        parameter(f"{w}_zero", tensors["zeros"].pointer, schedule.block_m > SCALED_SUM_ROWS and not many_warps)
         zero = f", {w}_zero"
+    if not format.tiled:
+        return _planes(product, region, form, schedule, lines)
     at = f"start // {per_word} + {w}_row + {w}_k"
     # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
     chunk_begin = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
@@ -223,3 +228,68 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
         row = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
         lines.after.append(f"{acc} = {acc} * tl.load({scales.pointer} + {row}).to({product.type})")
     return lines
+
+
+def _planes(
+    product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule, lines: Lines
+) -> Lines:
+    """The rest of a weight's lines where its codes are in bit planes: codes become float32, and then x's dtype.
+
+    The scales of groups multiply the sums, or weights of bfloat16 and float32. They do not multiply weights of float16,
+    because the product of a code and a scale may be beyond its range.
+    """
+    contraction, acc, w = product.contraction, product.accumulator, f"w{product.index}"
+    format, group = formats.find(contraction.format or ""), contraction.group_size
+    tensors = dict(zip(format.tensor_names, product.weight, strict=True))
+    padded = group or formats.ROW_MULTIPLE
+    lines.indices.append(f"{w}_columns = (k + {padded - 1}) // {padded} * {padded}")
+    lines.indices.append(f"{w}_row = {w}_j * ({w}_columns * {format.bits} // {WORD_BITS})")
+    code = []
+    for width, first in format.planes:
+        per_word = WORD_BITS // width
+        index = f"{w}_k{width}"
+        words = schedule.slice_k // per_word
+        lines.indices.append(f"{index} = first_k // {per_word} + tl.arange(0, {words}){form.axes.w_k}")
+        base = f"{w}_columns * {first} // {WORD_BITS} + " if first else ""
+        at = f"start // {per_word} + {base}{w}_row + {index}"
+        loaded = load(tensors["codes"].pointer, at, form.beyond(f"{index} * {per_word}"))
+        lines.body.append(f"{w}_bits{width} = plane_bits({loaded}, {width})")
+        code.append(f"({w}_bits{width} << {first})" if first else f"{w}_bits{width}")
+    lines.body.append(f"{w}_code = {' | '.join(code)}")
+    values = _values(format, f"{w}_code")
+    if format.zero_point:
+        values = f"{values} - {w}_zero.to(tl.float32)"
+    compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(contraction.dtype, product.type)
+    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS and contraction.dtype != "float16"
+    if scales_weights:
+        values = f"({values}) * {_scale(format, f'{w}_scale')}"
+    lines.body.append(f"{w} = ({values}).to({compute})")
+    if group and not scales_weights:
+        scale = f"{_scale(format, f'{w}_scale')}.to({product.type})"
+        lines.body.append(f"{acc} = tl.fma({_dot(product, form, '')}, {scale}, {acc})")
+    else:
+        lines.body.append(f"{acc} = {_dot(product, form, f'{acc}, ')}")
+        lines.in_flight = form.name == "weights"
+    row = f"tl.minimum(j, {region.columns} - 1){form.axes.y_j}"
+    if not group:
+        scale = _scale(format, f"tl.load({tensors['scales'].pointer} + {row})")
+        lines.after.append(f"{acc} = {acc} * {scale}.to({product.type})")
+    if format.tensor_scale:
+        lines.after.append(f"{acc} = {acc} * tl.load({tensors['tensor_scale'].pointer} + {row}).to({product.type})")
+    return lines
+
+
+def _values(format: formats.Format, code: str) -> str:
+    """The expression of codes as numbers of float32."""
+    kind = format.code
+    if isinstance(kind, formats.Integer):
+        return f"integer_values({code}, {kind.step}, {format.first})"
+    if isinstance(kind, formats.Float):
+        return f"small_floats({code}, {kind.exponent}, {kind.mantissa}, {kind.bias})"
+    return f"table_values({code}, {', '.join(map(repr, format.values.tolist()))})"
+
+
+def _scale(format: formats.Format, stored: str) -> str:
+    """The expression of scales as numbers of float32."""
+    decoders = {"e8m0": "e8m0_to_float32", "e4m3": "e4m3_to_float32"}
+    return f"{decoders[format.scale]}({stored})" if format.scale in decoders else f"{stored}.to(tl.float32)"

@@ -8,7 +8,8 @@ functions that are exact inverses of each other::
 
 ``shape`` is (N, K). ``tensors`` are (codes, scales) or (codes, scales, zeros), contiguous and on one device. Both
 functions consist of plain torch operations, so that they work on any device, ``meta`` included. A module is imported
-when its layout is first used.
+when its layout is first used. A layout's module is about the formats with kernels of their own (``Format.tiled``); of
+all others ``planes`` has the codes in each layout.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.quant.formats import Format
 
-Parts = tuple[torch.Tensor, ...]
-"""The tensors a quantised weight consists of: (codes, scales) or (codes, scales, zeros)."""
+Tensors = tuple[torch.Tensor, ...]
+"""The tensors a quantised weight consists of, in the order of ``Format.tensor_names``."""
 
 LAYOUTS: dict[str, str] = {
     "portable": "jitgen.quant.layouts.portable",
@@ -36,7 +37,7 @@ LAYOUTS: dict[str, str] = {
 
 
 class Conversion(Protocol):
-    def __call__(self, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts: ...
+    def __call__(self, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors: ...
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,29 @@ def find(name: str) -> Layout:
     if name not in LAYOUTS:
         raise UnsupportedError(f"unknown layout {name!r} of quantised weights; expected one of {', '.join(LAYOUTS)}")
     module = importlib.import_module(LAYOUTS[name])
-    return Layout(name, module.pack, module.unpack)
+    if name == "portable":
+        return Layout(name, module.pack, module.unpack)
+    planes = importlib.import_module("jitgen.quant.layouts.planes")
+
+    def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+        if not format.tiled:
+            return planes.pack(name, format, group_size, shape, tensors)
+        if format.scale_rows != 1:
+            tensors = planes.one_for_each_row(format, shape, tensors)
+        return module.pack(format, group_size, shape, tensors)
+
+    def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+        if not format.tiled:
+            return planes.unpack(name, format, group_size, shape, tensors)
+        codes, *rest = module.unpack(format, group_size, shape, tensors)
+        return (codes, *(planes.shared_rows(format, tensor) for tensor in rest))
+
+    return Layout(name, pack, unpack)
 
 
 def convert(
-    tensors: Parts, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
-) -> Parts:
+    tensors: Tensors, source: str, target: str, format: Format, group_size: int | None, shape: tuple[int, int]
+) -> Tensors:
     """``tensors``, which are in layout ``source``, converted to layout ``target``."""
     if source == target:
         return tensors

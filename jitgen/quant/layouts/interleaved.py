@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 
 from jitgen.quant.formats import Format, geometry
-from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts import Tensors
 from jitgen.quant.layouts.portable import padded
 
 BLOCK_ROWS = 16
@@ -33,7 +33,7 @@ CHUNK = 32
 """The columns of which a thread's codes are contiguous. Every group size is a multiple of it."""
 
 
-def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     """The tensors of this layout, made from ``tensors`` of the portable one."""
     sizes = geometry(group_size, shape)
     codes, *rest = (padded(tensor, sizes.padded_rows, tensor.shape[1]) for tensor in tensors)
@@ -49,7 +49,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors
     return (words, *(tensor.view(blocks, BLOCK_ROWS, sizes.groups) for tensor in per_group))
 
 
-def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     """The tensors of the portable layout, made from ``tensors`` of this one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors

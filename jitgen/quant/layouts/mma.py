@@ -31,7 +31,7 @@ from __future__ import annotations
 import torch
 
 from jitgen.quant.formats import Format, Geometry, geometry, round_up
-from jitgen.quant.layouts import Parts
+from jitgen.quant.layouts import Tensors
 from jitgen.quant.layouts.portable import padded
 
 BLOCK_ROWS = 16
@@ -39,7 +39,7 @@ CHUNK = 64
 """K is padded to a multiple of this many columns: with 4 bits, those that one 16-byte load of each lane covers."""
 
 
-def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     """The tensors of this layout, made from ``tensors`` of the portable one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors
@@ -64,7 +64,7 @@ def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors
     return (packed.contiguous(), *(_row_blocks(padded(tensor, sizes.padded_rows, groups), blocks) for tensor in rest))
 
 
-def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Parts) -> Parts:
+def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
     """The tensors of the portable layout, made from ``tensors`` of this one."""
     sizes = geometry(group_size, shape)
     codes, *rest = tensors

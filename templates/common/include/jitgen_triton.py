@@ -396,6 +396,58 @@ def int8_values_packed(words, DTYPE: tl.constexpr):
         return in_order(halves(tl.join(even, odd), DTYPE), words, 4)
 
 
+# Codes of formats in bit planes (jitgen/quant/layouts/planes.py) as numbers of float32, [.., K].
+
+
+@triton.jit
+def plane_bits(words, WIDTH: tl.constexpr):
+    """The fields of WIDTH bits of words [.., words along K], in their order: [.., K], int32."""
+    PER_WORD: tl.constexpr = 32 // WIDTH
+    MASK: tl.constexpr = (1 << WIDTH) - 1
+    shifts = tl.arange(0, PER_WORD) * WIDTH
+    if len(words.shape) == 2:
+        fields = (words[:, :, None] >> shifts[None, None, :]) & MASK
+        return fields.reshape(words.shape[0], words.shape[1] * PER_WORD)
+    else:
+        fields = (words[:, :, :, None] >> shifts[None, None, None, :]) & MASK
+        return fields.reshape(words.shape[0], words.shape[1], words.shape[2] * PER_WORD)
+
+
+@triton.jit
+def integer_values(code, STEP: tl.constexpr, FIRST: tl.constexpr):
+    """Whole numbers, STEP apart; that of code 0 is FIRST."""
+    return (code * STEP + FIRST).to(tl.float32)
+
+
+@triton.jit
+def small_floats(code, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """A sign, EXPONENT and MANTISSA bits: the exponent is re-biased by a multiplication, subnormals included."""
+    SIGN: tl.constexpr = 1 << (EXPONENT + MANTISSA)
+    factor = tl.full((1,), (254 - BIAS) << 23, tl.int32).to(tl.float32, bitcast=True)
+    magnitude = ((code & (SIGN - 1)) << (23 - MANTISSA)).to(tl.float32, bitcast=True) * factor
+    return tl.where((code & SIGN) != 0, magnitude * -1.0, magnitude)
+
+
+@triton.jit
+def table_values(code, v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15):
+    """One of sixteen numbers, chosen bit by bit."""
+    first = (code & 1) != 0
+    second = (code & 2) != 0
+    a = tl.where(second, tl.where(first, v3, v2), tl.where(first, v1, v0))
+    b = tl.where(second, tl.where(first, v7, v6), tl.where(first, v5, v4))
+    c = tl.where(second, tl.where(first, v11, v10), tl.where(first, v9, v8))
+    d = tl.where(second, tl.where(first, v15, v14), tl.where(first, v13, v12))
+    third = (code & 4) != 0
+    return tl.where((code & 8) != 0, tl.where(third, d, c), tl.where(third, b, a))
+
+
+@triton.jit
+def e8m0_to_float32(byte):
+    """A power of two, from its exponent plus 127; the smallest one is subnormal."""
+    bits = byte.to(tl.int32)
+    return tl.where(bits == 0, 0x00400000, bits << 23).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def philox_bits(index, seed, offset):
     """64 bits of Philox 4x32-10, its first two words; the counter is the offset and the index, the key the seed."""

@@ -39,6 +39,7 @@ from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
+from jitgen.quant import formats
 
 __all__ = ["candidates", "cost", "prologue"]
 
@@ -117,6 +118,8 @@ def _takes_wgmma(problem: Problem) -> bool:
     """Whether ``problem`` is for a wgmma mainloop: many rows on sm_90a, and operands that tensor maps can describe."""
     if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
         return False
+    if problem.quantized and not formats.find(problem.contractions[0].format or "").tiled:
+        return False  # these mainloops decode the formats that have layouts of their own
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not problem.quantized):
         return False
     group = problem.contractions[0].group_size

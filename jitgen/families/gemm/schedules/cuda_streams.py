@@ -18,6 +18,7 @@ from jitgen.families.operands import item_size
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
+from jitgen.quant import formats
 
 STREAMED_ROWS = 16
 """Rows of x up to which weights are streamed once and there is little else to do (H200, Llama 3 8B and 70B layers)."""
@@ -88,7 +89,11 @@ def _plain(problem: Problem) -> bool:
     """Whether the weights need no more registers than 4-bit codes without zero-points, for bfloat16."""
     first = problem.contractions[0]
     coarse = first.group_size is None or first.group_size % 64 == 0
-    return first.format == "int4" and coarse and problem.dtype == "bfloat16"
+    format = formats.find(first.format or "")
+    light = format.name == "int4" or (
+        not format.tiled and isinstance(format.code, formats.Integer) and format.bits <= 4 and not format.zero_point
+    )
+    return light and coarse and problem.dtype == "bfloat16"
 
 
 _ROWS: dict[int, list[tuple[float, Shape]]] = {

@@ -90,11 +90,12 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   using Shared = MmaShared<Config>;
   constexpr int C = Config::contractions, T = Config::token_tiles, R = Config::row_tiles, D = Config::depth;
   constexpr int warps_k = Config::warps_k, window = Config::window, group_threads = 32 * Config::warps_n;
-  constexpr int parts = Weight::parts, steps = 4 / parts;
+  constexpr bool by_step = Weight::parts == 4;  // each step of 16 k's has scales of its own
+  constexpr int parts = by_step ? 2 : Weight::parts, steps = 4 / parts;
   constexpr int own = Weight::tiles, reads = R / own;  // row tiles of one read of a lane, and its reads
   constexpr bool exact = !Config::sums;
   constexpr bool direct = Weight::group == 0 && exact;  // one accumulator for all of k
-  static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits == 4)), "");
+  static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits < 8 && !by_step)), "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   const int warp_k = warp / Config::warps_n, warp_n = warp % Config::warps_n;
@@ -197,7 +198,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
             }
             if constexpr (!Weight::zero_points) {
 #pragma unroll
-              for (int q = 0; q < 2; ++q) sum[t][q] = sum[t][q + 2] = sum[t][q] * -136.0f;
+              for (int q = 0; q < 2; ++q) sum[t][q] = sum[t][q + 2] = sum[t][q] * -Weight::common_bias;
             }
           }
         }
@@ -206,7 +207,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
           for (int r = 0; r < R; ++r) {
             const auto& s = scales[Weight::group == 0 ? 0 : d][c][r / own];
-            const auto offset = Weight::offsets(s, part);
+            auto offset = Weight::offsets(s, by_step ? part * steps : part);
             float product[T][4];
             if constexpr (!exact && Weight::zero_points) {
               const float2 bias = Weight::bias(s, part);
@@ -216,13 +217,14 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
 #pragma unroll
             for (int step = 0; step < steps; ++step) {
               uint32_t a[4];
+              if constexpr (by_step) offset = Weight::offsets(s, part * steps + step);
               Weight::template fragment<exact>(a, codes[d][c][r / own], part * steps + step, offset, r % own);
 #pragma unroll
               for (int t = 0; t < T; ++t) {
                 const uint32_t b0 = b[step / 2][t][step % 2 * 2], b1 = b[step / 2][t][step % 2 * 2 + 1];
                 if constexpr (direct) {
                   multiply_add<Element>(acc[c][r][t], a, b0, b1, acc[c][r][t]);
-                } else if (step > 0 || (!exact && Weight::zero_points)) {
+                } else if ((step > 0 && !by_step) || (!exact && Weight::zero_points)) {
                   multiply_add<Element>(product[t], a, b0, b1, product[t]);
                 } else if constexpr (exact) {
                   multiply_add<Element>(product[t], a, b0, b1, zero);
@@ -230,8 +232,16 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
                   multiply_add<Element>(product[t], a, b0, b1, sum[t]);
                 }
               }
+              if constexpr (by_step) {
+                const float2 scale = unpack_pair(s.scale[part * steps + step]);
+#pragma unroll
+                for (int i = 0; i < T * 4; ++i) {
+                  float& total = acc[c][r][i / 4][i % 4];
+                  total = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, product[i / 4][i % 4], total);
+                }
+              }
             }
-            if constexpr (!direct) {
+            if constexpr (!direct && !by_step) {
               const float2 scale = Weight::group == 0 ? float2{1.0f, 1.0f} : unpack_pair(s.scale[part]);
 #pragma unroll
               for (int t = 0; t < T; ++t) {
@@ -262,6 +272,11 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
     for (int r = 0; r < R; ++r) {
       float2 scale = {1.0f, 1.0f};
       if (Weight::group == 0) scale = unpack_pair(scales[0][c][r / own].scale[0]);
+      if constexpr (Weight::factored) {
+        const int row = n0 + (warp_n * R + r) * 16 + lane / 4;
+        scale.x *= weights[c].factor(row, last_tile + 1);
+        scale.y *= weights[c].factor(row + 8, last_tile + 1);
+      }
 #pragma unroll
       for (int t = 0; t < T; ++t) {
 #pragma unroll

@@ -41,17 +41,32 @@ struct Task {
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Weights of `bits` bits in the layout "cpu" (jitgen/quant/layouts/cpu.py): 16 rows are interleaved, with 64 bytes of
-// codes for 8 or 4 k's; each group has scales and zero-points of 16 rows. With `group` 0 each row has one scale.
-template <int bits, int64_t group, bool zeroed, class Scale>
-struct Quantised {
-  const uint8_t* codes;
-  const Scale* scales;
-  const uint8_t* zeros;
-  int64_t k;
-
+// The codes of the formats with kernels of their own (gemm_weights.hpp): 64 bytes for 8 or 4 k's of a block.
+template <int bits, bool zeroed_>
+struct TiledCodes {
+  using Zero = uint8_t;
+  static constexpr bool zeroed = zeroed_;
   static constexpr int64_t unit_bytes = 64;
   static constexpr int64_t per_unit = unit_bytes * 8 / bits / block_rows;
+  template <class Compute>
+  using DecoderOf = Decoder<Compute, bits, zeroed_>;
+};
+
+// Quantised weights in the layout "cpu" (jitgen/quant/layouts/cpu.py): 16 rows are interleaved, with `Codes::unit_bytes`
+// bytes of codes for `Codes::per_unit` k's; each group has scales and zero-points of 16 rows. With `group` 0 each row has
+// one scale. A row may have a factor besides, which multiplies its sums at the end.
+template <class Codes, int64_t group, class Scale>
+struct QuantisedBlocks {
+  using Zero = typename Codes::Zero;
+  const uint8_t* codes;
+  const Scale* scales;
+  const Zero* zeros;
+  int64_t k;
+  const float* factors = nullptr;
+
+  static constexpr bool zeroed = Codes::zeroed;
+  static constexpr int64_t unit_bytes = Codes::unit_bytes;
+  static constexpr int64_t per_unit = Codes::per_unit;
 
   template <class Compute>
   static constexpr int64_t panel() {
@@ -64,7 +79,7 @@ struct Quantised {
 
   template <class Compute>
   void sum(const Task<Compute>& task) const {
-    using Tiles = detail::Tiles<Compute, Decoder<Compute, bits, zeroed>, Scale>;
+    using Tiles = detail::Tiles<Compute, typename Codes::template DecoderOf<Compute>, Scale>;
     constexpr int64_t elements = per_unit / Compute::per_element;
     constexpr int64_t per_group = group != 0 ? group / per_unit : 64;
     const int64_t units = depth<Compute>() / elements;
@@ -89,8 +104,23 @@ struct Quantised {
         }
       }
     }
+    if (factors != nullptr) multiply_by_factors(task);
+  }
+
+  // Multiplies the sums of a task by the factors of their rows.
+  template <class Compute>
+  void multiply_by_factors(const Task<Compute>& task) const {
+    const Range rows = {task.x.tile(task.tiles.begin).begin, task.x.tile(task.tiles.end - 1).end};
+    const float* const factor = factors + task.block * block_rows;
+    for (int64_t m = rows.begin; m < rows.end; ++m) {
+      auto* const sums = task.sums + m * task.row_stride;
+      for (int64_t n = 0; n < task.blocks * block_rows; ++n) sums[n] *= factor[n];
+    }
   }
 };
+
+template <int bits, int64_t group, bool zeroed, class Scale>
+using Quantised = QuantisedBlocks<TiledCodes<bits, zeroed>, group, Scale>;
 
 // The dimension along which dense weights are contiguous.
 enum class Along { k, n, neither };

@@ -10,9 +10,9 @@
 namespace jitgen {
 namespace gemm {
 
-template <int bits, int64_t group, bool zeroed, class Scale>
-struct Decoded : Quantised<bits, group, zeroed, Scale> {
-  using Base = Quantised<bits, group, zeroed, Scale>;
+template <class Codes, int64_t group, class Scale>
+struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
+  using Base = QuantisedBlocks<Codes, group, Scale>;
 
   // Elements of k that a panel holds: whole groups, where groups are scaled by the tiles.
   static constexpr int64_t panel_k = group > chunk_elements ? group : chunk_elements;
@@ -25,6 +25,7 @@ struct Decoded : Quantised<bits, group, zeroed, Scale> {
   template <class Compute>
   void sum(const Task<Compute>& task) const {
     for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_decoded(task, b);
+    if (this->factors != nullptr) this->multiply_by_factors(task);
   }
 
  private:
@@ -83,8 +84,9 @@ struct Decoded : Quantised<bits, group, zeroed, Scale> {
   // zero-points are at `at`.
   template <class Compute>
   void decode(int64_t from, int64_t count, int64_t at, typename Compute::Element* to) const {
-    using Decode = typename Decoder<Compute, bits, zeroed>::template type<Compute::most_rows>;
-    constexpr int elements = Decoder<Compute, bits, zeroed>::elements;
+    using Decoder = typename Codes::template DecoderOf<Compute>;
+    using Decode = typename Decoder::template type<Compute::most_rows>;
+    constexpr int elements = Decoder::elements;
     constexpr int vectors = Compute::vectors;
     const char* w = reinterpret_cast<const char*>(this->codes) + from / elements * Decode::bytes;
     Decode decode;
@@ -92,10 +94,10 @@ struct Decoded : Quantised<bits, group, zeroed, Scale> {
     for (int64_t done = 0; done < count; done += per_group, at += block_rows) {
       typename Compute::Vector scale[vectors];
       for (int v = 0; v < vectors; ++v) widen(this->scales + at + v * (block_rows / vectors), scale[v]);
-      decode.group(zeroed ? this->zeros + at : nullptr);
+      decode.group(Codes::zeroed ? this->zeros + at : nullptr);
       for (int64_t unit = 0; unit < per_group / elements; ++unit) {
         decode.open(w);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
         for (int step = 0; step < Decode::steps; ++step) {
           typename Compute::Weights weights[vectors];
           decode.take(step, weights);
@@ -110,6 +112,9 @@ struct Decoded : Quantised<bits, group, zeroed, Scale> {
     }
   }
 };
+
+template <int bits, int64_t group, bool zeroed, class Scale>
+using Decoded = DecodedBlocks<TiledCodes<bits, zeroed>, group, Scale>;
 
 }  // namespace gemm
 }  // namespace jitgen

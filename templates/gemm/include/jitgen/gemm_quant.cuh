@@ -33,6 +33,7 @@ struct QuantWeight {
   static constexpr bool zero_points = zero_points_;
   static constexpr int group = group_;
   static constexpr int loads = bits / 4;
+  static constexpr bool factored = false;  // whether a row has a factor besides its scales
   static constexpr int tiles = 1;         // tiles of 16 rows that a lane reads at once
   static constexpr bool constant = true;  // no kernel writes it, so it can be read before the preceding kernel ends
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : 2;  // scales of a row of a chunk
@@ -120,6 +121,7 @@ struct QuantWeight {
     }
   };
 
+  static constexpr float common_bias = 136.0f;  // what `bias` is without zero-points
   // The bias that `fragment<false>` adds to codes, of rows g and g+8. It is 0 where the fragment is exact.
   static JITGEN_DEVICE float2 bias(const Scales& s, int part) {
     if constexpr (bits == 8) return {0.0f, 0.0f};

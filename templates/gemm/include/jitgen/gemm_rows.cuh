@@ -15,7 +15,8 @@ template <class ElementType, int tiles_, bool ragged_>
 struct DenseOperand {
   using Element = ElementType;
   static constexpr int bits = 16, group = 0, parts = 1, tiles = tiles_;
-  static constexpr bool zero_points = false, constant = false, ragged = ragged_;
+  static constexpr float common_bias = 0.0f;
+  static constexpr bool zero_points = false, factored = false, constant = false, ragged = ragged_;
 
   const Element* pointer;
   int64_t stride;  // of the dimension that is not contiguous, in elements

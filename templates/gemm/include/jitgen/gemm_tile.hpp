@@ -33,7 +33,7 @@ constexpr int64_t ahead = 12288;
 // if `first`. Few rows have several accumulators each, so that consecutive additions do not depend on each other.
 template <class Compute, class Decoder, class Scale, int rows>
 __attribute__((noinline)) void tile(const char* w, const typename Compute::Element* x, int64_t units,
-                                    int64_t units_per_group, const Scale* scales, const uint8_t* zeros,
+                                    int64_t units_per_group, const Scale* scales, const typename Decoder::Zero* zeros,
                                     typename Compute::Accumulator* c, int64_t row_stride, bool first) {
   using Vector = typename Compute::Vector;
   using Decode = typename Decoder::template type<rows>;
@@ -59,7 +59,7 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
     for (int64_t unit = 0; unit < here; ++unit) {
       if (!same<Decoder, Panel<Compute>>) __builtin_prefetch(w + ahead, 0, 2);
       decode.open(w);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
       for (int step = 0; step < Decode::steps; ++step) {
         typename Compute::Weights weights[vectors];
         decode.take(step, weights);

@@ -95,6 +95,9 @@ JITGEN_INLINE void widen(const bfloat16* from, Doubles& to) {
   const NarrowWords bits = __builtin_convertvector(load_vector<NarrowestHalves>(from), NarrowWords) << 16;
   to = __builtin_convertvector((NarrowFloats)bits, Doubles);
 }
+JITGEN_INLINE void widen(const float16* from, Doubles& to) {
+  for (int lane = 0; lane < double_lanes; ++lane) to[lane] = jitgen::load(from[lane]);
+}
 
 JITGEN_INLINE void widen(const int32_t* from, Ints& to) { to = load_vector<Ints>(from); }
 JITGEN_INLINE void widen(const int64_t* from, Longs& to) { to = load_vector<Longs>(from); }

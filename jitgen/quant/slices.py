@@ -1,0 +1,103 @@
+"""Rows and columns of a quantised weight, as weights of their own, which tensor parallelism cuts out; and rows that are
+dequantised, which an embedding looks up.
+
+The functions take and return tensors in the portable layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.quant.decode import decode
+from jitgen.quant.formats import WHOLE_TENSOR, Format, Integer, geometry
+from jitgen.quant.layouts import Tensors, portable
+
+_ROW_TENSORS = ("scales", "zeros")
+"""Tensors with a row for each row of the weight, or for each set of rows that share it."""
+
+
+def rows(format: Format, tensors: Tensors, index: torch.Tensor) -> Tensors:
+    """The rows of a weight with these numbers (int64).
+
+    Raises:
+        UnsupportedError: rows share scales (``Format.scale_rows``), and they are not whole sets of these.
+    """
+    index = index.to(tensors[0].device)
+    shared = index
+    if format.scale_rows not in (1, WHOLE_TENSOR):
+        sharing = format.scale_rows
+        shared = index[::sharing] // sharing
+        whole = (shared * sharing).repeat_interleave(sharing)[: len(index)]
+        if not torch.equal(index, whole + torch.arange(len(index), device=index.device) % sharing):
+            raise UnsupportedError(
+                f"rows of a weight of {format.name}, of which {sharing} share their scales: take whole sets of them, "
+                f"such as w[{sharing}:{2 * sharing}]"
+            )
+    found = []
+    for name, tensor in zip(format.tensor_names, tensors, strict=True):
+        if name == "codes":
+            found.append(tensor.index_select(0, index))
+        elif name in _ROW_TENSORS and format.scale_rows != WHOLE_TENSOR:
+            found.append(tensor.index_select(0, shared))
+        else:
+            found.append(tensor[: 1 if len(index) else 0] if name in _ROW_TENSORS else tensor)
+    return tuple(tensor.contiguous() for tensor in found)
+
+
+def dense_rows(
+    format: Format,
+    group_size: int | None,
+    shape: tuple[int, int],
+    tensors: Tensors,
+    index: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The dequantised rows with these numbers (int64, one dimension), ``[len(index), K]`` of ``dtype``."""
+    shared = index if format.scale_rows == 1 else index // format.scale_rows if format.scale_rows else index * 0
+    taken = []
+    for name, tensor in zip(format.tensor_names, tensors, strict=True):
+        numbers = index if name == "codes" else shared
+        taken.append(tensor.index_select(0, numbers) if name == "codes" or name in _ROW_TENSORS else tensor)
+    # A row has scales of its own now.
+    own = replace(format, scale_rows=1)
+    return decode(own, group_size, (len(index), shape[1]), tuple(taken), dtype)
+
+
+def columns(
+    format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, first: int, last: int
+) -> Tensors:
+    """The columns from ``first`` to before ``last`` of a weight of ``shape``.
+
+    Raises:
+        UnsupportedError: they are not whole groups.
+    """
+    if group_size is not None and (first % group_size or (last % group_size and last != shape[1])):
+        raise UnsupportedError(
+            f"columns {first} to {last} of a weight with groups of {group_size}: both ends must be multiples of "
+            f"{group_size}, or the last one the end of the weight"
+        )
+    sizes, found = geometry(group_size, (shape[0], last - first)), []
+    for name, tensor in zip(format.tensor_names, tensors, strict=True):
+        if name == "codes":
+            fields = portable.unpack_codes(format, tensor)[:, first:last]
+            filled = _zero_codes(format, tensors, sizes.rows).expand(sizes.rows, sizes.padded_columns).clone()
+            filled[:, : last - first] = fields
+            found.append(portable.pack_codes(format, filled))
+        elif name in _ROW_TENSORS and group_size is not None:
+            found.append(tensor[:, first // group_size : first // group_size + sizes.groups])
+        else:
+            found.append(tensor)
+    return tuple(tensor.contiguous() for tensor in found)
+
+
+def _zero_codes(format: Format, tensors: Tensors, rows: int) -> torch.Tensor:
+    """For each row a code whose value is 0, ``[rows, 1]`` or ``[1, 1]``; any finite one in formats without such."""
+    if format.zeros == "integer":  # only a weight with one group a row has padding after a slice
+        zeros = tensors[format.tensor_names.index("zeros")][:, -1:]
+        return portable.of_rows(format, zeros, slice(0, rows)).clamp(max=(1 << format.bits) - 1)
+    found = (format.values == 0).nonzero()
+    code = int(found[0]) if len(found) and not isinstance(format.code, Integer) else 0
+    return torch.full((1, 1), code, dtype=format.code_dtype, device=tensors[0].device)

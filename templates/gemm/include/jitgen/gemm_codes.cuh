@@ -1,0 +1,152 @@
+// Kinds of low-bit codes, as pairs of 16-bit floats and as floats, and kinds of scales. The reference of each is
+// Format.values and Format.scale in jitgen/quant/formats.py; the tests run these functions on the host for every code.
+//
+// A pair of codes is a word with an unsigned code in each half. `Element` is bfloat16 or float16.
+#pragma once
+
+#include "jitgen/gemm_ptx.cuh"
+
+namespace jitgen {
+
+template <class Element>
+JITGEN_DEVICE uint32_t pack_pair(float low, float high) {
+  return uint32_t(store<Element>(low).bits) | uint32_t(store<Element>(high).bits) << 16;
+}
+template <class Element>
+constexpr uint32_t pair_of(uint32_t bfloat16_bits, uint32_t float16_bits) {
+  return (is_bfloat16<Element> ? bfloat16_bits : float16_bits) * 0x00010001u;
+}
+// The bits of 2^exponent, in both halves.
+template <class Element>
+constexpr uint32_t power_of_two(int exponent) {
+  return pair_of<Element>(uint32_t(exponent + 127) << 7, uint32_t(exponent + 15) << 10);
+}
+constexpr uint32_t minus_zeros = 0x80008000u;
+
+// Whole numbers, `step` apart; that of code 0 is `first`, and a code has `bits` bits.
+template <int bits, int step, int first>
+struct IntegerCodes {
+  // Whether a pair minus a zero-point of at most 127 is exact where it is computed as a pair.
+  static constexpr bool paired = bits < 8;
+
+  // A code shifted by `biased_shift` is in the upper bits of a bfloat16's mantissa. With the exponent of `base` it is the
+  // number plus `added`, which is no larger than three times the largest number: a sum of products loses little when the
+  // bias times the sum of x is taken off it.
+  static constexpr int biased_shift = 7 - bits, base = step << bits;
+  static constexpr float added = float(base - first);
+  static constexpr uint32_t biased_exponent = uint32_t(127 + bits + (step - 1)) << 7;
+  JITGEN_DEVICE static uint32_t biased(uint32_t shifted_codes) { return shifted_codes | biased_exponent * 0x00010001u; }
+
+  JITGEN_DEVICE static float number(uint32_t code) { return float(int(code) * step + first); }
+
+  // The code is written to the mantissa of 128 (bfloat16) or 1024 (float16), which is subtracted with the zero-point.
+  template <class Element>
+  JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t zeros = 0) {
+    constexpr uint32_t base = pair_of<Element>(0x4300u, 0x6400u), minus_base = base | minus_zeros;
+    constexpr uint32_t one = power_of_two<Element>(0);
+    if constexpr (step == 1) {
+      return fma_pair<Element>(codes | base, one, minus_base + uint32_t(-first) * 0x00010001u + zeros);
+    } else {
+      static_assert(step == 2 && first == -1, "");
+      const uint32_t whole = fma_pair<Element>(codes | base, one, minus_base);
+      return fma_pair<Element>(whole, power_of_two<Element>(1), one | minus_zeros);
+    }
+  }
+};
+
+// A sign, `exponent` bits with a bias and `mantissa` bits. The fields are moved to those of a wider float, whose exponent
+// is then re-biased by a multiplication: exactly, subnormals included.
+template <int exponent, int mantissa, int bias>
+struct FloatCodes {
+  static constexpr bool paired = true;
+  static constexpr int biased_shift = 0;
+  static constexpr float added = 0.0f;
+  JITGEN_DEVICE static uint32_t biased(uint32_t codes) { return codes; }  // never used
+  static constexpr int magnitude_bits = exponent + mantissa;
+  static constexpr uint32_t magnitude = (1u << magnitude_bits) - 1;
+
+  JITGEN_DEVICE static float number(uint32_t code) {
+    const float wide = __int_as_float(int((code & magnitude) << (23 - mantissa)));
+    const float value = wide * __int_as_float(int(uint32_t(254 - bias) << 23));
+    return __int_as_float(__float_as_int(value) | int(code >> magnitude_bits << 31));
+  }
+  template <class Element>
+  JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t = 0) {
+    constexpr int shift = (is_bfloat16<Element> ? 7 : 10) - mantissa;
+    constexpr uint32_t masks = magnitude * 0x00010001u, sign = (magnitude + 1) * 0x00010001u;
+    const uint32_t wide = (codes & masks) << shift | (codes & sign) << (15 - magnitude_bits);
+    constexpr int more = (is_bfloat16<Element> ? 127 : 15) - bias;
+    if constexpr (more == 0) return wide;
+    return fma_pair<Element>(wide, power_of_two<Element>(more), minus_zeros);
+  }
+};
+
+// Indices into a table of sixteen floats, given as their bits.
+template <uint32_t... words>
+struct TableCodes {
+  static constexpr bool paired = true;
+  static constexpr int biased_shift = 0;
+  static constexpr float added = 0.0f;
+  JITGEN_DEVICE static uint32_t biased(uint32_t codes) { return codes; }  // never used
+
+  // Number i of the table, rounded to Element (to nearest, ties to even).
+  template <class Element>
+  static constexpr uint32_t rounded(int i) {
+    constexpr uint32_t table[16] = {words...};
+    const uint32_t word = table[i], magnitude = word & 0x7fffffffu, sign = word >> 31 << 15;
+    if (is_bfloat16<Element>) return (word + 0x7fffu + (word >> 16 & 1u)) >> 16;
+    if (magnitude == 0) return sign;
+    const uint32_t narrow = magnitude - (112u << 23);  // the numbers are 2^-14 at least, and below 2^16
+    return sign | (narrow + 0xfffu + (narrow >> 13 & 1u)) >> 13;
+  }
+  // Four neighbouring bytes of the table, the lower or the upper ones of its numbers.
+  template <class Element>
+  static constexpr uint32_t four(int first, int byte) {
+    uint32_t found = 0;
+    for (int i = 0; i < 4; ++i) found |= (rounded<Element>(first + i) >> (8 * byte) & 255u) << (8 * i);
+    return found;
+  }
+  template <int first, class Element>
+  JITGEN_DEVICE static uint32_t eight(uint32_t selector) {
+    constexpr uint32_t l0 = four<Element>(first, 0), l1 = four<Element>(first + 4, 0);
+    constexpr uint32_t u0 = four<Element>(first, 1), u1 = four<Element>(first + 4, 1);
+    return __byte_perm(__byte_perm(l0, l1, selector), __byte_perm(u0, u1, selector), 0x5140);
+  }
+  template <class Element>
+  JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t = 0) {
+    const uint32_t selector = (codes & 7u) | (codes >> 12 & 0x70u);
+    const uint32_t upper = (codes >> 3 & 0x00010001u) * 0xffffu;
+    return (eight<0, Element>(selector) & ~upper) | (eight<8, Element>(selector) & upper);
+  }
+  JITGEN_DEVICE static float number(uint32_t code) {
+    constexpr uint32_t table[16] = {words...};
+    uint32_t found = table[0];
+#pragma unroll
+    for (uint32_t i = 1; i < 16; ++i) found = code == i ? table[i] : found;
+    return __int_as_float(int(found));
+  }
+};
+
+// -------------------------------------------------------------------------------------------------------------- scales
+
+// A power of two: the byte is its exponent plus 127. The smallest one is subnormal.
+struct E8m0 {
+  uint8_t bits;
+};
+// A float of 8 bits, finite.
+struct E4m3 {
+  uint8_t bits;
+};
+struct NoZero {
+  uint8_t bits;
+};
+
+JITGEN_DEVICE float number_of(float x) { return x; }
+JITGEN_DEVICE float number_of(bfloat16 x) { return jitgen::load(x); }
+JITGEN_DEVICE float number_of(float16 x) { return jitgen::load(x); }
+JITGEN_DEVICE float number_of(uint8_t x) { return float(int(x)); }
+JITGEN_DEVICE float number_of(NoZero) { return 0.0f; }
+JITGEN_DEVICE float number_of(E8m0 x) { return __int_as_float(x.bits == 0 ? 0x00400000 : int(uint32_t(x.bits) << 23)); }
+JITGEN_DEVICE float number_of(E4m3 x) { return FloatCodes<4, 3, 7>::number(x.bits); }
+
+}  // namespace jitgen

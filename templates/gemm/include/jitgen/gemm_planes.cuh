@@ -1,0 +1,277 @@
+// Quantised weights in bit planes, in the layout "mma" (jitgen/quant/layouts/planes.py): from memory to matrix fragments
+// of 16-bit floats for gemm_mma.cuh, and to floats for gemm_simt.cuh. The members are those of QuantWeight in
+// gemm_quant.cuh.
+//
+// A chunk is 16 rows of the weight by 64 k's, and a lane has 32 codes of it: for each plane of p bits p words. Codes are
+// put together from the planes in pairs, one code in each half of a word, and decoded by gemm_codes.cuh.
+#pragma once
+
+#include "jitgen/gemm_codes.cuh"
+
+namespace jitgen {
+
+template <class A, class B>
+constexpr bool same_type = false;
+template <class A>
+constexpr bool same_type<A, A> = true;
+
+// Two neighbouring scales or zero-points, as they are in memory.
+template <class Number>
+struct alignas(2 * sizeof(Number)) NumberPair {
+  Number first, second;
+};
+template <class Number>
+JITGEN_DEVICE float2 unpack_pair(NumberPair<Number> pair) {
+  return {number_of(pair.first), number_of(pair.second)};
+}
+
+JITGEN_DEVICE uint32_t read_once(const uint32_t* address) {
+  uint32_t word;
+  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(address));
+  return word;
+}
+JITGEN_DEVICE uint2 read_once(const uint2* address) {
+  uint2 word;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "l"(address));
+  return word;
+}
+
+// The codes of a lane in a chunk of `bits` bits. Planes are the powers of two that add up to `bits`, widest first.
+template <int bits>
+struct PlaneWords {
+  uint32_t words[bits];
+
+  // Reads them from the words of the chunk; those of the plane of p bits are 32 p words from 32 times the wider ones on.
+  JITGEN_DEVICE void read(const uint32_t* chunk, int lane) {
+    if constexpr ((bits & 8) != 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) read_four(0 + 4 * half, chunk + half * 128 + lane * 4);
+    }
+    if constexpr ((bits & 4) != 0) read_four(bits & 8, chunk + (bits & 8) * 32 + lane * 4);
+    if constexpr ((bits & 2) != 0) {
+      const uint2 two = read_once(reinterpret_cast<const uint2*>(chunk + (bits & 12) * 32 + lane * 2));
+      words[bits & 12] = two.x;
+      words[(bits & 12) + 1] = two.y;
+    }
+    if constexpr ((bits & 1) != 0) words[bits & 14] = read_once(chunk + (bits & 14) * 32 + lane);
+  }
+
+  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`.
+  template <int up = 0>
+  JITGEN_DEVICE uint32_t pair(int number) const {
+    uint32_t codes = 0;
+    if constexpr ((bits & 8) != 0) codes |= plane<8, 0, up>(number);
+    if constexpr ((bits & 4) != 0) codes |= plane<4, bits & 8, up>(number);
+    if constexpr ((bits & 2) != 0) codes |= plane<2, bits & 12, up>(number);
+    if constexpr ((bits & 1) != 0) codes |= plane<1, bits & 14, up>(number);
+    return codes;
+  }
+
+ private:
+  JITGEN_DEVICE void read_four(int at, const uint32_t* from) {
+    const uint4 four = read_once(reinterpret_cast<const uint4*>(from));
+    words[at] = four.x;
+    words[at + 1] = four.y;
+    words[at + 2] = four.z;
+    words[at + 3] = four.w;
+  }
+  // The bits of a plane; both its first word and its lowest bit in a code are `first`.
+  template <int width, int first, int up>
+  JITGEN_DEVICE uint32_t plane(int number) const {
+    constexpr int per_word = 16 / width;
+    constexpr uint32_t mask = ((1u << width) - 1) * 0x00010001u << (first + up);
+    const uint32_t word = words[first + number / per_word];
+    const int shift = number % per_word * width - first - up;
+    return (shift >= 0 ? word >> shift : word << -shift) & mask;
+  }
+};
+
+// `Element` is the dtype of x; in the simt mainloop it has no say. `Codes` is a kind of gemm_codes.cuh. With `Zero`
+// uint8_t zero-points are whole numbers up to 127, or 255 for 8-bit codes; they may be floats, or NoZero. With `group`
+// 0 all k's of a row share a scale. `factored`: whether a row has a float factor besides.
+template <class ElementType, int bits_, class Codes_, class Zero, class Scale_, int group_, bool factored_>
+struct PlaneWeight {
+  using Element = ElementType;
+  using Kind = Codes_;
+  using Scale = Scale_;
+  using Codes = PlaneWords<bits_>;
+  static constexpr int bits = bits_, group = group_;
+  static constexpr bool zero_points = !same_type<Zero, NoZero>, factored = factored_;
+  static constexpr int tiles = 1;
+  static constexpr bool constant = true;
+  static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : group % 32 == 0 ? 2 : 4;  // scales of a chunk's row
+  static constexpr bool whole_zeros = same_type<Zero, uint8_t>;
+  static constexpr bool paired = Kind::paired && (!zero_points || whole_zeros);
+
+  const uint32_t* codes;
+  const Scale* scales;
+  const Zero* zeros;
+  const float* factors;
+
+  struct Scales {
+    NumberPair<Scale> scale[parts];
+    NumberPair<Zero> zero[zero_points ? parts : 1];
+  };
+
+  static JITGEN_DEVICE int token_of(int lane) { return lane % 8; }
+  static JITGEN_DEVICE int unit_of(int lane) { return lane / 8; }
+  static JITGEN_DEVICE void load_tokens(uint32_t (&b)[4], uint32_t address) { load_matrices(b, address); }
+  static JITGEN_DEVICE int row_of(int lane, int, int half) { return lane / 4 + half * 8; }
+  static JITGEN_DEVICE int chunks(int K) {
+    constexpr int unit = group ? group : 64;
+    return ((K + unit - 1) / unit * unit + 63) / 64;
+  }
+  static JITGEN_DEVICE int groups(int chunks) { return group == 0 ? 1 : (chunks * 64 + group - 1) / (group ? group : 1); }
+
+  template <int stride>
+  struct Walk {
+    const uint32_t* codes;
+    const Scale* scales;
+    const Zero* zeros;
+    int first, lane;
+
+    JITGEN_DEVICE void start(const PlaneWeight& weight, int tile, int chunks, int first_, int lane_) {
+      first = first_;
+      lane = lane_;
+      codes = weight.codes + (int64_t(tile) * chunks + first) * (32 * bits);
+      const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2;
+      scales = weight.scales + row;
+      zeros = weight.zeros + row;
+    }
+    JITGEN_DEVICE Codes load_codes(int step) const {
+      Codes result;
+      result.read(codes + step * (stride * 32 * bits), lane);
+      return result;
+    }
+    JITGEN_DEVICE Scales load_scales(int step) const {
+      Scales result;
+      constexpr int unit = group ? group : 1;
+#pragma unroll
+      for (int part = 0; part < parts; ++part) {
+        const int place = group == 0 ? 0 : ((first + step * stride) * 64 + part * (64 / parts)) / unit * 16;
+        result.scale[part] = *reinterpret_cast<const NumberPair<Scale>*>(scales + place);
+        if constexpr (zero_points) result.zero[part] = *reinterpret_cast<const NumberPair<Zero>*>(zeros + place);
+      }
+      return result;
+    }
+    JITGEN_DEVICE void advance(int steps) {
+      codes += steps * (stride * 32 * bits);
+      first += steps * stride;
+    }
+  };
+
+  // Zero-points of rows g and g+8: whole numbers in both halves of a word, and floats.
+  struct Offsets {
+    uint32_t row[2];
+    float number[2];
+  };
+  static JITGEN_DEVICE Offsets offsets(const Scales& s, int part) {
+    if constexpr (!zero_points) {
+      return {{0u, 0u}, {0.0f, 0.0f}};
+    } else if constexpr (whole_zeros) {
+      const uint32_t first = s.zero[part].first, second = s.zero[part].second;
+      return {{first * 0x00010001u, second * 0x00010001u}, {float(int(first)), float(int(second))}};
+    } else {
+      const float2 both = unpack_pair(s.zero[part]);
+      return {{0u, 0u}, {both.x, both.y}};
+    }
+  }
+
+  // The bias that `fragment<false>` adds to codes, of all rows without zero-points, and of rows g and g+8 with them.
+  static constexpr float common_bias = Kind::added;
+  static JITGEN_DEVICE float2 bias(const Scales& s, int part) {
+    const Offsets zero = offsets(s, part);
+    return {common_bias + zero.number[0], common_bias + zero.number[1]};
+  }
+
+  // The fragment of k16 step `step` (0..3) of the chunk: codes minus zero-points, rounded once if they are no numbers of
+  // Element. Where not `exact`, codes plus `bias` in bfloat16, one instruction less for each pair.
+  template <bool exact>
+  static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (!exact) {
+        a[i] = Kind::biased(codes.template pair<Kind::biased_shift>(step * 4 + i));
+        continue;
+      }
+      const uint32_t pair = codes.pair(step * 4 + i);
+      if constexpr (paired) {
+        a[i] = Kind::template pair<Element>(pair, offset.row[i & 1]);
+      } else {
+        a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
+                                  Kind::number(pair >> 16) - offset.number[i & 1]);
+      }
+    }
+  }
+
+  // The factors of rows that are `tiles` tiles of 16 rows; those beyond are of no row.
+  JITGEN_DEVICE float factor(int row, int tiles) const { return factors[smaller(row, tiles * 16 - 1)]; }
+};
+
+// The same weight for gemm_simt.cuh. A thread decodes what a lane of mma.sync would have of 16 rows by 16 k's.
+template <class Weight>
+struct SimtPlanes {
+  using Scalar = float;
+  Weight weight;
+
+  template <int outer, int depth, int threads>
+  struct Tile {
+    static constexpr int total = outer / 16 * 32 * (depth / 16), count = (total + threads - 1) / threads;
+    static_assert(outer % 16 == 0 && depth % 16 == 0, "");
+    float values[count][8];
+
+    // Item `i` is of this row tile, k16 step and lane.
+    static JITGEN_DEVICE int tile_of(int i) { return i / 32 / (depth / 16); }
+    static JITGEN_DEVICE int step_of(int i) { return i / 32 % (depth / 16); }
+
+    JITGEN_DEVICE void load(const SimtPlanes& from, int first, int limit, int k0, int K) {
+      const Weight& weight = from.weight;
+      const int chunks = Weight::chunks(K), groups = Weight::groups(chunks);
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads, tile = first / 16 + tile_of(place), lane = place % 32;
+        const int k = k0 + step_of(place) * 16, step = k / 16;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
+        if (place >= total || tile * 16 >= limit || k >= K) continue;
+        typename Weight::Codes codes;
+        codes.read(weight.codes + (int64_t(tile) * chunks + step / 4) * (32 * Weight::bits), lane);
+        const int64_t at = (int64_t(tile) * groups + (Weight::group ? k / (Weight::group ? Weight::group : 1) : 0)) * 16 +
+                           lane / 4 * 2;
+        uint32_t pairs[4];
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          if (s != step % 4) continue;
+#pragma unroll
+          for (int r = 0; r < 4; ++r) pairs[r] = codes.pair(s * 4 + r);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float scale = number_of(weight.scales[at + half]), zero = 0.0f;
+          if constexpr (Weight::factored) scale *= weight.factors[tile * 16 + lane / 4 + half * 8];
+          if constexpr (Weight::zero_points) zero = number_of(weight.zeros[at + half]);
+#pragma unroll
+          for (int r = half; r < 4; r += 2) {
+            values[i][2 * r] = (Weight::Kind::number(pairs[r] & 0xffffu) - zero) * scale;
+            values[i][2 * r + 1] = (Weight::Kind::number(pairs[r] >> 16) - zero) * scale;
+          }
+        }
+      }
+    }
+    template <int stride>
+    JITGEN_DEVICE void store(float* to) const {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int place = threadIdx.x + i * threads, lane = place % 32;
+        if (place >= total) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int k = step_of(place) * 16 + lane % 4 * 2 + j % 2 + j / 4 * 8;
+          to[k * stride + tile_of(place) * 16 + lane / 4 + j / 2 % 2 * 8] = values[i][j];
+        }
+      }
+    }
+  };
+};
+
+}  // namespace jitgen

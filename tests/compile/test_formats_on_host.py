@@ -1,0 +1,71 @@
+"""Low-bit formats in CUDA C++: the kernels a GPU would get, run on the CPU, against float64 of the dequantised
+operands.
+
+The instructions of matrix products are those of ``tests/host_ptx.cuh``, so that layouts, decoding, scales and mainloops
+are the real ones.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gemm_numeric import assert_near, operands, product
+
+from jitgen import _data
+from jitgen.compile import host
+from jitgen.quant.formats import FORMATS, find
+from tests.cuda_on_host import run
+
+pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+
+GROUPS = (32, 64, 96, None)
+VARIED = ("uint3.floatzeros", "uint8.floatzeros", "int4.float16", "fp8_e4m3.rows128", "int6.e8m0", "int2.e4m3")
+QUICK = ("int4", "uint3", "nvfp4")
+
+
+def _headers() -> dict[str, str]:
+    """The headers with instructions of a GPU, as they are on the host."""
+    loads = re.compile(r"  uint(32_t|2) word;\n  asm\(.*?\);\n  return word;", re.DOTALL)
+    directory = _data.templates_directory() / "gemm" / "include" / "jitgen"
+    planes = loads.sub("  return *address;", (directory / "gemm_planes.cuh").read_text())
+    vector = (_data.templates_directory() / "common" / "include" / "jitgen" / "vector.cuh").read_text()
+    vector = re.sub(r"  uint4 word;\n  asm\(.*?\);\n  return word;", "  return *address;", vector, flags=re.DOTALL)
+    return {
+        "jitgen/gemm_ptx.cuh": (Path(__file__).parents[1] / "host_ptx.cuh").read_text(),
+        "jitgen/gemm_planes.cuh": planes,
+        "jitgen/vector.cuh": vector,
+    }
+
+
+def _check(format: str, group: int | None, dtype: torch.dtype, rows: int, columns: int, length: int) -> None:
+    row = find(format)
+    x, w = operands(rows, columns, length, dtype, format, row.group_size or group)
+    exact, spread = product(x, w)
+    if not row.is_exact_in(str(dtype).removeprefix("torch.")):
+        # Codes minus zero-points are rounded to x's dtype once.
+        spread = spread + torch.finfo(dtype).eps / 2 * F.linear(x.double().abs(), _magnitudes(w))
+    (found,) = run(lambda x, w: F.linear(x, w), x, w, target="sm_80", headers=_headers())
+    assert_near(found, exact, spread)
+
+
+def _magnitudes(weight: Any) -> torch.Tensor:
+    return weight.dequantize(torch.float64).abs()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("format", [*FORMATS, *VARIED])
+@pytest.mark.quick(
+    where=lambda format, dtype: (
+        format in QUICK and QUICK.index(format) == (dtype == torch.float16) + 2 * (dtype == torch.float32)
+    )
+)
+def test_products(format: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(sum(map(ord, format)))
+    number = sum(map(ord, format))
+    for rows, columns, length in [(1, 40, 150), (20, 33, 70)]:
+        _check(format, GROUPS[(number + rows) % 4], dtype, rows, columns, length)

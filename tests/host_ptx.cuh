@@ -1,0 +1,112 @@
+// What gemm_ptx.cuh and the loads of gemm_planes.cuh do, on the host (tests/cuda_on_host.py): the threads of a warp put
+// their operands where the others see them, and a thread computes its own part of the result.
+#pragma once
+
+#include "jitgen/barrier.cuh"
+#include "jitgen/dependent_launch.cuh"
+#include "jitgen/vector.cuh"
+
+namespace jitgen {
+
+inline int smaller(int a, int b) { return a < b ? a : b; }
+
+template <int size>
+void copy_async(uint32_t to, const void* from, int bytes) {
+  memset(shared_memory + to, 0, size);
+  memcpy(shared_memory + to, from, bytes);
+}
+template <int size>
+void copy_async(uint32_t to, const void* from) {
+  memcpy(shared_memory + to, from, size);
+}
+inline void copy_commit() {}
+template <int pending>
+void copy_wait() {}
+
+template <int threads>
+void group_barrier(int) {
+  pause();
+}
+inline uint32_t block_of_cluster() { return 0; }
+inline void cluster_arrive_release() {}
+inline void cluster_arrive_relaxed() {}
+inline void cluster_wait_acquire() {}
+template <class T>
+void store_to_block(uint32_t, uint32_t, T) {
+  abort();
+}
+
+static uint32_t operands[most_threads][6];
+
+inline void load_matrices(uint32_t (&fragment)[4], uint32_t address) {
+  const int self = running, lane = self % 32, warp = self - lane;
+  operands[self][0] = address;
+  pause();
+  for (int i = 0; i < 4; ++i) {
+    memcpy(&fragment[i], shared_memory + operands[warp + i * 8 + lane / 4][0] + lane % 4 * 4, 4);
+  }
+  pause();
+}
+
+template <class Element>
+constexpr bool is_bfloat16 = false;
+template <>
+constexpr bool is_bfloat16<bfloat16> = true;
+
+template <class Element>
+float half_of(uint32_t pair, int half) {
+  const uint16_t bits = uint16_t(pair >> (16 * half));
+  return is_bfloat16<Element> ? from_bfloat16(bits) : from_float16(bits);
+}
+
+template <class Element>
+void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const float (&start)[4]) {
+  const int self = running, lane = self % 32, warp = self - lane;
+  for (int i = 0; i < 4; ++i) operands[self][i] = a[i];
+  operands[self][4] = b0;
+  operands[self][5] = b1;
+  pause();
+  float found[4];
+  for (int i = 0; i < 4; ++i) {
+    const int row_half = i / 2, column = lane % 4 * 2 + i % 2;
+    double total = start[i];
+    for (int t = 0; t < 4; ++t) {
+      const uint32_t* const left = operands[warp + lane / 4 * 4 + t];
+      const uint32_t* const right = operands[warp + column * 4 + t];
+      for (int q = 0; q < 2; ++q) {
+        for (int half = 0; half < 2; ++half) {
+          total += double(half_of<Element>(left[row_half + 2 * q], half)) * half_of<Element>(right[4 + q], half);
+        }
+      }
+    }
+    found[i] = float(total);
+  }
+  pause();
+  for (int i = 0; i < 4; ++i) sum[i] = found[i];
+}
+
+template <uint32_t mask, uint32_t bits>
+uint32_t and_or(uint32_t a) {
+  return (a & mask) | bits;
+}
+template <uint32_t mask, uint32_t bits>
+uint32_t and_xor(uint32_t a) {
+  return (a & mask) ^ bits;
+}
+inline float2 unpack_pair(uint32_t pair) {
+  return {__int_as_float(int(pair << 16)), __int_as_float(int(pair & 0xffff0000u))};
+}
+inline float2 unpack_pair(uint2 pair) { return {__int_as_float(int(pair.x)), __int_as_float(int(pair.y))}; }
+
+template <class Element>
+uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t found = 0;
+  for (int half = 0; half < 2; ++half) {
+    const double exact = double(half_of<Element>(a, half)) * half_of<Element>(b, half) + half_of<Element>(c, half);
+    const float rounded = float(exact);  // exact, where numbers are of about one magnitude
+    found |= uint32_t(is_bfloat16<Element> ? to_bfloat16(rounded) : to_float16(rounded)) << (16 * half);
+  }
+  return found;
+}
+
+}  // namespace jitgen
