@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jitgen.device import Device
 from jitgen.fingerprint import folders_digest
-from jitgen.ir.body import Body
-from jitgen.ir.graph import Graph, Node
+from jitgen.ir.body import Body, BodyBuilder
+from jitgen.ir.graph import Graph, Node, Shape
 from jitgen.ir.program import Buffer, Decision, Kernel
 from jitgen.ir.regions import Region, Store
-from jitgen.ir.symbols import Scalar
+from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import Memory, Mover, Strided
 
 if TYPE_CHECKING:
@@ -244,6 +244,12 @@ def _never_join(bodies: Sequence[Body], body: Body) -> bool:
     return False
 
 
+def _plain_body(
+    region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]
+) -> Body:
+    return BodyBuilder(shapes, scalars).lower(region, numbers)
+
+
 def _keep_kernel(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
     return None
 
@@ -288,6 +294,8 @@ class Family:
         legalize: ``(region, partition, memories of the results) -> Region`` that reads copies of operands whose strides
             it cannot walk, and lacks the stores whose strides it cannot walk: their results are copied from
             temporaries.
+        body: ``(region, numbers of its results' buffers, shapes of all buffers, scalars) -> Body``; run-time scalars are
+            added to the list ``scalars``.
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
         rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
         decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
@@ -312,6 +320,7 @@ class Family:
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
+    body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
     joins: Callable[[Sequence[Body], Body], bool] = _never_join
     rewrite_kernel: Callable[[Kernel, Mapping[str, Any], Device], KernelRewrite | None] = _keep_kernel
     decide: Callable[[Any, Device], Decision] = _no_decision
