@@ -18,18 +18,25 @@ Split = tuple[int, tuple[Size, Size]]
 """A dimension, and the sizes of the two that take its place."""
 
 
-def shared_heads(operands: Sequence[Node], lead: Shape) -> Split | None:
+def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split | None:
     """The dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another one."""
     for view in topological(operands):
         source = view.inputs[0] if view.op == "view" and view.attrs[0] == "reshape" else None
-        if source is None or source.op != "view" or source.attrs[0] != "expand" or view.shape[: len(lead)] != lead:
+        if source is None or source.op != "view" or source.attrs[0] != "expand" or len(view.shape) != len(lead) + 2:
             continue
         for dim in range(len(lead)):
             sizes = source.shape[dim : dim + 2]
             whole = (*view.shape[:dim], *sizes, *view.shape[dim + 1 :])
-            if len(sizes) == 2 and whole == source.shape and symbols.product(sizes) == view.shape[dim]:
+            if whole == source.shape and same_sizes((symbols.product(sizes), *view.shape[:dim]), (lead[dim], *lead[:dim]), mover):
                 return dim, (sizes[0], sizes[1])
     return None
+
+
+def same_sizes(left: Shape, right: Shape, mover: Mover) -> bool:
+    """Whether two shapes are equal; where their expressions differ, that becomes a guard."""
+    return len(left) == len(right) and all(
+        a == b or mover.decide(symbols.compare("eq", a, b)) for a, b in zip(left, right, strict=True)
+    )
 
 
 def split_shape(shape: Shape, split: Split | None) -> Shape:
@@ -45,7 +52,7 @@ def with_split(node: Node, split: Split | None, mover: Mover) -> Node:
     shape = split_shape(node.shape, split)
     if node.op == "view":
         (source,), (kind, *parameters) = node.inputs, node.attrs
-        if kind == "reshape" and source.shape == shape:
+        if kind == "reshape" and same_sizes(source.shape, shape, mover):
             return source
         if kind == "permute":
             (order,) = parameters

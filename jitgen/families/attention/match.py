@@ -58,15 +58,16 @@ class Attention:
 
     def is_row_reduction(self, node: Node) -> bool:
         """Whether ``node`` is the maximum of the scores of a row, or a sum of their exponentials."""
-        return node.op == "reduce" and (self.is_top(node) or sums(node, self)[0])
-
-    def is_top(self, node: Node) -> bool:
-        """Whether ``node`` is the maximum of the scores of a row."""
-        return node.op == "reduce" and node.inputs[0] is self.scores and node.attrs == ("max", (self.last,))
+        return tops(node, self) is not None or sums(node, self) is not None
 
 
 def is_pointwise(node: Node) -> bool:
     return node.op in OPS or node.op == "cast"
+
+
+def is_copy(node: Node) -> bool:
+    """Whether ``node`` is its operand in memory of its own."""
+    return node.op == "cast" and node.dtype == node.inputs[0].dtype
 
 
 def products_at_own_place(root: Node) -> list[Node]:
@@ -154,18 +155,46 @@ def row_sources(roots: Sequence[Node]) -> list[Node]:
     return found
 
 
-def sums(reduction: Node, of: Attention) -> tuple[bool, Node | None]:
-    """Whether ``reduction`` is the sum of exp(S - c) over a row, and c (None for 0)."""
-    if reduction.attrs != ("sum", (of.last,)):
-        return False, None
+def beside(node: Node, of: Attention) -> list[Node] | None:
+    """What ``node`` has beside the scores, one score of each row; None where it is not the scores and such ones.
+
+    A softmax over scores and a learned sink is over their concatenation.
+    """
+    if node is of.scores:
+        return []
+    if node.op != "cat" or node.attrs != (of.last,) or sum(each is of.scores for each in node.inputs) != 1:
+        return None
+    others = [each for each in node.inputs if each is not of.scores]
+    single = all(each.shape[-1] == 1 and of.product not in topological([each]) for each in others)
+    return others if single else None
+
+
+def tops(reduction: Node, of: Attention) -> list[Node] | None:
+    """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
+    return beside(reduction.inputs[0], of) if reduction.op == "reduce" and reduction.attrs == ("max", (of.last,)) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The sum of exp(S - base) over a row (``base`` None for 0), with that of the scores ``others`` beside S."""
+
+    base: Node | None
+    others: Sequence[Node]
+
+
+def sums(reduction: Node, of: Attention) -> Sum | None:
+    """``reduction`` as such a sum; None where it is something else."""
+    if reduction.op != "reduce" or reduction.attrs != ("sum", (of.last,)):
+        return None
     power = without_casts(reduction.inputs[0])
     if power.op != "exp":
-        return False, None
-    exponent = power.inputs[0]
-    if exponent is of.scores:
-        return True, None
-    same = exponent.op == "sub" and exponent.inputs[0] is of.scores and not varies(exponent.inputs[1], (of.last,))
-    return same, exponent.inputs[1] if same else None
+        return None
+    exponent, base = power.inputs[0], None
+    others = beside(exponent, of)
+    if others is None and exponent.op == "sub" and not varies(exponent.inputs[1], (of.last,)):
+        exponent, base = exponent.inputs
+        others = beside(exponent, of)
+    return None if others is None else Sum(base, others)
 
 
 def without_casts(node: Node) -> Node:
@@ -202,7 +231,7 @@ def obstacle(of: Attention, values: Sequence[Node]) -> str | None:
         if of.product not in topological([reduction]):
             continue
         if not of.is_row_reduction(reduction):
-            return f"a row's {reduction.attrs[0]} of something else than the scores' exponentials"
+            return f"a {reduction.attrs[0]} over a row of something else than the scores' exponentials"
     if is_needed_elsewhere(of, values):
         return "the scores or the weights are also needed in memory"
     return None

@@ -7,11 +7,11 @@ weights with, are factors of a row, by which the sums and the product are multip
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
-from jitgen.families.attention.match import STOPS, Attention, linear_operand, row_sources, sums
+from jitgen.families.attention.match import STOPS, Attention, is_copy, linear_operand, row_sources, sums, tops
 from jitgen.families.family import Partition
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
@@ -58,7 +58,7 @@ class _Builder:
         self.total = self._placeholder(self.dtype, column, -4)
         (self.query, key), (_, value) = self._over_lead(of.product), self._over_lead(of.result)
         self.key, self.value = key, value
-        self.split = shared_heads([key, value], self.lead)
+        self.split = shared_heads([key, value], self.lead, self.mover)
 
     def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
         return self.make("input", (), dtype, shape, (number,))
@@ -120,25 +120,40 @@ class _Builder:
         """``value``, of shape (lead..., M, 1), in terms of ``top`` and ``total``; other reductions are materialized."""
         memo: dict[int, Node] = {}
         for reduction in row_sources([value]):
-            if self.of.is_top(reduction):
-                memo[id(reduction)] = self.top
-                continue
-            own, base = sums(reduction, self.of)
-            memo[id(reduction)] = self._times(self.total, base) if own else self.partition.materialize(reduction)
+            beside, summed = tops(reduction, self.of), sums(reduction, self.of)
+            if beside is not None:
+                memo[id(reduction)] = self._with_others("maximum", self.top, map(self._row, beside))
+            elif summed is not None:
+                base = self._base(summed.base)
+                powers = (self._power(self._row(other), base) for other in summed.others)
+                memo[id(reduction)] = self._with_others("add", self._times(self.total, base), powers)
+            else:
+                memo[id(reduction)] = self.partition.materialize(reduction)
         for node in topological([value], known=frozenset(memo)):
             if node.op in STOPS and id(node) not in memo:
                 memo[id(node)] = self.partition.materialize(node)
         return self.mover.substituted(value, memo)
 
+    def _with_others(self, op: str, value: Node, others: Iterable[Node]) -> Node:
+        for other in others:
+            value = self.make(op, (value, other), self.dtype, self.top.shape)
+        return value
+
+    def _base(self, base: Node | None) -> Node | None:
+        """What is subtracted from the scores of a row; None for nothing."""
+        return None if base is None else self._row(one_of(base, [self.of.last], self.mover))
+
+    def _power(self, value: Node, base: Node | None) -> Node:
+        """exp(value - base)."""
+        if base is not None:
+            value = self.make("sub", (value, base), self.dtype, self.top.shape)
+        return self.make("exp", (value,), self.dtype, self.top.shape)
+
     def _times(self, value: Node, base: Node | None) -> Node:
         """``value``, computed with exp(S - top), as it is with exp(S - base): times exp(top - base)."""
-        if base is not None:
-            base = self._row(one_of(base, [self.of.last], self.mover))
-            if base is self.top:
-                return value
-        difference = self.top if base is None else self.make("sub", (self.top, base), self.dtype, self.top.shape)
-        factor = self.make("exp", (difference,), self.dtype, self.top.shape)
-        return self.make("mul", (value, factor), self.dtype, self.top.shape)
+        if base is self.top:
+            return value
+        return self.make("mul", (value, self._power(self.top, base)), self.dtype, self.top.shape)
 
     def _with_factors(self, weighted: Node, values: dict[int, Node]) -> Node:
         """``weighted``, the product of exp(S - top) with the values, multiplied as the function's weights are."""
@@ -151,7 +166,7 @@ class _Builder:
                 steps.append((node, position))
             node = node.inputs[position]
         one = self.mover.builder.const(1.0, self.dtype)
-        factor = self._times(one, of.base)
+        factor = self._times(one, self._base(of.base))
         result = weighted
         if factor is not one:
             result = self.make("mul", (result, self._spread(factor.inputs[1], values, weighted)), weighted.dtype, weighted.shape)
@@ -200,7 +215,8 @@ class _Builder:
     def _in_memory(self, operand: Node, transposed: bool) -> Node:
         """The keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor. What is the same
         for several heads is materialized once."""
-        operand = self._split(operand)
+        copies = {id(node): node.inputs[0] for node in topological([operand]) if is_copy(node)}
+        operand = self._split(self.mover.substituted(operand, copies))
         if under_views(operand).op == "input":
             return operand
         rank = len(operand.shape)
