@@ -20,6 +20,16 @@ from jitgen.ir.ops import INTS
 
 
 @dataclass(frozen=True)
+class Words:
+    """How a dialect writes false, true, and the smaller and the larger of two integers."""
+
+    false: str
+    true: str
+    min: str
+    max: str
+
+
+@dataclass(frozen=True)
 class Ends:
     """Names or expressions of the ends of an integer's values, or of whether a condition ``may`` and ``must`` hold."""
 
@@ -46,12 +56,12 @@ _INTEGERS = {
     "add": ("{a} + {c}", "{b} + {d}"),
     "sub": ("{a} - {d}", "{b} - {c}"),
     "neg": ("-{b}", "-{a}"),
-    "minimum": ("min({a}, {c})", "min({b}, {d})"),
-    "maximum": ("max({a}, {c})", "max({b}, {d})"),
-    "abs": ("max(max({a}, -{b}), {zero})", "max({b}, -{a})"),
+    "minimum": ("{min}({a}, {c})", "{min}({b}, {d})"),
+    "maximum": ("{max}({a}, {c})", "{max}({b}, {d})"),
+    "abs": ("{max}({max}({a}, -{b}), 0)", "{max}({b}, -{a})"),
     "mul": (
-        "min(min({a} * {c}, {a} * {d}), min({b} * {c}, {b} * {d}))",
-        "max(max({a} * {c}, {a} * {d}), max({b} * {c}, {b} * {d}))",
+        "{min}({min}({a} * {c}, {a} * {d}), {min}({b} * {c}, {b} * {d}))",
+        "{max}({max}({a} * {c}, {a} * {d}), {max}({b} * {c}, {b} * {d}))",
     ),
 }
 """Low and high end of an integer whose operands are in [a, b] and [c, d]."""
@@ -66,7 +76,6 @@ _CONDITIONS = {
 _LOGIC = {
     "bitwise_and": ("{a} & {c}", "{b} & {d}"),
     "bitwise_or": ("{a} | {c}", "{b} | {d}"),
-    "bitwise_xor": ("({a} | {c}) & ~({b} & {d} == 1)", None),
 }
 _SMALL = 2**31
 """A product of two integers below it fits an int64."""
@@ -120,15 +129,16 @@ def _needed(instructions: Sequence[Instruction], root: int) -> tuple[Instruction
 
 
 def bounds_of(
-    instructions: Sequence[Instruction], known: Mapping[int, Ends], names: Mapping[int, str], false: str, true: str
+    instructions: Sequence[Instruction], known: Mapping[int, Ends], names: Mapping[int, str], words: Words
 ) -> Bounds:
     """The bounds of the rule ``instructions``, whose last one is the score.
 
     Args:
         known: the ends of the integers and conditions that are read, by the numbers of their operands.
         names: what run-time scalars are called, by position.
-        false, true: the dialect's words for them.
+        words: the dialect's.
     """
+    false, true = words.false, words.true
     lines: list[tuple[str, str, bool]] = []
     ends: dict[int, Ends] = {}
 
@@ -138,11 +148,11 @@ def bounds_of(
         ends[position] = pair
 
     for position, instruction in enumerate(instructions):
-        op, condition = instruction.op, instruction.dtype == "bool"
+        condition = instruction.dtype == "bool"
         if not condition and instruction.dtype not in INTS:
             continue
         arguments = [ends.get(argument) for argument in instruction.args]
-        found = _ends(position, instruction, instructions, arguments, known, names, false, true)
+        found = _ends(position, instruction, instructions, arguments, known, names, words)
         if found is not None:
             define(position, found[0], found[1], condition)
         elif condition:
@@ -165,11 +175,10 @@ def _ends(
     arguments: Sequence[Ends | None],
     known: Mapping[int, Ends],
     names: Mapping[int, str],
-    false: str,
-    true: str,
+    dialect: Words,
 ) -> tuple[str, str] | None:
     """(low, high) or (may, must) of an instruction; None where nothing is known."""
-    op = instruction.op
+    op, false, true = instruction.op, dialect.false, dialect.true
     if op in ("load", "iota"):
         found = known.get(instruction.attr)
         return (found.low, found.high) if found else None
@@ -184,7 +193,7 @@ def _ends(
         return None
     words = {name: end for argument, pair in zip(arguments, ("ab", "cd"), strict=False) if argument
              for name, end in zip(pair, (argument.low, argument.high), strict=True)}
-    words["zero"] = "0"
+    words |= {"min": dialect.min, "max": dialect.max}
     sources = [instructions[argument].dtype for argument in instruction.args]
     if op in _CONDITIONS and all(source in INTS for source in sources):
         return _formatted(_CONDITIONS[op], words)
@@ -199,9 +208,9 @@ def _ends(
     return None
 
 
-def _formatted(rows: tuple[str, str | None], words: Mapping[str, str]) -> tuple[str, str] | None:
+def _formatted(rows: tuple[str, str], words: Mapping[str, str]) -> tuple[str, str]:
     low, high = rows
-    return None if high is None else (low.format(**words), high.format(**words))
+    return low.format(**words), high.format(**words)
 
 
 def _hidden(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Printed, printed
-from jitgen.families.attention.bounds import Bounds, Ends, bounds_of, masks_of, without_masks
+from jitgen.families.attention.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks
 from jitgen.families.attention.launch import integer_names
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.narrow import narrowed
@@ -190,8 +190,8 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     )
 
 
-def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], false: str, true: str) -> Bounds:
+def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) -> Bounds:
     """The bounds of the rule; see ``bounds_of``."""
     rule, _ = rules_of(body, layout)
     scalars = {position: f"a{i.attr}" for position, i in enumerate(rule) if i.op == "scalar"}
-    return bounds_of(rule, known, scalars, false, true)
+    return bounds_of(rule, known, scalars, words)

@@ -11,12 +11,13 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.attention.bounds import Ends
+from jitgen.families.attention.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import CpuSchedule
 from jitgen.ir.program import Kernel
 
+WORDS = Words("false", "true", "min", "max")
 FLAGS = ["-O2"]
 """Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
 
@@ -26,7 +27,7 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
     (body,) = kernel.bodies
     scores = [operand for operand in of.rule.operands]
     known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
-    found = bounds(body, layout, known, "false", "true")
+    found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]

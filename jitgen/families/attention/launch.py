@@ -11,6 +11,8 @@ from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
 from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.ir.program import Kernel
 
+WARP = 32
+
 
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:
     """The integer parameters in order, as (name, what, operand, dim).
@@ -81,6 +83,13 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
 def launch(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Any, device: Device
 ) -> LaunchShape:
-    """A block for each block of rows that share keys; on a CPU a piece of work for each."""
+    """A program for each block of rows and range of keys; on a CPU a piece of work for each task."""
     (geometry,) = geometries
-    return LaunchShape(grid=(max(geometry.tasks, 1), 1, 1), attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()))
+    if not device.is_gpu:
+        return LaunchShape(grid=(max(geometry.tasks, 1), 1, 1))
+    blocks = -(-geometry.packed_rows // schedule.block_m)
+    return LaunchShape(
+        grid=(max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
+        block=(schedule.warps * WARP, 1, 1),
+        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+    )
