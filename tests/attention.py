@@ -65,8 +65,8 @@ def failure(found: torch.Tensor, wanted: torch.Tensor, q: torch.Tensor, k: torch
     """What is wrong with ``found``, in words; None where nothing is.
 
     Sums of D products have an error of D + 1 roundings of the sum of their magnitudes, a rule of scores adds a few of a
-    score's size. Weights have that error, relatively, twice (also in their sum), and the sums over N of them N roundings;
-    then the result is rounded. Rules here change no difference of scores by more than the product's own.
+    score's size. Weights have that error, relatively, twice (also in their sum), and the sums over N of them N
+    roundings; then the result is rounded. Rules here change no difference of scores by more than the product's own.
     """
     if found.shape != wanted.shape or not torch.equal(found.isnan(), wanted.isnan()):
         return f"shape {tuple(found.shape)}, NaN at {found.isnan().sum()} places; wanted {tuple(wanted.shape)}"

@@ -294,12 +294,12 @@ class Family:
         legalize: ``(region, partition, memories of the results) -> Region`` that reads copies of operands whose strides
             it cannot walk, and lacks the stores whose strides it cannot walk: their results are copied from
             temporaries.
-        body: ``(region, numbers of its results' buffers, shapes of all buffers, scalars) -> Body``; run-time scalars are
-            added to the list ``scalars``.
+        body: ``(region, numbers of its results' buffers, shapes of all buffers, scalars) -> Body``; run-time scalars
+            are added to the list ``scalars``.
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
         rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
         decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
-            ``at(environment)`` has numbers for sizes.
+            ``at(environment)`` has numbers for sizes; ``placement(fused)`` says in words what the answer means.
         buckets: ``(graph, environment, device) -> SizeBuckets``, several; none where the graph has nothing of this
             family.
         templates: for a family outside jitgen, the folder of its templates, which it also gives ``render.source``.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
-from jitgen.trace.contractions import mT, matmul
+from jitgen.trace.contractions import matmul, mT
 from jitgen.trace.movement import view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import broadcast_like, reduce
@@ -38,8 +38,8 @@ def scaled_dot_product_attention(
 ) -> Node:
     """``query`` (..., M, D), ``key`` (..., N, D), ``value`` (..., N, E); the result is (..., M, E).
 
-    With ``enable_gqa`` the dimension before M may be a multiple of that of key and value, whose heads then serve so many
-    neighbouring heads of the query each.
+    With ``enable_gqa`` the dimension before M may be a multiple of that of key and value, whose heads then serve so
+    many neighbouring heads of the query each.
     """
     for tensor in (query, key, value):
         if len(tensor.shape) < 2:

@@ -107,10 +107,11 @@ def test_a_mask_of_documents_skips_tiles_and_a_row_without_keys_is_as_in_torch()
     # What a mask hides is not read: values of other documents may be anything.
     poisoned = v.clone()
     poisoned[:, :, 192:] = INF
-    assert torch.equal(jitgen.jit(attend)(q, k, poisoned, of_row, of_key)[:, :, :40], found[:, :, :40]) or found.isnan().any()
+    again = jitgen.jit(attend)(q, k, poisoned, of_row, of_key)
+    assert torch.equal(again[:, :, 6:40], found[:, :, 6:40])
 
 
-@pytest.mark.quick(where=lambda causal: causal == True)
+@pytest.mark.quick(where=lambda causal: causal)
 @pytest.mark.parametrize("causal", [False, True])
 def test_scaled_dot_product_attention(causal: bool) -> None:
     @jitgen.jit
@@ -239,6 +240,4 @@ def test_several_attentions_of_one_function() -> None:
     q, k, v = operands((1, 2), 20, 40, 16, 16)
     compiled = jitgen.jit(twice)
     assert len(compiled.lower(q, k, v).kernels) == 3
-    torch.testing.assert_close(
-        compiled(q, k, v).double(), twice(q.double(), k.double(), v.double()), atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(compiled(q, k, v).double(), twice(q.double(), k.double(), v.double()), atol=1e-5, rtol=0)

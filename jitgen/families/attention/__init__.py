@@ -5,8 +5,8 @@ The modules, in the order in which a call needs them:
 * ``match``: what in a graph is attention, and what speaks against one kernel.
 * ``claim``, ``heads``, ``region``, ``body``: from there to a region and its instructions.
 * ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
-* ``render``, ``context``, ``<dialect>``: what the templates read; ``narrow`` and ``bounds`` rewrite and analyse the rule of
-  scores.
+* ``render``, ``context``, ``<dialect>``: what the templates read; ``narrow`` and ``bounds`` rewrite and analyse the
+  rule of scores.
 
 The kernel's parameters, in every dialect: a pointer for each operand in memory, in order, the integers that
 ``launch.integer_names`` lists, and the run-time scalars.

@@ -5,8 +5,8 @@
   instruction; its ``weight`` is the values. What is summed is exp(score - the row's maximum) times the values.
 
 The body's own instructions compute results, element by element over (rows, E), from accumulators of the second
-(``contract``, attr 1) and two values of a row: ``reduce`` with attr ``"max"``, the greatest score, and ``"sum"``, the sum
-of exp(score - maximum).
+(``contract``, attr 1) and two values of a row: ``reduce`` with attr ``"max"``, the greatest score, and ``"sum"``, the
+sum of exp(score - maximum).
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ def bounds_of(
         hidden[position] = _hidden(position, instruction, instructions, masks, ends, hidden, false, true)
     opened = []
     for position, operand in masks.items():
-        condition = ends[instructions[position].args[0]]
-        opened.append(f"{condition.high}" if operand == 2 else f"({condition.low} == {false})")
+        shown = ends[instructions[position].args[0]]
+        opened.append(shown.high if operand == 2 else f"({shown.low} == {false})")
     return _used(lines, hidden[len(instructions) - 1], " & ".join(dict.fromkeys(opened)) or true)
 
 
@@ -191,8 +191,12 @@ def _ends(
         return (names[position], names[position]) if instruction.dtype in INTS else None
     if any(argument is None for argument in arguments):
         return None
-    words = {name: end for argument, pair in zip(arguments, ("ab", "cd"), strict=False) if argument
-             for name, end in zip(pair, (argument.low, argument.high), strict=True)}
+    words = {
+        name: end
+        for argument, pair in zip(arguments, ("ab", "cd"), strict=False)
+        if argument
+        for name, end in zip(pair, (argument.low, argument.high), strict=True)
+    }
     words |= {"min": dialect.min, "max": dialect.max}
     sources = [instructions[argument].dtype for argument in instruction.args]
     if op in _CONDITIONS and all(source in INTS for source in sources):

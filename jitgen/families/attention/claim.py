@@ -1,8 +1,8 @@
 """What the attention family claims: attention, with the pointwise work after it and the row values beside it.
 
-An attention region iterates over ``(lead..., m, e)``: batch and heads, rows of the query, columns of the value; the keys
-``n`` and the depth ``d`` are inner and sequential. Its stages are ``contract over d, map, reduce over n, contract over
-n, map``. ``claim`` finds it in these steps:
+An attention region iterates over ``(lead..., m, e)``: batch and heads, rows of the query, columns of the value. The
+keys ``n`` and the depth ``d`` are inner and sequential. Its stages are ``contract over d, map, reduce over n, contract
+over n, map``. ``claim`` finds it in these steps:
 
 1. ``match.py`` recognises products as attention; ``Partition.decide`` is asked about each, with what speaks against it.
 2. One that is behind another operation than pointwise ones and views is materialized, with what follows it pointwise.

@@ -1,4 +1,4 @@
-"""What the attention templates read: operands by role, and the lines of the query, the rule of scores and the results."""
+"""What the attention templates read: operands by role, and the lines of the query, of the rule and of the results."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ FLAGS = ["-O2"]
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, dialect: Dialect) -> Built:
     """Template context and source options; see ``attention/render.py``."""
     (body,) = kernel.bodies
-    scores = [operand for operand in of.rule.operands]
+    scores = list(of.rule.operands)
     known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
@@ -45,7 +45,10 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "indices": _indices(of.batch, "task", "z"),
         "row_indices": _row_indices(of.packed),
         "based": [
-            {"name": f"at{o.index}", "expression": _sum([o.offset], o.batch, [f"z{dim}" for dim in range(layout.batch)])}
+            {
+                "name": f"at{o.index}",
+                "expression": _sum([o.offset], o.batch, [f"z{dim}" for dim in range(layout.batch)]),
+            }
             for o in of.operands
         ],
         "of_row": [o for o in scores if o.kind == "row"],
@@ -59,15 +62,21 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "bounds": found,
         "key": of.key,
         "value": of.value,
-        "query": [_load(o, _row_position(o, layout), "d", o.own[1] if o.kind != "contiguous" else "1") for o in of.query],
+        "query": [
+            _load(o, _row_position(o, layout), "d", o.own[1] if o.kind != "contiguous" else "1") for o in of.query
+        ],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
         "row_loads": [_load(o, _row_position(o, layout), "0", "1") for o in of.row_loads],
         "row_lines": of.row_lines,
-        "loads": [_load(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.loads],
+        "loads": [
+            _load(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.loads
+        ],
         "lines": of.lines,
         "row_stores": [_store(o, _row_position(o, layout), "0", "1") for o in of.row_stores],
-        "stores": [_store(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.stores],
+        "stores": [
+            _store(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.stores
+        ],
         "tops": of.tops,
         "totals": of.totals,
     }, {"flags": FLAGS}
@@ -106,7 +115,9 @@ def _row_indices(packed: Sequence[str]) -> list[tuple[str, str]]:
 
 def _position(operand: Operand, layout: Layout) -> str:
     """The offset of row ``m`` of packed indices ``y0`` ... from where the task begins."""
-    return _sum([f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"])
+    return _sum(
+        [f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"]
+    )
 
 
 _row_position = _position

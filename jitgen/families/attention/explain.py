@@ -21,7 +21,9 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: De
     lines = ["attention, the keys of a row walked once; scores and weights stay in the kernel", str(schedule)]
     lines.append(f"scores by {', '.join(dict.fromkeys(operations)) or 'the product alone'}")
     if masks:
-        lines.append(f"{masks} mask{'s' * (masks > 1)}: a tile hidden as a whole is skipped, an open one has no mask code")
+        lines.append(
+            f"{masks} mask{'s' * (masks > 1)}: a tile hidden as a whole is skipped, an open one has no mask code"
+        )
     if layout.packed:
         lines.append("heads that share keys are rows of one tile")
     return lines

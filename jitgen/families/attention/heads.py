@@ -27,7 +27,9 @@ def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split |
         for dim in range(len(lead)):
             sizes = source.shape[dim : dim + 2]
             whole = (*view.shape[:dim], *sizes, *view.shape[dim + 1 :])
-            if whole == source.shape and same_sizes((symbols.product(sizes), *view.shape[:dim]), (lead[dim], *lead[:dim]), mover):
+            if whole == source.shape and same_sizes(
+                (symbols.product(sizes), *view.shape[:dim]), (lead[dim], *lead[:dim]), mover
+            ):
                 return dim, (sizes[0], sizes[1])
     return None
 

@@ -17,9 +17,9 @@ WARP = 32
 def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, int, int]]:
     """The integer parameters in order, as (name, what, operand, dim).
 
-    ``rows``, ``keys``, ``depth`` and ``width`` are M, N, D and E; ``b0`` ... the sizes of the batch, ``g0`` ... of packed
-    dimensions; ``o<operand>`` the first value of an index; ``s<operand>_<dim>`` an operand's stride along dimension
-    ``dim`` of (batch..., packed..., its own two).
+    ``rows``, ``keys``, ``depth`` and ``width`` are M, N, D and E; ``b0`` ... the sizes of the batch, ``g0`` ... of
+    packed dimensions; ``o<operand>`` the first value of an index; ``s<operand>_<dim>`` an operand's stride along
+    dimension ``dim`` of (batch..., packed..., its own two).
     """
     for name in ("rows", "keys", "depth", "width"):
         yield name, name, -1, -1

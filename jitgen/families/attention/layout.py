@@ -106,8 +106,16 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
         tuple(view.offset for view in views),
     )
     kinds = tuple(_kind(operand, step[len(batch) :]) for operand, step in zip(body.operands, strides, strict=True))
-    reach = [sum((size - 1) * abs(s) for size, s in zip(v.sizes, f, strict=True) if size) for v, f in zip(views, free, strict=True)]
-    large = [size for operand in body.operands if operand.buffer is None for size in base_of(operand, call.environment, call.buffers).sizes]
+    reach = [
+        sum((size - 1) * abs(s) for size, s in zip(v.sizes, f, strict=True) if size)
+        for v, f in zip(views, free, strict=True)
+    ]
+    large = [
+        size
+        for operand in body.operands
+        if operand.buffer is None
+        for size in base_of(operand, call.environment, call.buffers).sizes
+    ]
     wide = max((*reach, 0)) >= INDEX_LIMIT or max((rows, keys, *large)) >= MOST_INDEX
     unit = _unit(body, geometry, kinds, call) if call.is_gpu else 1
     return (Layout(len(batch), len(packed), kinds, unit, wide),), (geometry,)

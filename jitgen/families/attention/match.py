@@ -135,7 +135,11 @@ def linear_operand(node: Node, last: Sequence[int]) -> int | None:
     if node.op == "div":
         return 0 if varies(node.inputs[0], last) and not varies(node.inputs[1], last) else None
     if node.op == "where" and not varies(node.inputs[0], last):
-        zero = [position for position in (1, 2) if node.inputs[position].op == "const" and not node.inputs[position].attrs[0]]
+        zero = [
+            position
+            for position in (1, 2)
+            if node.inputs[position].op == "const" and not node.inputs[position].attrs[0]
+        ]
         return 3 - zero[0] if len(zero) == 1 else None
     return None
 
@@ -171,7 +175,9 @@ def beside(node: Node, of: Attention) -> list[Node] | None:
 
 def tops(reduction: Node, of: Attention) -> list[Node] | None:
     """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
-    return beside(reduction.inputs[0], of) if reduction.op == "reduce" and reduction.attrs == ("max", (of.last,)) else None
+    return (
+        beside(reduction.inputs[0], of) if reduction.op == "reduce" and reduction.attrs == ("max", (of.last,)) else None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +244,7 @@ def obstacle(of: Attention, values: Sequence[Node]) -> str | None:
 
 
 def is_needed_elsewhere(of: Attention, values: Sequence[Node]) -> bool:
-    """Whether some of ``values`` need the product of queries and keys otherwise than for the result or a row's value."""
+    """Whether ``values`` need the product of queries and keys otherwise than for the result or a row's value."""
     stack, seen = list(values), set()
     while stack:
         node = stack.pop()

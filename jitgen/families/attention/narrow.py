@@ -36,7 +36,7 @@ _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def narrowed(instructions: Sequence[Instruction], operands: Sequence[Operand]) -> tuple[Instruction, ...]:
-    """``instructions`` with int64 values as int32 where they fit, and casts back where they are combined with others."""
+    """``instructions`` with int64 values as int32 where they fit, cast back where they are combined with others."""
     found: list[Instruction] = []
     ranges: dict[int, Range | None] = {}
     at: dict[int, int] = {}
@@ -58,13 +58,11 @@ def narrowed(instructions: Sequence[Instruction], operands: Sequence[Operand]) -
         arguments = tuple(at[argument] for argument in instruction.args)
         range_ = _range(instruction, [ranges[a] for a in arguments], operands)
         # A value is narrow if it and all that it is computed from fit 32 bits.
-        if instruction.dtype == "int64" and range_ is not None and _LOW <= range_[0] and range_[1] <= _HIGH:
+        if instruction.dtype == "int64" and range_ is not None and range_[0] >= _LOW and range_[1] <= _HIGH:
             at[number] = emit(replace(instruction, args=arguments, dtype="int32"), range_)
             continue
         wanted = [i for i in arguments if found[i].dtype == "int32" and ranges[i] is not None]
-        kept = instruction.op == "cast" or (
-            instruction.op in _COMPARED and len(wanted) == len(arguments)
-        )
+        kept = instruction.op == "cast" or (instruction.op in _COMPARED and len(wanted) == len(arguments))
         if not kept and instruction.op != "cast":
             arguments = tuple(map(widened, arguments))
         at[number] = emit(replace(instruction, args=arguments), range_ if instruction.dtype != "int64" else None)

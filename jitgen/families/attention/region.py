@@ -7,7 +7,7 @@ weights with, are factors of a row, by which the sums and the product are multip
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
@@ -25,6 +25,18 @@ STAGES = (
     Stage("contract", ("n",)),
     Stage("map"),
 )
+
+
+def _stops(roots: Sequence[Node], known: Mapping[int, Node]) -> list[Node]:
+    """The nodes that ``roots`` read and no rule computes, those in ``known`` and what is behind them left out."""
+    found, stack, seen = [], list(roots), set(known)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            found += [node] if node.op in STOPS else []
+            stack.extend(() if node.op in STOPS else node.inputs)
+    return found
 
 
 def region_of(of: Attention, stores: Sequence[Store], beside: Sequence[Store], partition: Partition) -> Region:
@@ -72,7 +84,9 @@ class _Builder:
         last, column = len(lead) + 1, (*lead, rows, 1)
         top = self.make("reduce", (scores,), self.dtype, column, ("max", (last,)))
         spread = mover.move(top, ("expand",), scores.shape)
-        power = self.make("exp", (self.make("sub", (scores, spread), self.dtype, scores.shape),), self.dtype, scores.shape)
+        power = self.make(
+            "exp", (self.make("sub", (scores, spread), self.dtype, scores.shape),), self.dtype, scores.shape
+        )
         total = self.make("reduce", (power,), self.dtype, column, ("sum", (last,)))
         weighted = self._product(of.result, power, self._in_memory(self.value, True), (*lead, rows, width))
         values = {id(self._split(self.top)): top, id(self._split(self.total)): total}
@@ -102,17 +116,10 @@ class _Builder:
         return with_split(node, self.split, self.mover)
 
     def _in_place(self, root: Node, inner: dict[int, Node], outer: dict[int, Node]) -> Node:
-        """``root`` over the split lead: its products are replaced by ``inner`` before, and these by ``outer`` after, the
-        split. Whatever no rule computes is read from memory."""
-        memo = dict(inner)
-        for node in topological([root]):
-            if id(node) not in inner and node.op in STOPS and not self._depends_on(node, inner):
-                if not any(node in topological(other.inputs) for other in topological([root]) if id(other) in inner):
-                    memo[id(node)] = self.partition.materialize(node)
+        """``root`` over the split lead: its products are replaced by ``inner`` before, and these by ``outer`` after,
+        the split. Whatever no rule computes is read from memory."""
+        memo = inner | {id(node): self.partition.materialize(node) for node in _stops([root], inner)}
         return self.mover.substituted(self._split(self.mover.substituted(root, memo)), dict(outer))
-
-    def _depends_on(self, node: Node, inner: dict[int, Node]) -> bool:
-        return any(id(each) in inner for each in topological(node.inputs))
 
     # ------------------------------------------------------------------------------------------------------ row values
 
@@ -129,9 +136,7 @@ class _Builder:
                 memo[id(reduction)] = self._with_others("add", self._times(self.total, base), powers)
             else:
                 memo[id(reduction)] = self.partition.materialize(reduction)
-        for node in topological([value], known=frozenset(memo)):
-            if node.op in STOPS and id(node) not in memo:
-                memo[id(node)] = self.partition.materialize(node)
+        memo |= {id(node): self.partition.materialize(node) for node in _stops([value], memo)}
         return self.mover.substituted(value, memo)
 
     def _with_others(self, op: str, value: Node, others: Iterable[Node]) -> Node:
@@ -169,7 +174,9 @@ class _Builder:
         factor = self._times(one, self._base(of.base))
         result = weighted
         if factor is not one:
-            result = self.make("mul", (result, self._spread(factor.inputs[1], values, weighted)), weighted.dtype, weighted.shape)
+            result = self.make(
+                "mul", (result, self._spread(factor.inputs[1], values, weighted)), weighted.dtype, weighted.shape
+            )
         for node, position in reversed(steps):
             operands = [
                 result if number == position else self._spread(child, values, weighted)

@@ -68,7 +68,9 @@ class TritonSchedule:
 
     def __str__(self) -> str:
         """The schedule in words, for people."""
-        words = [f"{self.block_m} rows a program, tiles of {self.block_n} keys, {self.warps} warps, {self.stages} stages"]
+        words = [
+            f"{self.block_m} rows a program, tiles of {self.block_n} keys, {self.warps} warps, {self.stages} stages"
+        ]
         words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
         return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
 

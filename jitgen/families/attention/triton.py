@@ -29,7 +29,11 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     memory = [operand for operand in of.operands if operand.pointer]
     scores = list(of.rule.operands)
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    known = {o.index: _ends(o) for o in scores if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))}
+    known = {
+        o.index: _ends(o)
+        for o in scores
+        if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))
+    }
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     precision = {c.weight[0]: c.precision if c.dtype == "float32" else "ieee" for c in body.contractions}
@@ -41,7 +45,9 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
         "packed_rows": " * ".join([*of.packed, "rows"]),
         "index_lines": [f"{name} = {text}" for name, text in _indices(of.batch, "task", "z")],
         "row_lines_of": [f"{name} = {text}" for name, text in _row_indices(of.packed)],
-        "bases": [f"at{o.index} = {_sum([o.offset], o.batch, [f'z{d}' for d in range(layout.batch)])}" for o in of.operands],
+        "bases": [
+            f"at{o.index} = {_sum([o.offset], o.batch, [f'z{d}' for d in range(layout.batch)])}" for o in of.operands
+        ],
         "query": [_query(o, layout, schedule) for o in of.query],
         "query_lines": of.query_lines,
         "query_value": triton.store_cast(of.query_value, of.key.dtype),
@@ -127,7 +133,9 @@ def _row_indices(packed: Sequence[str]) -> list[tuple[str, str]]:
 
 def _row(operand: Operand, layout: Layout) -> str:
     """The offset of each row of the block, a vector."""
-    return _sum([f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"])
+    return _sum(
+        [f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"]
+    )
 
 
 def _mask(*conditions: str) -> str:
@@ -195,7 +203,9 @@ def _rule(rule: Rule, layout: Layout) -> dict[str, Any]:
             expression = f"x{operand.index}[:, None]{to}"
         elif operand.kind == "key":
             at = f"(at{operand.index} + column * {operand.own[1]})[None, :]"
-            expression = f"{at}{to}" if operand.pointer is None else _score_load(operand, at, "(column < keys)[None, :]")
+            expression = (
+                f"{at}{to}" if operand.pointer is None else _score_load(operand, at, "(column < keys)[None, :]")
+            )
         else:
             at = f"({_row(operand, layout)})[:, None] + (column * {operand.own[1]})[None, :]"
             live = "(column < keys)[None, :]"
