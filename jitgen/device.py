@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jitgen import chips
+from jitgen.chips import Chip, CpuLevel
 from jitgen.spec import Target
 
 
 @dataclass(frozen=True)
 class Device:
-    """A target, and the dialect its kernels are written in.
+    """A target, the dialect its kernels are written in, and the chip that is to run them.
 
     Attributes:
         target: such as ``sm_90a`` or ``x86-64-v4``.
         dialect: ``"cpp"``, ``"cuda"`` or ``"triton"``.
+        exact: the chip that a process has found; None where kernels are made for any chip of the target.
     """
 
     target: Target
     dialect: str
+    exact: Chip | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -28,3 +32,27 @@ class Device:
     def overlaps_launches(self) -> bool:
         """Whether a kernel may begin before the one ahead of it in the stream has ended."""
         return self.target.overlaps_launches
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can form clusters that share their memories: compute capability 9.0 (Hopper) and later."""
+        return self.target.kind == "cuda" and self.target.capability >= 90
+
+    @property
+    def chip(self) -> Chip | None:
+        """The exact chip, else the target's default; None for a CPU and for targets without a record."""
+        return self.exact or chips.default(self.target)
+
+    @property
+    def model(self) -> Chip:
+        """The chip by whose record schedules are chosen on a GPU: ``chip``, or the one it is modelled as. It is an H200
+        for targets without a record, and for Triton's interpreter."""
+        chip = self.chip
+        if chip is None:
+            return chips.H200
+        return chips.named(chip.modelled_as) if chip.modelled_as else chip
+
+    @property
+    def level(self) -> CpuLevel:
+        """The level of a CPU target."""
+        return chips.CPU_LEVELS[self.target.arch]

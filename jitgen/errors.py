@@ -40,6 +40,11 @@ class UnsupportedError(JitgenError):
     """An operation, dtype, layout or device that jitgen does not support."""
 
 
+class RequiresGrad(UnsupportedError):
+    """A tensor requires grad where a launch without gradients was asked for. A call then computes gradients
+    (``call/derivative.py``); a plan and ``out=``, which cannot, raise it."""
+
+
 class FormatError(JitgenError):
     """A weight, group size or checkpoint does not fit a quantised format."""
 

@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families import registry
 from jitgen.families.aliasing import read_elsewhere
-from jitgen.families.family import Arguments, Call, LaunchShape, Work
+from jitgen.families.family import Arguments, Call, Choice, LaunchShape, Work
 from jitgen.families.operands import locate, ordered_like, output_strides
 from jitgen.families.partition import program_of
 from jitgen.fingerprint import code_digest, numeric_facts
@@ -39,16 +40,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """How kernels are made: backend, compiler and target."""
+    """How kernels are made: backend, compiler and target, and the exact chip where a device is there to tell."""
 
     backend: str
     compiler: str
     target: Target
+    chip: Chip | None = None
 
     @property
     def device(self) -> Device:
-        """The target and the dialect, which is all that a family may look at. A dialect has its backend's name."""
-        return Device(self.target, self.backend)
+        """Target, dialect and chip, which is all that a family may look at. A dialect has its backend's name."""
+        return Device(self.target, self.backend, self.chip)
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,10 @@ def _memories(
     return memories
 
 
-def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Any:
-    """The schedule of ``kernel``: the cheapest of its family's candidates."""
+def schedule(kernel: Kernel, layouts: tuple[Any, ...], geometries: tuple[Any, ...], device: Device) -> Choice:
+    """The schedule of ``kernel``: the one of its family's candidates that was measured or estimated to be the best."""
     family = registry.of(kernel)
-    return family.schedule(family.problem(kernel, layouts, geometries, device), device)
+    return family.choose(family.problem(kernel, layouts, geometries, device), device)
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Lowered:
         program: the kernels of this call: those of ``partitioned``, except where its family rewrote a kernel.
         route: backend, compiler and target.
         laid_out: strides and alignment of the buffers of this call.
-        schedules: one for each kernel. Graph, kernels, layouts, schedules and route make the request key.
+        choices: the schedule of each kernel. Graph, kernels, layouts, choices and route make the request key.
         caller_output: whether the caller passes ``out=`` for some result.
     """
 
@@ -196,7 +198,7 @@ class Lowered:
     program: Program
     route: Route
     laid_out: LaidOut
-    schedules: tuple[Any, ...]
+    choices: tuple[Choice, ...]
     caller_output: bool = False
 
     @property
@@ -208,6 +210,11 @@ class Lowered:
         return self.laid_out.layouts
 
     @functools.cached_property
+    def schedules(self) -> tuple[Any, ...]:
+        """The schedule of each kernel."""
+        return tuple(choice.schedule for choice in self.choices)
+
+    @functools.cached_property
     def key(self) -> str:
         """The request key. It is the same on another machine, in another directory and under another user."""
         return digest(self.ingredients)
@@ -215,6 +222,7 @@ class Lowered:
     @functools.cached_property
     def ingredients(self) -> dict[str, Any]:
         """What the request key is the digest of."""
+        device = self.route.device
         return {
             "schema": SCHEMA,
             "code": code_digest(),
@@ -224,7 +232,9 @@ class Lowered:
             "kernels": [kernel.digest for kernel in self.program.kernels],
             "layouts": plain(self.layouts),
             "schedules": plain(self.schedules),
+            "tuned": [choice.row for choice in self.choices],
             "route": [self.route.backend, self.route.compiler, self.route.target.kind, self.route.target.arch],
+            "chip": device.model.digest if device.is_gpu else None,
             "facts": numeric_facts(),
         }
 
@@ -256,7 +266,9 @@ class Lowered:
     def explain(self, number: int) -> list[str]:
         """Kernel ``number`` in words: a title, then one line for each detail."""
         family, kernel, layouts, _, schedule = self._kernel(number)
-        return family.explain(kernel, layouts, schedule, self.route.device)
+        row = self.choices[number].row
+        measured = [f"its schedule was measured to be the best: row {row[:12]} of the tuned choices"] if row else []
+        return [*family.explain(kernel, layouts, schedule, self.route.device), *measured]
 
     def _kernel(self, number: int) -> tuple[Family, Kernel, tuple[Any, ...], tuple[Any, ...], Any]:
         kernel, laid_out = self.program.kernels[number], self.laid_out

@@ -27,7 +27,9 @@ _WORDS = {
     "inputs": "it takes ({theirs}), and this call has ({ours})",
     "guards": "it assumes {theirs}, and this call {ours}",
     "layouts": "strides or alignment are others than these",
+    "tuned": "another measured choice, or none, decides its schedule",
     "schedules": "the sizes fall into another bucket: its schedule is {theirs}, and this one's {ours}",
+    "chip": "schedules are chosen for another chip",
     "graph": "the function computes something else: its body, a value that it closes over, or a dtype has changed",
     "kernels": "its kernels are divided otherwise",
     "code": "another version of jitgen's code or templates built it",
@@ -38,12 +40,25 @@ _WORDS = {
 """Ingredient -> what it means that two plans differ in it. The first rows are the most telling."""
 
 _IMPLIED = {
-    "target": ("backend", "compiler", "inputs", "guards", "graph", "kernels", "layouts", "schedules", "families"),
+    "target": (
+        "chip",
+        "tuned",
+        "backend",
+        "compiler",
+        "inputs",
+        "guards",
+        "graph",
+        "kernels",
+        "layouts",
+        "schedules",
+        "families",
+    ),
     "backend": ("compiler", "inputs", "graph", "kernels", "layouts", "schedules"),
     "inputs": ("graph", "kernels", "layouts", "schedules", "families"),
     "guards": ("graph", "kernels"),
-    "graph": ("kernels", "families", "layouts", "schedules"),
-    "kernels": ("layouts", "schedules"),
+    "graph": ("kernels", "families", "layouts", "schedules", "tuned"),
+    "kernels": ("layouts", "schedules", "tuned"),
+    "tuned": ("schedules",),
 }
 """What follows from a difference is not told besides it."""
 

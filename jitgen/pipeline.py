@@ -6,7 +6,8 @@
         partition   kernels: every family in turn claims the regions of the graph that it computes
         rewritten   kernels that do better as several at these sizes become several (split-K)
         lay_out     the strides and alignment of every buffer, results and temporaries included
-        schedule    for each kernel, the cheapest of its family's candidates (tile sizes, warps, ...)
+        schedule    for each kernel, the best of its family's candidates (tile sizes, warps, ...): as it was
+                    measured, if it was, else the cheapest by a model
 
     fetch(Lowered, store) -> BuiltKernels       by the request key, a digest of all that ``lower`` decided
         hit         the stored plan names one artifact for each kernel: nothing is rendered or compiled
@@ -83,13 +84,13 @@ def _lower_partitioned(
     device = route.device
     program = rewritten(partitioned.program, environment, device)
     laid_out = lay_out(program, environment, memory, out, device)
-    schedules = tuple(
+    choices = tuple(
         schedule(kernel, layouts, geometries, device)
         for kernel, layouts, geometries in zip(program.kernels, laid_out.layouts, laid_out.geometries, strict=True)
     )
     guarded = replace(graph, guards=partitioned.guards)
     caller_output = any(memory is not None for memory in out)
-    return Lowered(guarded, partitioned, program, route, laid_out, schedules, caller_output)
+    return Lowered(guarded, partitioned, program, route, laid_out, choices, caller_output)
 
 
 def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str] | None = None) -> tuple[BuiltKernel, ...]:

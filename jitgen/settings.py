@@ -98,6 +98,7 @@ SETTINGS = {
         Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: and plans, 3: and sources, 4: and graphs, on stderr"),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
         Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),
+        Setting("JITGEN_TUNED", str, None, "directory of measured choices, read before those that jitgen ships"),
         Setting("JITGEN_TEMPLATES", str, None, "directory of templates to use in place of the built-in ones"),
     )
 }

@@ -202,6 +202,7 @@ def runs_here(target: Target) -> bool:
     return here in levels and target.arch in levels and levels.index(here) <= levels.index(target.arch)
 
 
+@functools.cache
 def _detect_level() -> str:
     try:
         with open("/proc/cpuinfo") as file:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,19 +17,19 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.families.gemm.schedules import triton as rule
 from tests import batched_products
 from tests.interpreter import Check, serve
 
 TILES = {
-    "tokens": GemmSchedule("tokens", 32, 32, 32, 4, 3, raster=2),
-    "weights": GemmSchedule("weights", 32, 64, 32, 4, 3, raster=2),
-    "weights-many-rows": GemmSchedule("weights", 128, 32, 32, 4, 3, raster=2),
-    "weights-many-warps": GemmSchedule("weights", 128, 32, 32, 8, 3, raster=2),
-    "slices": GemmSchedule("slices", 16, 16, 32, 4, 3),
-    "tokens-split": GemmSchedule("tokens", 16, 32, 32, 4, 3, k_splits=2),
-    "weights-split": GemmSchedule("weights", 32, 32, 32, 4, 3, k_splits=3, raster=2),
+    "tokens": TritonTokens(32, 32, 32, 4, 3, raster=2),
+    "weights": TritonWeights(32, 64, 32, 4, 3, raster=2),
+    "weights-many-rows": TritonWeights(128, 32, 32, 4, 3, raster=2),
+    "weights-many-warps": TritonWeights(128, 32, 32, 8, 3, raster=2),
+    "slices": TritonSlices(16, 16, 32, 4, 3),
+    "tokens-split": TritonTokens(16, 32, 32, 4, 3, k_splits=2),
+    "weights-split": TritonWeights(32, 32, 32, 4, 3, k_splits=3, raster=2),
 }
 """Small ones of every form. How a group's scales are loaded and applied depends on a tile's rows and warps."""
 
@@ -57,14 +58,14 @@ def check(function: Check) -> Check:
     return function
 
 
-def each_form(function: Callable[[str, GemmSchedule], Iterator[str | None]]) -> None:
+def each_form(function: Callable[[str, TritonSchedule], Iterator[str | None]]) -> None:
     """A check for each form."""
     for form, tile in TILES.items():
         CHECKS[f"{function.__name__}-{form}"] = partial(function, form, tile)
 
 
 @contextmanager
-def tiled(tile: GemmSchedule | None) -> Iterator[None]:
+def tiled(tile: TritonSchedule | None) -> Iterator[None]:
     """Within this context every product is computed so; None leaves it to the rule."""
     before = rule.candidates
     if tile is not None:
@@ -80,7 +81,7 @@ def values(weight: Any) -> torch.Tensor:
     return (weight.dequantize(torch.float32) if isinstance(weight, jitgen.QTensor) else weight).double()
 
 
-def compare(function: Function, x: torch.Tensor, *rest: Any, tile: GemmSchedule | None = None) -> str | None:
+def compare(function: Function, x: torch.Tensor, *rest: Any, tile: TritonSchedule | None = None) -> str | None:
     """How results differ from the float64 reference; None where they do not.
 
     Sums of K terms may be off by some roundings of what they add, weights by one rounding to a 16-bit x's dtype.
@@ -212,7 +213,7 @@ EPILOGUES: dict[str, tuple[Function, int]] = {
 
 
 @each_form
-def epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+def epilogues(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     for name, (function, count) in EPILOGUES.items():
         for m, k in ((5, 64), (40, 96)):
             x = torch.randn(m, k).bfloat16() / 4
@@ -225,7 +226,7 @@ def epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
 
 
 @each_form
-def operands_of_epilogues(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+def operands_of_epilogues(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     for m, n, k in ((5, 33, 64), (40, 70, 50)):
         x = torch.randn(m, k).half() / 4
         rest = (torch.randn(n).half(), torch.randn(m, 1).half(), torch.randn(1, 1).half())
@@ -249,7 +250,7 @@ def fusion() -> Iterator[str | None]:
 
 
 @each_form
-def nothing_to_add(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+def nothing_to_add(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     for m, n, k in ((3, 5, 0), (0, 5, 32), (3, 0, 32)):
         x, bias = torch.randn(m, k).bfloat16(), torch.randn(n).bfloat16()
         weights: list[Any] = [dense(n, k, x.dtype)]
@@ -260,7 +261,7 @@ def nothing_to_add(form: str, tile: GemmSchedule) -> Iterator[str | None]:
 
 
 @each_form
-def strides(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+def strides(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     for x in (torch.randn(50, 40).t(), torch.randn(40, 120)[:, 3:103:2], torch.randn(1, 50).expand(40, 50)):
         for order in ("rows", "columns", "neither"):
             w = dense(33, 50, torch.float16, order)
@@ -268,8 +269,8 @@ def strides(form: str, tile: GemmSchedule) -> Iterator[str | None]:
 
 
 @each_form
-def wide_indices(form: str, tile: GemmSchedule) -> Iterator[str | None]:
-    wide = GemmSchedule(**vars(tile) | {"wide": True})
+def wide_indices(form: str, tile: TritonSchedule) -> Iterator[str | None]:
+    wide = replace(tile, wide=True)
     x = torch.randn(35, 70)
     yield _said(compare(linear, x, dense(40, 70, x.dtype), tile=wide), form)
     if reads_quantized(form):
@@ -277,7 +278,7 @@ def wide_indices(form: str, tile: GemmSchedule) -> Iterator[str | None]:
 
 
 @each_form
-def poisoned_outputs(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+def poisoned_outputs(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     """Every element is written, and nothing beyond: into a slice of a larger tensor."""
     x, w = torch.randn(21, 40), dense(37, 40, torch.float32)
     room = torch.full((23, 40), 7.0)
@@ -290,7 +291,7 @@ def poisoned_outputs(form: str, tile: GemmSchedule) -> Iterator[str | None]:
 
 
 @each_form
-def infinities(form: str, tile: GemmSchedule) -> Iterator[str | None]:
+def infinities(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
     x = torch.randn(6, 64).bfloat16()
     x[2, 9], x[4, 63] = math.inf, math.nan

@@ -7,16 +7,17 @@ does, its ``DispatchState`` looks in a table of all calls, and asks the ``Resolv
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
-from jitgen.call.resolver import BoundLaunch, Resolver
+from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.signature import NUMBERS, STATIC, check
-from jitgen.errors import UnsupportedError
+from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.quant import weights
 from jitgen.runtime.generated import define
 from jitgen.runtime.guards import layout_check
@@ -24,6 +25,9 @@ from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
 from jitgen.trace.readable import TENSORS
+
+if TYPE_CHECKING:
+    from jitgen.call.derivative import Derivative, Launch
 
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
@@ -45,6 +49,8 @@ class Dispatchers:
         self.table: dict[Any, Dispatcher] = {}
         self._resolver = resolver
         self._parameters = parameters
+        self._derivatives: dict[tuple[int, tuple[int, ...]], Derivative] = {}
+        """By the specialisation and the inputs that require grad."""
         resolver.when_numbers_become_static = self.table.clear
 
     def find(self, leaves: Sequence[Any], tree: Any) -> Dispatcher:
@@ -53,7 +59,7 @@ class Dispatchers:
         key = kinds if tree is None else (tree, kinds)
         dispatcher = self.table.get(key)
         if dispatcher is None:
-            check(self._resolver.name, leaves, host_scalars=True)
+            check(self._resolver.name, leaves, host_scalars=True, gradients=True)
             dispatcher = self.table[key] = self._make(kinds, tree)
         return dispatcher
 
@@ -71,6 +77,38 @@ class Dispatchers:
             self.table[walked[0]] = dispatcher
         self._add_unnested(args, kwargs, dispatcher)
         return dispatcher(*leaves)
+
+    def differentiated(self, leaves: Sequence[Any], tree: Any) -> Any:
+        """The result of a call that computes gradients, with its history; see ``derivative.py``.
+
+        Raises:
+            JitgenError: what tracing, lowering and compiling raise; UnsupportedError where an operation has no
+                derivative.
+        """
+        from jitgen.call.derivative import Derivative  # only a program that trains needs it
+
+        resolver = self._resolver
+        tensors, numbers = check(resolver.name, leaves, gradients=True)
+        device = tensors[0].device if tensors else torch.device("cpu")
+        specialization, captured, environment = resolver.specialize(
+            leaves, tree, tensors, numbers, device, resolver.routing.on_device(device), differentiable=True
+        )
+        inputs = [*tensors, *captured]
+        wanted = tuple(index for index, tensor in enumerate(inputs) if tensor.requires_grad)
+        key = id(specialization), wanted
+        if key not in self._derivatives:
+            self._derivatives[key] = Derivative(
+                specialization,
+                wanted,
+                lambda traced: _launch(ResolverOfGraph(traced, resolver.routing)),
+                lambda function, name: _launch(Resolver(function, dataclasses.replace(resolver.routing, name=name))),
+            )
+        return specialization.returned(self._derivatives[key](inputs, numbers), environment)
+
+    def forget(self) -> None:
+        """Release everything resolved."""
+        self.table.clear()
+        self._derivatives.clear()
 
     def _add_unnested(self, args: tuple[Any, ...], kwargs: dict[str, Any], dispatcher: Dispatcher) -> None:
         """Enter the dispatcher of these arguments by their types, where none is a container."""
@@ -198,21 +236,31 @@ class DispatchState:
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         count = len(tensors)
         addresses, numbers = launched[count : 2 * count], launched[2 * count :]
-        if (needs_grad and torch.is_grad_enabled()) or not all(addresses):
+        if needs_grad and torch.is_grad_enabled():
+            return self.dispatchers.differentiated(leaves, self.tree)
+        if not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
         key = (layout, values, autocast.settings())
-        found, captured = self._known(key, leaves)
-        if found is None and (scalars := exchanged(leaves)) is not None:
-            return self.dispatchers.find(scalars, self.tree)(*scalars)
-        if found is None or captured is None:
-            found, captured = self.resolver.resolve(leaves, self.tree)
-            if len(self.table) >= MAX_LAUNCHES:
-                self.table.clear()
-            alike = self.table.setdefault(key, [])
-            alike.insert(0, found)
-            del alike[MAX_ALTERNATIVES:]
+        try:
+            found, captured = self._known(key, leaves)
+            if found is None and (scalars := exchanged(leaves)) is not None:
+                return self.dispatchers.find(scalars, self.tree)(*scalars)
+            if found is None or captured is None:
+                found, captured = self._resolved(key, leaves)
+        except RequiresGrad:  # a captured tensor does
+            return self.dispatchers.differentiated(leaves, self.tree)
         self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+
+    def _resolved(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch, list[torch.Tensor]]:
+        """The launch of a call that is new, which the table has from now on, and the captured tensors."""
+        found, captured = self.resolver.resolve(leaves, self.tree)
+        if len(self.table) >= MAX_LAUNCHES:
+            self.table.clear()
+        alike = self.table.setdefault(key, [])
+        alike.insert(0, found)
+        del alike[MAX_ALTERNATIVES:]
+        return found, captured
 
     def _known(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch | None, list[torch.Tensor] | None]:
         """The launch in the table whose captured values are as they are now, and the captured tensors."""
@@ -221,6 +269,12 @@ class DispatchState:
             if captured is not None:
                 return found, captured
         return None, None
+
+
+def _launch(resolver: Resolver) -> Launch:
+    """Runs what ``resolver`` resolves: a function of tensors and then numbers."""
+    dispatchers = Dispatchers(resolver, Parameters(resolver.function))
+    return lambda *leaves: dispatchers.find(leaves, None)(*leaves)
 
 
 def _never(*tensors: torch.Tensor) -> bool:

@@ -63,8 +63,7 @@ class QuantizedLinear:
 
     def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The product, by a generated kernel."""
-        with torch.no_grad():
-            return self._plain(x, weight) if bias is None else self._biased(x, weight, bias)
+        return self._plain(x, weight) if bias is None else self._biased(x, weight, bias)
 
     def note_fallback(self, reason: str, remedy: str) -> None:
         """Count a product that runs in torch.

@@ -145,7 +145,7 @@ class JitFunction:
     def _forget(self) -> None:
         """Release everything resolved, captured tensors among it."""
         self._resolver.forget()
-        self._by_types.clear()
+        self._dispatchers.forget()
         self._keywords.forget()
 
     def __eq__(self, other: object) -> bool:

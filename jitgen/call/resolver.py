@@ -27,7 +27,7 @@ from jitgen.call.signature import (
     trace_key,
 )
 from jitgen.call.specialization import Specialization, memory_of
-from jitgen.errors import UnsupportedError
+from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.lowering import Lowered, Route
 from jitgen.quant import weights
@@ -108,13 +108,11 @@ class BoundLaunch:
         return None if self.depends_on_arguments_alone else self._read
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
-        """The captured tensors now; None where the layout of one, or a guarded value, is not what it was.
+        """The captured tensors now; None where the layout of one, or a guarded value, is not what it was, and where one
+        requires grad.
 
         Args:
             leaves: the arguments of the call, whose objects are guarded too.
-
-        Raises:
-            UnsupportedError: a captured tensor requires grad.
         """
         token = call_leaves.set(leaves)
         try:
@@ -152,19 +150,17 @@ class BoundLaunch:
                 return None
             if not address and (unreadable := why_unreadable(tensor)) is not None:
                 raise UnsupportedError(f"{captured.path}: {unreadable}")
-        if torch.is_grad_enabled():
-            refuse_gradients(self.specialization.traced, tensors)
+        if torch.is_grad_enabled() and _asks_gradients(self.specialization.traced, tensors) is not None:
+            return None
         return tensors
 
 
-def refuse_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> None:
-    """UnsupportedError where a captured tensor requires grad and is not used under ``no_grad`` alone."""
+def _asks_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> str | None:
+    """The path of a captured tensor that requires grad and is not used under ``no_grad`` alone; None without one."""
     for index, (found, tensor) in enumerate(zip(traced.captured, captured, strict=True)):
         if tensor.requires_grad and index not in traced.under_no_grad:
-            raise UnsupportedError(
-                f"{found.path} requires grad, and gradients are not supported in this version; "
-                "call the function under torch.no_grad(), or detach it"
-            )
+            return found.path
+    return None
 
 
 class Resolver:
@@ -214,14 +210,18 @@ class Resolver:
             out: caller-owned outputs.
 
         Raises:
-            JitgenError: what tracing, lowering and compiling raise; UnsupportedError for arguments no kernel takes.
+            JitgenError: what tracing, lowering and compiling raise; UnsupportedError for arguments no kernel takes;
+                RequiresGrad where a captured tensor requires grad.
         """
         tensors, numbers = check(self.name, leaves)
         device = tensors[0].device if tensors else torch.device("cpu")
         route = self.routing.on_device(device)
         specialization, captured, environment = self.specialize(leaves, tree, tensors, numbers, device, route)
-        if torch.is_grad_enabled():
-            refuse_gradients(specialization.traced, captured)
+        if torch.is_grad_enabled() and (path := _asks_gradients(specialization.traced, captured)) is not None:
+            raise RequiresGrad(
+                f"{path} requires grad, and neither a plan nor a call with out= computes gradients; call the function "
+                "itself, or this under torch.no_grad()"
+            )
         on_cpu = device.type == "cpu"
         memory = [memory_of(tensor, on_cpu) for tensor in (*tensors, *captured)]
         wanted = [memory_of(tensor, on_cpu) for tensor in out]
@@ -248,13 +248,16 @@ class Resolver:
         device: torch.device,
         route: Route,
         runs: bool = True,
+        differentiable: bool = False,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
         """A specialisation that fits the call, traced if none does; its captured tensors; a value for every symbol.
 
-        ``runs``: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
+        Args:
+            runs: whether the call is made. If it is only lowered for a target, captured tensors may be elsewhere.
+            differentiable: whether gradients are computed.
         """
         with arguments_are(leaves):
-            return self._specialize(leaves, tree, tensors, numbers, device, route, runs)
+            return self._specialize(leaves, tree, tensors, numbers, device, route, runs, differentiable)
 
     def _specialize(
         self,
@@ -265,8 +268,9 @@ class Resolver:
         device: torch.device,
         route: Route,
         runs: bool,
+        differentiable: bool,
     ) -> tuple[Specialization, list[torch.Tensor], dict[str, Any]]:
-        key = (route, device, runs, tree, trace_key(leaves), autocast.settings())
+        key = (route, device, runs, differentiable, tree, trace_key(leaves), autocast.settings())
         environment = number_symbols(numbers)
         for found in self._specializations.get(key, ()):
             captured = [captured.read() for captured in found.traced.captured]
@@ -277,7 +281,7 @@ class Resolver:
                 full = environment | size_symbols([*tensors, *captured])
                 if found.fits(full):
                     return found, captured, full
-        traced = self._trace(leaves, tree, device, route, runs)
+        traced = self._trace(leaves, tree, device, route, runs, differentiable)
         captured = [found.value for found in traced.captured]
         # What is remembered keeps no tensors alive.
         traced = dataclasses.replace(
@@ -291,7 +295,15 @@ class Resolver:
         self._note_static_numbers(specialization)
         return specialization, captured, environment | size_symbols([*tensors, *captured])
 
-    def _trace(self, leaves: Sequence[Any], tree: Any, device: torch.device, route: Route, runs: bool = True) -> Traced:
+    def _trace(
+        self,
+        leaves: Sequence[Any],
+        tree: Any,
+        device: torch.device,
+        route: Route,
+        runs: bool = True,
+        differentiable: bool = False,
+    ) -> Traced:
         numbers = [base(type(leaf))(leaf) for leaf in leaves if type(leaf) in NUMBERS]
         guards = Guards(number_symbols(numbers))
         count = iter(range(len(numbers)))
@@ -302,7 +314,9 @@ class Resolver:
             argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
         ]
         with arguments_are(leaves):
-            traced = trace(self.function, self.name, symbolic, structure, guards, device, layout, objects, runs)
+            traced = trace(
+                self.function, self.name, symbolic, structure, guards, device, layout, objects, runs, differentiable
+            )
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))
         return dataclasses.replace(traced, follows_arguments=bool(objects))
@@ -328,6 +342,24 @@ class Resolver:
         if not found <= self.static_numbers:
             self.static_numbers |= found
             self.when_numbers_become_static()
+
+
+class ResolverOfGraph(Resolver):
+    """A resolver of calls with one graph, which is there already."""
+
+    def __init__(self, traced: Traced, routing: Routing):
+        super().__init__(_called_as_a_graph, routing)
+        self._traced = traced
+
+    def _trace(self, leaves: Sequence[Any], *others: Any) -> Traced:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not all(map(same_trace_fact, self._traced.graph.inputs, tensors)):
+            raise UnsupportedError(f"{self.name}: a call of another kind than the graph is for")
+        return self._traced
+
+
+def _called_as_a_graph(*leaves: Any) -> Any:
+    raise AssertionError("what is made of a graph alone has no function to call")
 
 
 def _symbolic(number: Any, index: int, guards: Guards) -> Any:

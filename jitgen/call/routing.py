@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from jitgen import settings
+from jitgen import chips, settings
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 from jitgen.lowering import Route
@@ -40,10 +40,12 @@ class Routing:
         """
         backend = routes.backend_for(self.requested[0], "cuda" if device.type == "cuda" else "cpu")
         compiler = self.compiler or routes.default_compiler(backend)
+        chip = None
         if device.type == "cuda":
-            from jitgen.runtime.cuda import target_of
+            from jitgen.runtime import cuda
 
-            target = target_of(device.index)
+            target = cuda.target_of(device.index)
+            chip = chips.of_device(target, cuda.name_of(device.index), cuda.multiprocessors(device.index))
         elif backend == "triton" and settings.interpreting_triton():
             target = Target.parse("interpreter")
         else:
@@ -56,7 +58,7 @@ class Routing:
                 + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
             )
         routes.check(backend, compiler, target)
-        return Route(backend, compiler, target)
+        return Route(backend, compiler, target, chip)
 
     def for_target(self, target: Target, backend: str | None) -> Route:
         """The route of kernels for ``target``, which this machine need not have; ``backend``: another one.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jitgen.errors import UnsupportedError
+from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.ir.graph import size_one_pattern
 from jitgen.runtime.guards import TensorFacts
 from jitgen.spec import dtype_name
@@ -32,15 +32,18 @@ def is_object(kind: type) -> bool:
     return kind not in NUMBERS and not issubclass(kind, (torch.Tensor, *STATIC))
 
 
-def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple[list[torch.Tensor], list[Any]]:
+def check(
+    name: str, leaves: Sequence[Any], host_scalars: bool = False, gradients: bool = False
+) -> tuple[list[torch.Tensor], list[Any]]:
     """The tensors and the numbers among ``leaves``, after all checks that need no trace.
 
     Args:
         name: the function's, for messages.
         host_scalars: whether 0-d CPU tensors may be among CUDA tensors.
+        gradients: whether the call computes gradients.
 
     Raises:
-        UnsupportedError: tensors that cannot be arguments of one kernel.
+        UnsupportedError: tensors that cannot be arguments of one kernel; RequiresGrad where one requires grad.
     """
     tensors: list[torch.Tensor] = []
     numbers: list[Any] = []
@@ -58,10 +61,10 @@ def check(name: str, leaves: Sequence[Any], host_scalars: bool = False) -> tuple
             raise UnsupportedError(
                 f"{name}: arguments on {device} and {tensor.device}; move them to one device, with .to(device)"
             )
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"{name}: an argument requires grad, and gradients are not supported in this version; "
-                "call it under torch.no_grad(), or detach the argument"
+        if tensor.requires_grad and torch.is_grad_enabled() and not gradients:
+            raise RequiresGrad(
+                f"{name}: an argument requires grad, and neither a plan nor a call with out= computes gradients; "
+                "call the function itself, or this under torch.no_grad()"
             )
         dtype_name(tensor.dtype)
     if device is not None and device.type not in ("cpu", "cuda"):

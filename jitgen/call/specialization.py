@@ -145,7 +145,7 @@ class Specialization:
             else:
                 assert strided is not None
                 returns.append(View(output.input, strided.sizes, strided.strides, strided.offset))
-        rebuild, values = self._rebuild(environment)
+        rebuild, computed = self._rebuild()
         spec = LaunchSpec(
             name=self.name,
             device=device,
@@ -156,7 +156,7 @@ class Specialization:
             steps=tuple(self._steps(lowered, kernels, environment, device)),
             returns=tuple(returns),
             rebuild=rebuild,
-            values=values,
+            values=tuple(_text(expr, environment) for expr in computed),
             drawn=offsets_drawn(scalar for kernel in program.kernels for scalar, _ in kernel.scalars),
             caller_outputs=caller_outputs,
             extents=tuple(
@@ -166,8 +166,15 @@ class Specialization:
         )
         return make_launcher(spec)
 
-    def _rebuild(self, environment: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
-        """How the output tensors become the function's return value, and the text of values computed at the call."""
+    def returned(self, tensors: Sequence[torch.Tensor], environment: Mapping[str, Any]) -> Any:
+        """What the function returns, of which ``tensors`` are the graph's results."""
+        rebuild, computed = self._rebuild()
+        if rebuild is None:
+            return tensors[0]
+        return rebuild(tensors, *(symbols.evaluate(expr, environment) for expr in computed))
+
+    def _rebuild(self) -> tuple[Any, tuple[Expr, ...]]:
+        """How the output tensors become the function's return value, and the values computed at the call."""
         leaves, tree = self.traced.leaves, self.traced.tree
         if tree == _LEAF and leaves[0].index is not None:
             return None, ()
@@ -175,7 +182,7 @@ class Specialization:
             return tuple, ()
         others = [leaf.value for leaf in leaves if leaf.index is None]
         flattened = [size for value in others for size in (value if isinstance(value, Sizes) else [value])]
-        texts = tuple(_text(value, environment) for value in flattened if isinstance(value, Expr))
+        found = tuple(value for value in flattened if isinstance(value, Expr))
 
         def rebuild(tensors: list[torch.Tensor], *values: Any) -> Any:
             computed = iter(values)
@@ -188,7 +195,7 @@ class Specialization:
             flat = [tensors[leaf.index] if leaf.index is not None else known(leaf.value) for leaf in leaves]
             return pytree.tree_unflatten(flat, tree)
 
-        return rebuild, texts
+        return rebuild, found
 
     def _steps(
         self, lowered: Lowered, kernels: Sequence[BuiltKernel], environment: Mapping[str, Any], device: torch.device

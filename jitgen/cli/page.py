@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen import chips
 from jitgen._data import data_directory
 from jitgen.cli import page_graph, page_rates
 from jitgen.codegen.environment import Origin
@@ -121,7 +122,6 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
     work = lowered.lowered.work(number)
     target = Target.parse(lowered.target)
     report = compiled.report[number] if compiled.report else {}
-    chips = page_rates.chips(target)
     lines = rendered.text.rstrip("\n").split("\n")
     return {
         "name": source.name,
@@ -131,7 +131,7 @@ def _kernel(lowered: Lowered, number: int, compiled: Compiled) -> dict[str, Any]
         "resources": [(label, report.get(field)) for field, label in _RESOURCES],
         "toolchain": report.get("toolchain"),
         "intensity": work.flops / work.moved if work.moved else None,
-        "roofs": [(page_rates.roofline(chip, work.moved, work.flops), chip) for chip in chips],
+        "roofs": [(page_rates.roofline(chip, work.moved, work.flops), chip) for chip in chips.chips(target)],
     }
 
 

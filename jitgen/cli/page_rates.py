@@ -5,56 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jitgen.spec import Target
-
-
-@dataclass(frozen=True)
-class Chip:
-    """Peak rates of a chip: vendors' figures, without sparsity.
-
-    Attributes:
-        name: the vendor's.
-        targets: the architectures that run on it, as ``Target.arch`` names them.
-        bandwidth: of its memory, in bytes/s.
-        vector: of float32 arithmetic outside of the matrix units, in FLOP/s.
-        matrix: of bfloat16 products in the matrix units, in FLOP/s.
-    """
-
-    name: str
-    targets: tuple[str, ...]
-    bandwidth: float
-    vector: float
-    matrix: float
-
-    def bound(self, moved: int, flops: int) -> str:
-        """What limits a kernel that moves ``moved`` bytes and does ``flops`` operations, and its least time."""
-        memory, vector, matrix = (1e6 * amount / rate for amount, rate in self._amounts(moved, flops))
-        if memory >= vector:
-            return f"bound by memory: at least {memory:.3g} us"
-        if memory >= matrix:
-            return (
-                f"bound by memory on matrix units (at least {memory:.3g} us), by arithmetic elsewhere ({vector:.3g} us)"
-            )
-        return f"bound by arithmetic: at least {matrix:.3g} us on matrix units, {vector:.3g} us elsewhere"
-
-    def _amounts(self, moved: int, flops: int) -> tuple[tuple[int, float], ...]:
-        return (moved, self.bandwidth), (flops, self.vector), (flops, self.matrix)
-
-
-CHIPS = (
-    Chip("A100 SXM 80 GB", ("sm_80",), 2.039e12, 19.5e12, 312e12),
-    Chip("H100 SXM", ("sm_90", "sm_90a"), 3.35e12, 67e12, 989e12),
-    Chip("H200 SXM", ("sm_90", "sm_90a"), 4.8e12, 67e12, 989e12),
-    Chip("MI300X", ("gfx942",), 5.3e12, 163.4e12, 1307.4e12),
-)
-"""Chips whose rates are known, from NVIDIA's and AMD's data sheets. One architecture may have several. There is no CPU:
-its level (``x86-64-v4``) says nothing of its cores, clock and memory."""
-
-
-def chips(target: Target) -> tuple[Chip, ...]:
-    """The chips of ``target`` whose rates are known."""
-    return tuple(chip for chip in CHIPS if target.arch in chip.targets)
-
+from jitgen.chips import Chip
 
 WIDTH, HEIGHT = 360, 180
 _LEFT, _BOTTOM = 40, 30
@@ -70,6 +21,17 @@ class Roofline:
     roofs: tuple[tuple[str, str], ...]
     mark: tuple[float, float] | None
     ticks: tuple[tuple[float, str], ...]
+
+
+def bound(chip: Chip, moved: int, flops: int) -> str:
+    """What limits a kernel on ``chip`` that moves ``moved`` bytes and does ``flops`` operations, and its least time."""
+    amounts = ((moved, chip.bandwidth), (flops, chip.vector), (flops, chip.matrix))
+    memory, vector, matrix = (1e6 * amount / rate for amount, rate in amounts)
+    if memory >= vector:
+        return f"bound by memory: at least {memory:.3g} us"
+    if memory >= matrix:
+        return f"bound by memory on matrix units (at least {memory:.3g} us), by arithmetic elsewhere ({vector:.3g} us)"
+    return f"bound by arithmetic: at least {matrix:.3g} us on matrix units, {vector:.3g} us elsewhere"
 
 
 def roofline(chip: Chip, moved: int, flops: int) -> Roofline:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jitgen.deploy.fields import SIZE_LIMIT, Field, shown
+from jitgen.fields import SIZE_LIMIT, Field, shown
 from jitgen.ir import symbols
 
 DEPTH_LIMIT = 100

@@ -21,8 +21,8 @@ from jitgen.codegen.text import NAME_LENGTH, is_function_name
 from jitgen.compile import routes
 from jitgen.deploy import expression_schema as expressions
 from jitgen.deploy import node_schema
-from jitgen.deploy.fields import SIZE_LIMIT, Field, shown
 from jitgen.errors import CacheError, CacheMissError, CompileError, UnsupportedError
+from jitgen.fields import SIZE_LIMIT, Field, shown
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
 from jitgen.spec import DTYPES, SCHEMA

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.deploy import expression_schema as expressions
-from jitgen.deploy.fields import Field, shown
 from jitgen.errors import FormatError
+from jitgen.fields import Field, shown
 from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import equation

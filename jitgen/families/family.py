@@ -10,7 +10,8 @@ exports ``FAMILY``. From a traced graph to a launch it is asked, in this order:
    which regions may share a kernel.
 4. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
 5. ``layout``: the strides of a call, split into what decides the source and what a launch passes.
-6. ``problem``, ``candidates``, ``cost``: the schedules that would do, and what each is estimated to take.
+6. ``problem``, ``candidates``, ``facts``, ``cost``: the schedules that would do, whether one of them was measured to be
+   the best for such a problem, and what each is estimated to take.
 7. ``render``: the source. Imported only where one is needed: a process that finds its kernels in the store renders
    nothing.
 8. ``launch``, ``arguments``, ``work``: how a call launches the kernel, what it passes, and what that amounts to.
@@ -21,12 +22,15 @@ schedule are frozen values, and with the graph and the route they are the reques
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jitgen import tuned
 from jitgen.device import Device
+from jitgen.errors import CacheWarning
 from jitgen.fingerprint import folders_digest
 from jitgen.ir.body import Body, BodyBuilder
 from jitgen.ir.graph import Graph, Node, Shape
@@ -266,8 +270,20 @@ def _plain_problem(kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[
     return Problem(kernel, tuple(layouts), tuple(geometries))
 
 
+def _no_facts(problem: Any, device: Device) -> Mapping[str, Any] | None:
+    return None
+
+
 def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
     return 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule, and the digest of the measured row that says so; empty where the model does."""
+
+    schedule: Any
+    row: str = ""
 
 
 @dataclass(frozen=True)
@@ -288,6 +304,8 @@ class Family:
         problem: ``(kernel, layouts, geometries, device) -> problem``: what a schedule may depend on.
         cost: ``(problem, candidate, device) -> estimated time``, in any unit; the cheapest candidate is taken, of
             equals the first.
+        facts: ``(problem, device) -> facts`` by which measured choices tell problems apart (``tuned.py``): numbers,
+            text and arrays of these, by name. None where the family takes no measured choices.
         rewrite_values: ``(values, partition) -> values``.
         merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
             where they stay two.
@@ -317,6 +335,7 @@ class Family:
     explain: Callable[[Kernel, Sequence[Any], Any, Device], list[str]]
     problem: Callable[[Kernel, Sequence[Any], Sequence[Any], Device], Any] = _plain_problem
     cost: Callable[[Any, Any, Device], float] = _no_cost
+    facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
@@ -333,7 +352,18 @@ class Family:
         folders = [folder for folder in (self.code, self.templates) if folder is not None]
         return folders_digest(*folders) if folders else ""
 
-    def schedule(self, problem: Any, device: Device) -> Any:
-        """The cheapest candidate for ``problem``; of equals the first."""
+    def choose(self, problem: Any, device: Device) -> Choice:
+        """The candidate for ``problem`` that was measured to be the best; where none was, the cheapest, of equals the
+        first."""
         found = self.candidates(problem, device)
-        return found[0] if len(found) == 1 else min(found, key=lambda candidate: self.cost(problem, candidate, device))
+        facts = self.facts(problem, device) if len(found) > 1 else None
+        row = None
+        if facts is not None:
+            row = tuned.find(self.name, device.target.arch, device.model.name, device.dialect, facts)
+        if row is not None:
+            chosen = next((candidate for candidate in found if row.selects(candidate)), None)
+            if chosen is not None:
+                return Choice(chosen, row.digest)
+            text = f"a measured choice for {device.target} names no candidate: {row.mainloop} {dict(row.fields)}"
+            warnings.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
+        return Choice(min(found, key=lambda each: self.cost(problem, each, device)) if len(found) > 1 else found[0])

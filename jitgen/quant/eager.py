@@ -1,9 +1,9 @@
 """Matrix products with a quantised weight outside ``jitgen.jit``: an undecorated model after ``quantize_``.
 
 ``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel
-(``call/eager_linear.py`` registers ``kernel``), and plain torch on the dequantised weight where a gradient is required,
-where torch is tracing, or where the operands are of a kind that kernels do not take. That is slower than the dense
-layer was, so ``fallback`` says so.
+(``call/eager_linear.py`` registers ``kernel``), and plain torch on the dequantised weight where torch is tracing, or
+where the operands are of a kind that kernels do not take. That is slower than the dense layer was, so ``fallback`` says
+so. Gradients flow to activations and biases.
 """
 
 from __future__ import annotations
@@ -53,14 +53,6 @@ def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) 
             "torch.compile is tracing, and follows the weight into its dequantisation",
             "call the model without torch.compile, or put torch.compiler.disable on the modules with quantised layers",
         )
-    if torch.is_grad_enabled():
-        if x.requires_grad:
-            return "its input requires grad", "call it under torch.no_grad() where no gradient is needed"
-        if bias is not None and bias.requires_grad:
-            return (
-                "its bias requires grad",
-                "call layer.bias.requires_grad_(False), as quantize_ does, or call it under torch.no_grad()",
-            )
     if torch.is_autocast_enabled(x.device.type):
         return "autocast is on", "disable it around the layer, and give it an input of the dtype wanted"
     if x.dtype not in _DTYPES:

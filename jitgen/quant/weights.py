@@ -92,6 +92,16 @@ def unpack_weight(weight: QTensor, layout: str) -> QuantizedLeaves:
     return QuantizedLeaves.of(weight, layout)
 
 
+def dense(
+    tensors: Parts, format: str, group_size: int | None, layout: str, shape: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """The weight (N, K) that ``tensors`` in ``layout`` represent, as a plain tensor."""
+    from jitgen.quant.qtensor import QTensor
+    from jitgen.quant.token import intern
+
+    return QTensor._of(tensors, intern(format, group_size, layout, shape, dtype, tensors[0].device)).dequantize()
+
+
 def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:
     """The specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
     from jitgen.quant.token import intern

@@ -56,6 +56,15 @@ def target_of(device: int) -> Target:
 
 
 @functools.cache
+def name_of(device: int) -> str:
+    """The driver's name of a device, such as ``NVIDIA H200``."""
+    driver = bindings()
+    handle = checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
+    name: bytes = checked(driver.cuDeviceGetName(128, handle), f"reading the name of CUDA device {device}")
+    return name.split(b"\0")[0].decode(errors="replace")
+
+
+@functools.cache
 def multiprocessors(device: int) -> int:
     """How many streaming multiprocessors a device has."""
     return _attribute("MULTIPROCESSOR_COUNT", device)

@@ -223,8 +223,13 @@ def is_leaf(trace: Trace, node: Node) -> bool:
     return True
 
 
-@prop("data", "real")
+@prop("data")
 def data(trace: Trace, node: Node) -> Node:
+    return trace.detached(node)
+
+
+@prop("real")
+def real(trace: Trace, node: Node) -> Node:
     return node
 
 

@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
 
 def shifted(trace: Trace, input: Node, dims: Sequence[int]) -> Node:
-    """``input`` minus its maximum over ``dims``."""
-    return pointwise(trace, "sub", input, broadcast_like(trace, reduce(trace, "max", input, dims), input))
+    """``input`` minus its maximum over ``dims``, which changes no result that is computed of it, and so no gradient."""
+    top = trace.detached(reduce(trace, "max", input, dims))
+    return pointwise(trace, "sub", input, broadcast_like(trace, top, input))
 
 
 @row("softmax")
@@ -85,7 +86,7 @@ def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> No
     """max + log(sum(exp(x - max))). An infinite maximum is not subtracted, since inf - inf is NaN."""
     input = trace.cast(input, float_dtype(input.dtype))
     dims = dims_of(input, dim)
-    top = reduce(trace, "max", input, dims)
+    top = trace.detached(reduce(trace, "max", input, dims))
     finite = pointwise(trace, "lt", pointwise(trace, "abs", top), math.inf, result="bool")
     base = where(trace, finite, top, 0.0)
     powers = pointwise(trace, "exp", pointwise(trace, "sub", input, broadcast_like(trace, base, input)))

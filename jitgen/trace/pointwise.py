@@ -219,15 +219,20 @@ def positive(trace: Trace, input: Node) -> Node:
     return input
 
 
-@row("detach", "alias", view=True)
+@row("alias", view=True)
 def identity(trace: Trace, input: Node) -> Node:
     return input
+
+
+@row("detach", view=True)
+def detach(trace: Trace, input: Node) -> Node:
+    return trace.detached(input)
 
 
 @row("requires_grad_", view=True)
 def requires_grad(trace: Trace, input: Node, requires_grad: bool = True) -> Node:
     if requires_grad:
-        raise UnsupportedError("gradients are not supported in this version")
+        raise UnsupportedError("call requires_grad_ outside the decorated function, on its arguments")
     return input
 
 

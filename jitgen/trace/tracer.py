@@ -21,7 +21,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from jitgen.errors import JitgenError, TraceError, UnsupportedError
+from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import (
     CHANNELS_LAST,
@@ -138,6 +138,7 @@ class Trace:
         layout: the layout in which kernels read quantised weights that the function closes over.
         runs: whether a call follows, so that captured tensors have to be on ``device``. Else they only stand for such
             tensors, as specs do for arguments.
+        differentiable: whether gradients are computed of the graph, so that it has marks where none flows.
     """
 
     def __init__(
@@ -149,8 +150,10 @@ class Trace:
         layout: str,
         objects: Sequence[Captured] = (),
         runs: bool = True,
+        differentiable: bool = False,
     ):
         self.function = function
+        self.differentiable = differentiable
         self.runs = runs
         self.layout = layout
         self.name = name
@@ -238,10 +241,11 @@ class Trace:
             self._check_device(found, tensor)
             node = self._captured_nodes[id(tensor)] = self._input_node(tensor)
             self.captured.append(found)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"{self.name}: {self._find_captured(tensor).path} requires grad, and gradients are not supported in "
-                f"this version{quote(user_location())}\n  call it under torch.no_grad(), or detach it"
+        if tensor.requires_grad and torch.is_grad_enabled() and not self.differentiable:
+            raise RequiresGrad(
+                f"{self.name}: {self._find_captured(tensor).path} requires grad, and neither a plan nor a call with "
+                f"out= computes gradients{quote(user_location())}\n  call the function itself, or this under "
+                "torch.no_grad()"
             )
         return node
 
@@ -272,6 +276,8 @@ class Trace:
         proxies = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, TensorProxy)]
         result = self._result(row, name, positional, named, proxies)
         with torch._C.DisableTorchFunction():
+            if not torch.is_grad_enabled():
+                result = pytree.tree_map(lambda leaf: self.detached(leaf) if isinstance(leaf, Node) else leaf, result)
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
             if row.is_view or row.composed:  # what a composition calls has made its copies
@@ -500,6 +506,12 @@ class Trace:
             return self._cast_scalar(node, dtype)
         return self.make("cast", (node,), dtype, node.shape)
 
+    def detached(self, node: Node) -> Node:
+        """``node`` as a value through which no gradient flows."""
+        if not (self.differentiable and DTYPES[node.dtype].is_floating_point):
+            return node
+        return self.make("view", (node,), node.dtype, node.shape, ("detach",))
+
     def copy(self, node: Node, dtype: str) -> Node:
         """``node`` as ``dtype`` in memory of its own."""
         return self.make("cast", (node,), dtype, node.shape)
@@ -542,6 +554,7 @@ def trace(
     layout: str = "portable",
     objects: Sequence[Captured] = (),
     runs: bool = True,
+    differentiable: bool = False,
 ) -> Traced:
     """Trace ``function``.
 
@@ -554,12 +567,13 @@ def trace(
         layout: the layout in which kernels read quantised weights that the function closes over.
         objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
         runs: whether a call follows; see ``Trace``.
+        differentiable: whether gradients are computed of the graph; see ``Trace``.
 
     Raises:
         TraceError: the function cannot be expressed as a graph. The message names the user's line.
         UnsupportedError: it uses an operation that jitgen has no row for. The message names it and the user's line.
     """
-    state = Trace(function, name, guards, device, layout, objects, runs)
+    state = Trace(function, name, guards, device, layout, objects, runs, differentiable)
     guards.given.clear()  # of the caller's own numbers
     traced = _run(state, leaves, tree)
     state.forget_tensors()

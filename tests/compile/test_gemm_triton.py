@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen.compile import disassemble
 from jitgen.compile import triton as compiler
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.spec import Artifact, KernelSource
 
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "gfx942")
@@ -36,7 +36,7 @@ def spec(shape: tuple[Any, ...], dtype: torch.dtype, format: tuple[str, int | No
 
 def lowered(
     function: Any, target: str, rows: int, columns: tuple[int, ...], format: Any = None, dtype: Any = torch.bfloat16
-) -> tuple[KernelSource, GemmSchedule]:
+) -> tuple[KernelSource, TritonSchedule]:
     """The source of ``function`` of an activation of 4096 columns and weights of ``columns`` rows, and its schedule: of
     one kernel, or of its products where they are split along K."""
     weights = [spec((n, 4096), dtype, format) for n in columns]

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families.reduction.schedule import BUSY_ROWS, ENOUGH_ROWS
+from jitgen.chips import H200
+from jitgen.families.reduction.schedule import occupancy
 from tests import sixteen_bits
 from tests.numeric import close, results
 
@@ -21,6 +22,7 @@ Function = Callable[..., Any]
 LENGTHS = (1, 2, 3, 7, 8, 31, 32, 33, 100, 129, 1000, 1023, 1024, 1025, 4096, 5000, 8192, 16384, 16385, 20001, 32768)
 LENGTHS += (32769, 65536, 151936, 200000)
 """Around every change of threads, cluster and residency."""
+ROWS = occupancy(H200)
 
 
 def weight(x: torch.Tensor, start: float) -> torch.Tensor:
@@ -145,7 +147,13 @@ ROWS_READ_AGAIN = [("cuda", 220_000), ("triton", 40_000), ("triton", 151_936)]
 
 
 @pytest.mark.parametrize(
-    ("count", "length"), [(BUSY_ROWS + 1, 9001), (ENOUGH_ROWS, 20_000), (ENOUGH_ROWS + 3, 33_000), (200, 70_001)]
+    ("count", "length"),
+    [
+        (ROWS.full + 1, 9001),
+        (ROWS.several, 20_000),
+        (ROWS.several + 3, 33_000),
+        (200, 70_001),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["cuda", "triton"])

@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from jitgen import settings
+from jitgen.chips import CHIPS, Chip, chips
 from jitgen.cli.group import jitgen
 from jitgen.cli.page_graph import HEIGHT, WIDTH, draw
-from jitgen.cli.page_rates import CHIPS, chips
+from jitgen.cli.page_rates import bound
 from jitgen.compile import host, nvrtc
 from jitgen.ir.graph import Builder, Graph
 from jitgen.spec import Target
@@ -126,7 +127,7 @@ def test_kernels_of_several_targets_link_to_the_users_and_the_templates_lines(mo
     assert MODULE.splitlines()[line - 1] in shown
     assert '<script>alert("comment")</script> & "quoted"' in shown
     assert text.count('aria-label="the graph of the IR"') == 2
-    assert "H200 SXM" in text
+    assert "NVIDIA H200" in text
     assert "the rates of x86-64-v3 are not known" in shown
     assert "prefers-color-scheme: dark" in text
 
@@ -183,11 +184,11 @@ def test_nodes_do_not_overlap_and_edges_point_down() -> None:
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
-def test_bounds_of_a_chip(chip: object) -> None:
-    assert chip.bound(10**6, 1).startswith("bound by memory:")
-    assert chip.bound(10**6, 10**12).startswith("bound by arithmetic")
+def test_bounds_of_a_chip(chip: Chip) -> None:
+    assert bound(chip, 10**6, 1).startswith("bound by memory:")
+    assert bound(chip, 10**6, 10**12).startswith("bound by arithmetic")
     middle = int(1e6 * (chip.vector * chip.matrix) ** 0.5 / chip.bandwidth)
-    assert "on matrix units" in chip.bound(10**6, middle)
+    assert "on matrix units" in bound(chip, 10**6, middle)
     assert all(chip in chips(Target.parse(name)) for name in chip.targets)
 
 

@@ -214,7 +214,7 @@ def test_gradient_modes_within_a_function() -> None:
     torch.testing.assert_close(jitgen.jit(torch.no_grad()(scaled))(x, Config(2.0)), x * 2)
 
 
-def test_a_captured_tensor_that_requires_grad_is_refused_where_it_is_used_with_gradients() -> None:
+def test_a_captured_tensor_that_requires_grad_gets_a_gradient_where_it_is_used_with_gradients() -> None:
     weight = torch.ones(3, requires_grad=True)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -222,11 +222,13 @@ def test_a_captured_tensor_that_requires_grad_is_refused_where_it_is_used_with_g
             y = x * weight
         return y * weight
 
-    with pytest.raises(UnsupportedError, match="weight requires grad"):
-        jitgen.jit(function)(x)
-    jitted = jitgen.jit(lambda x: x * weight)
-    with torch.no_grad():
-        torch.testing.assert_close(jitted(x), x)
+    jitted = jitgen.jit(function)
     for other in (x, torch.randn(5, 3)):
-        with pytest.raises(UnsupportedError, match="weight requires grad"):
-            jitted(other)
+        with torch.no_grad():
+            torch.testing.assert_close(jitted(other), other)
+        weight.grad = None
+        jitted(other).sum().backward()
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, other.detach().reshape(-1, 3).sum(0))
+    with pytest.raises(UnsupportedError, match="weight requires grad"):
+        jitted.bind(x)

@@ -11,21 +11,21 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec, lowering
+from jitgen.chips import H200
 from jitgen.deploy import manifest, row_variants
 from jitgen.device import Device
 from jitgen.families.reduction.row_chunks import SINGLE_BLOCK_ROWS
 from jitgen.families.reduction.schedule import (
-    BUSY_ROWS,
-    ENOUGH_ROWS,
-    FEW_ROWS,
     LONG_ROW,
     MANY_COLUMNS,
     MANY_ROWS,
-    SOME_ROWS,
+    occupancy,
 )
 from jitgen.spec import Target
 
 VOCABULARY = 151936
+ROWS = occupancy(H200)
+"""Numbers of rows at which schedules change."""
 
 
 def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
@@ -43,21 +43,23 @@ def lowered(rows: int, length: int, backend: str):
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_numbers_of_rows_share_plans(backend: str) -> None:
     alike = [
-        (2, 7, SOME_ROWS),
+        (2, 7, ROWS.quarter),
         (33, SINGLE_BLOCK_ROWS),
-        (SINGLE_BLOCK_ROWS + 1, FEW_ROWS),
-        (65, BUSY_ROWS),
-        (500, ENOUGH_ROWS),
+        (SINGLE_BLOCK_ROWS + 1, ROWS.half),
+        (65, ROWS.full),
+        (500, ROWS.several),
     ]
     alike += [(2000, 8192)]
     long = [{lowered(count, VOCABULARY, backend).key for count in rows} for rows in alike]
     assert [len(keys) for keys in long] == [1] * len(alike)
     assert len(set().union(*long)) > 1
-    short = {lowered(rows, LONG_ROW, backend).key for rows in (2, 33, FEW_ROWS, 65, 8192)}
+    short = {lowered(rows, LONG_ROW, backend).key for rows in (2, 33, ROWS.half, 65, 8192)}
     assert len(short) == 1
 
 
-@pytest.mark.parametrize(("rows", "blocks"), [(SOME_ROWS, 8), (SOME_ROWS + 1, 2), (FEW_ROWS, 2), (FEW_ROWS + 1, 8)])
+@pytest.mark.parametrize(
+    ("rows", "blocks"), [(ROWS.quarter, 8), (ROWS.quarter + 1, 2), (ROWS.half, 2), (ROWS.half + 1, 8)]
+)
 def test_few_rows_have_a_multiprocessor_for_every_block(rows: int, blocks: int) -> None:
     low = lowered(rows, VOCABULARY, "cuda")
     assert f"__cluster_dims__({blocks}, 1, 1)" in low.source
@@ -75,7 +77,7 @@ def test_every_bucket_of_a_recorded_reduction(backend: str, length: int, count: 
     found = [manifest.relower(variant, route) for variant in row_variants.variants(entry, route.device)]
     assert len(found) == count + 1  # and a single row, which is a trace of its own
     keys = {low.key for low in found}
-    for rows in (2, 40, FEW_ROWS, 100):
+    for rows in (2, 40, ROWS.half, 100):
         low = jitgen.jit(log_probabilities).lower(
             TensorSpec((rows, length), torch.float32), target="sm_90a", backend=backend
         )
@@ -116,5 +118,5 @@ def test_the_rows_of_a_sum_are_its_results(tmp_path: Path) -> None:
     (entry,) = json.loads(path.read_text())["entries"]
     device = Device(Target.parse("sm_90a"), "cuda")
     sizes = {tuple(variant["inputs"][0]["sizes"]) for variant in row_variants.variants(entry, device)}
-    ends = {SOME_ROWS, SINGLE_BLOCK_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS, 2 * ENOUGH_ROWS}
-    assert sizes >= {(count, 100000) for count in (ends - {SOME_ROWS}) | {1, 3}}
+    ends = {ROWS.quarter, SINGLE_BLOCK_ROWS, ROWS.half, ROWS.full, ROWS.several, 2 * ROWS.several}
+    assert sizes >= {(count, 100000) for count in (ends - {ROWS.quarter}) | {1, 3}}

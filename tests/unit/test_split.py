@@ -14,7 +14,8 @@ import jitgen
 from jitgen import lowering
 from jitgen.deploy import manifest, row_variants
 from jitgen.families.aliasing import read_elsewhere
-from jitgen.families.gemm.schedule import ROW_BUCKETS, GemmSchedule
+from jitgen.families.gemm.mainloops import TritonWeights
+from jitgen.families.gemm.schedule import ROW_BUCKETS
 from jitgen.families.gemm.schedules import triton as rule
 from jitgen.spec import Target
 
@@ -25,8 +26,8 @@ PARTS = 3
 def split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product of up to 64 rows is split."""
 
-    def candidates(problem: Any) -> list[GemmSchedule]:
-        return [GemmSchedule("weights", 64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)]
+    def candidates(problem: Any) -> list[TritonWeights]:
+        return [TritonWeights(64, 64, 32, 4, 3, k_splits=PARTS if problem.rows <= 64 else 1)]
 
     monkeypatch.setattr(rule, "candidates", candidates)
 

@@ -566,22 +566,6 @@ def test_print_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "value" in capsys.readouterr().out
 
 
-def test_gradients_are_refused() -> None:
-    x = torch.ones(3, requires_grad=True)
-    function = jitgen.jit(lambda x: x * 2)
-    function(x3)
-    with pytest.raises(UnsupportedError, match="no_grad"):
-        function(x)
-    with torch.no_grad():
-        same(function(x), x3 * 0 + 2)
-    with pytest.raises(UnsupportedError, match="no_grad"):
-        function(x)
-    weight = torch.nn.Parameter(torch.ones(3))
-    captured = jitgen.jit(lambda x: x * weight)
-    with pytest.raises(UnsupportedError, match="grad"):
-        captured(x3)
-
-
 def test_arguments_that_are_not_supported() -> None:
     with pytest.raises(UnsupportedError, match="layout"):
         jitgen.jit(lambda x, y: x)(x3, torch.ones(2, 2).to_sparse())

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 import jitgen
 from jitgen import TensorSpec
+from jitgen.chips import H200
 from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.schedule import bucket, fewest_rows
+from jitgen.families.gemm.wgmma_model import tile_rounds
 from jitgen.families.gemm.wgmma_tiles import (
-    RESIDENT,
     WGMMA_SIZES,
     DenseTiles,
     DenseWeights,
@@ -32,7 +33,6 @@ from jitgen.families.gemm.wgmma_tiles import (
     dense_cost,
     dense_splits_and_microseconds,
     splits_and_microseconds,
-    tile_rounds,
 )
 
 MEASURED = [
@@ -54,7 +54,7 @@ MEASURED = [
 def test_the_model_is_near_what_was_measured(
     rows: int, columns: int, length: int, best: Tiles, measured: float
 ) -> None:
-    weights = Weights((columns,), length, 1, 4, True)
+    weights = Weights((columns,), length, 1, 4, True, H200)
     assert splits_and_microseconds(best, rows, weights)[1] == pytest.approx(measured, rel=0.25)
 
 
@@ -75,7 +75,7 @@ def test_tiles_of_a_bucket_are_near_those_of_its_calls() -> None:
     shapes lost 7 % on average and 33 % at worst."""
     ratios = []
     for columns, length in ((27648, 5120), (5120, 27648), (3584, 18944), (4096, 4096)):
-        weights = Weights((columns,), length, 1, 4, True)
+        weights = Weights((columns,), length, 1, 4, True, H200)
         for rows in (9, 17, 33, 65, 100, 129, 200, 257, 400, 777, 1025, 2000, 4096):
             best = splits_and_microseconds(choose(rows, rows, weights), rows, weights)[1]
             ratios.append(best / _time(rows, weights))
@@ -95,13 +95,13 @@ def test_tiles_of_a_bucket_are_near_those_of_its_calls() -> None:
 def test_any_shape_has_tiles_within_the_header_s_limits(
     rows: int, columns: list[int], length: int, contractions: int, bits: int, light: bool
 ) -> None:
-    weights = Weights(tuple(columns), length, contractions, bits, light)
+    weights = Weights(tuple(columns), length, contractions, bits, light, H200)
     tiles = choose(fewest_rows(rows), bucket(rows), weights)
     assert tiles.blocks % contractions == 0
     assert tiles.warpgroups * tiles.blocks * 4 <= 32
     assert tiles.tokens in WGMMA_SIZES
     assert tiles.span == 1 or bits == 4
-    assert tiles.most_splits in RESIDENT
+    assert tiles.most_splits in H200.resident_clusters
     assert tiles.tokens >= min(rows, 64)
     assert splits_and_microseconds(tiles, rows, weights)[0] <= tiles.most_splits
 
@@ -116,7 +116,7 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
 def test_dense_tiles_are_within_the_header_s_limits(
     rows: int, columns: list[int], length: int, contractions: int, transposed: bool
 ) -> None:
-    weights = DenseWeights(tuple(columns), length, contractions, transposed)
+    weights = DenseWeights(tuple(columns), length, contractions, transposed, H200)
     tiles = choose_dense(fewest_rows(rows), bucket(rows), weights)
     width = tiles.columns // tiles.across
     assert width in WGMMA_SIZES
@@ -131,16 +131,16 @@ def test_dense_tiles_are_within_the_header_s_limits(
 
 @given(items=st.integers(0, 10_000), splits=st.integers(1, 8))
 def test_rounds_compute_every_tile(items: int, splits: int) -> None:
-    clusters = RESIDENT[splits]
+    clusters = H200.resident_clusters[splits]
     whole, rounds = tile_rounds(items, splits, clusters)
     assert whole * clusters * splits + rounds * clusters >= items
     assert rounds < splits  # else blocks that compute a tile each would take no longer
 
 
 def test_many_rows_have_the_tallest_tiles() -> None:
-    chosen = choose_dense(4096, 4096, DenseWeights((8192,), 8192, 1, False))
+    chosen = choose_dense(4096, 4096, DenseWeights((8192,), 8192, 1, False, H200))
     assert (chosen.down, chosen.columns, chosen.multicast) == (2, 256, 2)
-    assert choose_dense(64, 64, DenseWeights((4096,), 4096, 1, True)).columns % 64 == 0
+    assert choose_dense(64, 64, DenseWeights((4096,), 4096, 1, True, H200)).columns % 64 == 0
     assert isinstance(chosen, DenseTiles)
 
 

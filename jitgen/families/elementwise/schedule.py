@@ -9,7 +9,6 @@ from jitgen.families.family import Problem
 from jitgen.families.operands import CPU_LANES, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
-from jitgen.spec import Target
 
 CPU_BLOCK = 1024
 """Elements of a run on the CPU: 4 KiB of float32, so that a first-level cache holds the runs of a few operands."""
@@ -35,10 +34,6 @@ RoPE, with six operands, takes 136 us so on an H200, and 124 us with these entri
 more bytes than the last entry has registers would be spilled."""
 GPU_MOST_BYTES_PER_STEP = 512
 """Bytes that one step of a thread moves at most, over all operands: half of the registers a thread can have."""
-
-
-_FLOATS = {"x86-64-v4": 16, "x86-64-v3": 8}
-"""Floats of a vector by architecture; elsewhere there are four."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     kernel, layouts, target = problem.kernel, problem.layouts, device.target
     wide = any(layout.wide for layout in layouts)
     if not device.is_gpu:
-        lanes = tuple(_lanes(body, target) for body in kernel.bodies)
+        lanes = tuple(_lanes(body, device) for body in kernel.bodies)
         return (Schedule(1, (CPU_BLOCK,) * len(layouts), lanes, True),)
     vectors, unrolls, most = [], [], 0
     for body, layout in zip(kernel.bodies, layouts, strict=True):
@@ -112,7 +107,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     return (Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks),)
 
 
-def _lanes(body: Body, target: Target) -> int:
+def _lanes(body: Body, device: Device) -> int:
     """Elements of a group on the CPU."""
     calls = any(OPS[i.op].flops >= CPU_FUNCTION_FLOPS for i in body.instructions if i.op in OPS)
-    return CPU_VECTORS * _FLOATS.get(target.arch, 4) if calls else CPU_LANES
+    return CPU_VECTORS * device.level.floats if calls else CPU_LANES

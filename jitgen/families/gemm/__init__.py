@@ -10,7 +10,7 @@ The modules, in the order in which a call needs them:
 * ``claim``, ``hidden_products``, ``matrices``: from a graph to regions.
 * ``split_k``: the rewrite of one kernel to two that split K over a temporary.
 * ``layout``: strides of the operands.
-* ``schedule``, ``schedules/<dialect>``, ``wgmma_tiles``: the mainloop and its tiles.
+* ``schedule``, ``schedules/<dialect>``, ``wgmma_tiles``: the choice of a mainloop and its tiles (``mainloops``).
 * ``render``, ``context``, ``<dialect>``: what the templates read.
 * ``launch``, ``wgmma``: grid, arguments and tensor maps.
 
@@ -27,7 +27,7 @@ from jitgen.families.gemm.claim import claim, joins
 from jitgen.families.gemm.explain import explain
 from jitgen.families.gemm.launch import arguments, launch, work
 from jitgen.families.gemm.layout import layout
-from jitgen.families.gemm.schedule import buckets, candidates, cost, problem, prologue
+from jitgen.families.gemm.schedule import buckets, candidates, cost, facts, problem, prologue
 from jitgen.families.gemm.split_k import split_k
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ FAMILY = Family(
     problem=problem,
     candidates=candidates,
     cost=cost,
+    facts=facts,
     render=_render,
     launch=launch,
     arguments=arguments,

@@ -13,7 +13,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule
 from jitgen.ir.program import Kernel
 from jitgen.quant import formats
 
@@ -28,7 +28,7 @@ _ALONG = {"k": "k", "outer": "n", "strided": "neither"}
 
 
 def build(
-    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
+    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: CppSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
     contractions = [product for region in products.regions for product in region.contractions]
@@ -37,7 +37,7 @@ def build(
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in products.pointers]
     scalars = [f"{kind} {name}" for name, kind in products.scalars]
     integers = [f"int64_t {name}" for name in products.integers]
-    decoded = schedule.path == "decoded"
+    decoded = isinstance(schedule, CppDecoded)
     return {
         "mainloop": "jitgen/gemm_panels.hpp" if decoded else "jitgen/gemm.hpp",
         # Parameters that may differ between two calls of one shape come first, so that the others are packed once.

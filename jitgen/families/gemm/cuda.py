@@ -17,7 +17,22 @@ from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import members, pointer_type, reads, vector
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import (
+    WARP,
+    BlockMainloop,
+    BlockSchedule,
+    Dense,
+    GemmSchedule,
+    MmaColumns,
+    MmaMainloop,
+    MmaRows,
+    Stream,
+    StreamOuter,
+    WgmmaDense,
+    WgmmaMainloop,
+    WgmmaQuantized,
+    WgmmaSchedule,
+)
 from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.body import Contraction
@@ -33,8 +48,9 @@ def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
-    if schedule.tensor_maps:
+    if isinstance(schedule, WgmmaMainloop):
         return _mapped(kernel, layouts, schedule, products)
+    assert isinstance(schedule, BlockMainloop)
     first = products.regions[0].contractions[0]
     shape = shape_of(schedule, len(products.regions[0].contractions), first.contraction.dtype)
     resident = _resident(shape, first.contraction)
@@ -53,7 +69,7 @@ def build(
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "shape": shape,
-        "bounds": f"{schedule.block_threads}, {resident}" if resident else str(schedule.block_threads),
+        "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
         "mainloop": mainloop.headers,
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
         "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
@@ -151,12 +167,12 @@ def _simt_dense(operands: Sequence[GemmOperand]) -> str:
 # ------------------------------------------------------------------------------------------------------------- wgmma
 
 
-def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext) -> Built:
+def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedule, products: GemmContext) -> Built:
     """The context of a mainloop that copies by tensor maps."""
     first = products.regions[0].contractions[0]
     assert first.x is not None
     count = len(products.regions[0].contractions)
-    quantised = schedule.path == wgmma.QUANTIZED
+    quantised = isinstance(schedule, WgmmaQuantized)
     names = [f"map{number}" for number in range(1 + count * len(products.regions))]
     parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
     parameters += [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
@@ -182,7 +198,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
         "mainloop": (f"jitgen/gemm_{schedule.path}.cuh",),
-        "wgmma_size": wgmma.size(schedule),
+        "wgmma_size": schedule.wgmma_n,
         "prologue": None,
         "config": list(_mapped_config(schedule, products)),
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
@@ -227,30 +243,29 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
     return lines if moved else []
 
 
-def _mapped_config(schedule: GemmSchedule, products: GemmContext) -> Iterator[tuple[str, str, str]]:
+def _mapped_config(schedule: WgmmaSchedule, products: GemmContext) -> Iterator[tuple[str, str, str]]:
     """(type, name, value) of each member of the mainloop's Config."""
     first = products.regions[0].contractions[0]
-    count, consumers = len(products.regions[0].contractions), wgmma.consumers(schedule)
+    count = len(products.regions[0].contractions)
     numbers: dict[str, int] = {"contractions": count, "regions": len(products.regions)}
-    if schedule.path == wgmma.QUANTIZED:
+    if isinstance(schedule, WgmmaQuantized):
         numbers |= {
-            "tokens": schedule.block_m,
-            "warpgroups": consumers,
-            "blocks": wgmma.blocks_of_rows(schedule, count),
-            "span": schedule.block_k // wgmma.CHUNK,
+            "tokens": schedule.tokens,
+            "warpgroups": schedule.warpgroups,
+            "blocks": schedule.blocks_of_rows,
+            "span": schedule.span,
             "steps": schedule.steps,
             "stagger": schedule.stagger,
         }
     else:
-        down = schedule.block_m // 64
-        numbers |= {"down": down, "across": consumers // down, "columns": schedule.block_n}
+        numbers |= {"down": schedule.down, "across": schedule.across, "columns": schedule.columns}
         yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
-    yield "bool", "trimmed", str(wgmma.is_trimmed(schedule)).lower()
+    yield "bool", "trimmed", "true"
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}
-    if schedule.path == wgmma.DENSE and schedule.steps > 1:
-        numbers |= {"turn": schedule.steps}
+    if isinstance(schedule, WgmmaDense) and schedule.epilogue_steps > 1:
+        numbers |= {"turn": schedule.epilogue_steps}
     for name, value in numbers.items():
         yield "int", name, str(value)
 
@@ -278,13 +293,13 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int) -> dict[str, Any
     }
 
 
-def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, shape: Shape) -> tuple[str, str]:
+def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule, shape: Shape) -> tuple[str, str]:
     """The types of a region's mainloop configuration and of its weights."""
     first = region.contractions[0]
     count, dtype = len(region.contractions), first.contraction.dtype
     storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
     numbers: tuple[int, ...]
-    if schedule.path in ("mma", "rows", "columns"):
+    if isinstance(schedule, MmaMainloop):
         numbers = (
             count,
             shape.tokens,
@@ -295,14 +310,14 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, shap
             schedule.stages,
             shape.window,
         )
-        if schedule.path != "mma":
-            kind = "DenseRows" if schedule.path == "rows" else "DenseColumns"
+        if isinstance(schedule, MmaRows | MmaColumns):
+            kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
             weight = f"jitgen::{kind}<{_list(storage, layout.length_unit % 64 != 0)}>"
             return f"jitgen::MmaConfig<{_list(*numbers, shape.width, False)}>", weight
         format = formats.find(first.contraction.format or "")
         sums = format.bits == 4 and dtype == "bfloat16" and shape.tokens <= SUMS_TOKENS
         return f"jitgen::MmaConfig<{_list(*numbers, shape.width, sums)}>", _quantised(first, storage)
-    if schedule.path in ("stream", "stream_outer"):
+    if isinstance(schedule, Stream | StreamOuter):
         numbers = (
             count,
             shape.tokens,
@@ -313,10 +328,10 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: GemmSchedule, shap
             schedule.stages,
             shape.window,
         )
-        along_k = schedule.path == "stream"
+        along_k = isinstance(schedule, Stream)
         config = f"jitgen::StreamConfig<{_list(storage, *numbers, shape.width, along_k, shape.thread_tile[1])}>"
         return config, f"jitgen::StreamWeight<{storage}>"
-    if schedule.path == "dense":
+    if isinstance(schedule, Dense):
         # The mainloop takes one layout for all weights of a region: where they differ, none is taken to be contiguous.
         kinds = {product.weight[0].kind for product in region.contractions}
         unit = min(product.weight[0].unit for product in region.contractions)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, WgmmaMainloop
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -16,16 +16,17 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     """A title, the mainloop, and a line for each region."""
     count = sum(len(body.contractions) for body in kernel.bodies)
     products = f", {count} products of one activation" if count > 1 else ""
+    ranges = kernel.bodies[0].contractions[0].k_splits
     tile = f"tiles of {schedule.block_m} x {schedule.block_n}, {schedule.block_k} of K at a time"
-    where = "in the same kernel" if schedule.k_splits == 1 else "in the kernel that follows"
+    where = "in the same kernel" if ranges == 1 else "in the kernel that follows"
     lines = [f"matrix product by the {schedule.path} mainloop{products}, the epilogue {where}", tile]
-    if schedule.cluster_k_splits > 1:
+    if isinstance(schedule, BlockMainloop | WgmmaMainloop) and schedule.cluster_k_splits > 1:
         lines.append(
             f"K is split over {schedule.cluster_k_splits} blocks, whose sums are added in order before the epilogue"
         )
-    if schedule.k_splits > 1:
+    if ranges > 1:
         lines.append(
-            f"K is split over {schedule.k_splits} blocks, because there are few tiles: their sums go to a "
+            f"K is split over {ranges} blocks, because there are few tiles: their sums go to a "
             "temporary, and the kernel that follows adds them in order and runs the epilogue once"
         )
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):

@@ -11,7 +11,15 @@ from jitgen.device import Device
 from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.layout import QUANTIZED_COMPONENTS, GemmGeometry, GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import (
+    WARP,
+    BlockMainloop,
+    GemmSchedule,
+    TritonMainloop,
+    WgmmaMainloop,
+    WgmmaSchedule,
+    blocks,
+)
 from jitgen.families.operands import item_size, pointwise_flops
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
@@ -72,8 +80,9 @@ def arguments(
         "batch stride": lambda r, o, d: geometries[r].batch_strides[o][d],
     }
     integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
-    mapped = schedule.tensor_maps and any(geometry.elements for geometry in geometries)
-    maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule)) if mapped else ()
+    maps: tuple[wgmma.MappedTensor, ...] = ()
+    if isinstance(schedule, WgmmaMainloop) and any(geometry.elements for geometry in geometries):
+        maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule))
     return Arguments(pointers, integers, schedule.wide, maps)
 
 
@@ -87,7 +96,7 @@ def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSched
                 continue
             size = item_size(operand.dtype)
             if operand.kind == "store":
-                written += schedule.k_splits * extent * size
+                written += kernel.bodies[0].contractions[0].k_splits * extent * size
             elif (operand.buffer, offset) not in seen:
                 moved += extent * size
             seen.add((operand.buffer, offset))
@@ -104,27 +113,35 @@ def launch(
     device: Device,
 ) -> LaunchShape:
     """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once."""
-    splits = wgmma.splits(schedule, kernel.bodies, geometries) if schedule.tensor_maps else schedule.cluster_k_splits
-    blocks, matrices = schedule.blocks([(geometry.rows, geometry.columns) for geometry in geometries], splits), 1
-    if schedule.tensor_maps:  # these mainloops number the tiles of all matrices in one sequence
-        blocks *= geometries[0].matrices
-    else:
-        matrices = geometries[0].matrices
-    return LaunchShape(
-        grid=(blocks, *_grid_of_matrices(matrices)),
-        block=(schedule.block_threads, 1, 1),
-        cluster=max(splits, schedule.multicast),
-        any_cluster=schedule.tensor_maps and schedule.multicast == 1,
-        shared_bytes=schedule.shared_bytes,
-        attributes=frozenset({OVERLAPS} if schedule.dependent_launch and device.overlaps_launches else ()),
-        persistence=_persistence(schedule, splits),
-    )
+    sizes = [(geometry.rows, geometry.columns) for geometry in geometries]
+    tiles, matrices = blocks(schedule, sizes), geometries[0].matrices
+    attributes = frozenset({OVERLAPS} if device.overlaps_launches and schedule.dependent_launch else ())
+    if isinstance(schedule, WgmmaMainloop):  # these mainloops number the tiles of all matrices in one sequence
+        splits = wgmma.splits(schedule, kernel.bodies, geometries, device.model)
+        return LaunchShape(
+            grid=(splits * tiles * matrices, 1, 1),
+            block=(schedule.warps * WARP, 1, 1),
+            cluster=max(splits, schedule.multicast),
+            any_cluster=schedule.multicast == 1,
+            shared_bytes=schedule.shared_bytes,
+            attributes=attributes,
+            persistence=_persistence(schedule, splits),
+        )
+    if isinstance(schedule, BlockMainloop):
+        splits = schedule.cluster_k_splits
+        return LaunchShape(
+            grid=(splits * tiles, *_grid_of_matrices(matrices)),
+            block=(schedule.warps * WARP, 1, 1),
+            cluster=splits,
+            shared_bytes=schedule.shared_bytes,
+            attributes=attributes,
+        )
+    threads = schedule.warps * WARP if isinstance(schedule, TritonMainloop) else 1
+    return LaunchShape((tiles, *_grid_of_matrices(matrices)), (threads, 1, 1), attributes=attributes)
 
 
-def _persistence(schedule: GemmSchedule, splits: int) -> Persistence | None:
+def _persistence(schedule: WgmmaSchedule, splits: int) -> Persistence:
     """Blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
-    if not schedule.resident:
-        return None
     return Persistence("clusters") if splits > 1 else Persistence("multiprocessors", schedule.resident)
 
 

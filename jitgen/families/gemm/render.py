@@ -10,7 +10,7 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import context
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import GemmSchedule
 from jitgen.families.render import DIALECTS, source
 from jitgen.ir.program import Kernel
 from jitgen.spec import KernelSource
@@ -21,7 +21,7 @@ def render(
 ) -> tuple[KernelSource, Rendered]:
     """The source of ``kernel``, and where each of its lines came from; see ``families/render.py``."""
     language = device.dialect
-    if schedule.k_splits > 1 and language != "triton":
+    if kernel.bodies[0].contractions[0].k_splits > 1 and language != "triton":
         raise UnsupportedError(
             f"{schedule} is no schedule of the {language} dialect: it splits no product over a temporary"
         )
@@ -39,5 +39,5 @@ def render(
         compiler,
         titles,
         built,
-        schedule.dependent_launch and device.overlaps_launches,
+        device.overlaps_launches and schedule.dependent_launch,
     )

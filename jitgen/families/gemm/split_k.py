@@ -76,7 +76,7 @@ def split_k(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> K
         bodies=kernel.bodies,
         layouts=(),
         wide=False,
-        target=device.target,
+        device=device,
     )
     splits = k_splits(sized, device)
     return None if splits == 1 else _two_kernels(kernel, splits)

@@ -1,7 +1,8 @@
 """The context of ``templates/gemm/gemm.py.j2``.
 
-A program computes one tile of one region, in one of three forms (``schedule.path``). In the template and the generated
-source ``i`` counts rows of the activation x (tokens), and ``j`` columns of the result, which are rows of the weight W.
+A program computes one tile of one region, in one of three forms, each with a class of schedules. In the template and
+the generated source ``i`` counts rows of the activation x (tokens), and ``j`` columns of the result, which are rows
+of the weight W.
 
 * ``tokens``: x is the left operand of ``tl.dot``. This form is for dense weights and many rows.
 * ``weights``: W is the left operand and x the right one, so that the accumulator is indexed [j, i]. A quantised weight
@@ -12,7 +13,7 @@ source ``i`` counts rows of the activation x (tokens), and ``j`` columns of the 
   enough loads in flight.
 
 With split-K (``schedule.k_splits``) a program computes one range of a tile's K and stores its sums after those of the
-ranges before it; the generated source calls the range ``part``. A path that ends in ``_packed`` decodes codes with
+ranges before it; the generated source calls the range ``part``. A packed schedule decodes codes with
 inline PTX (``int4_values_packed``). Otherwise the source is plain Triton, for AMD and the interpreter.
 """
 
@@ -27,14 +28,14 @@ from jitgen.codegen.printing import Built
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.families.gemm.triton_products import Form, form_of, lines_of, load, offset
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
 
 def build(
-    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
+    kernel: Kernel, layouts: Sequence[GemmLayout], schedule: TritonSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
     form = form_of(schedule, layouts)
@@ -91,7 +92,7 @@ def _units(products: GemmContext, layouts: Sequence[GemmLayout]) -> dict[str, in
 # ----------------------------------------------------------------------------------------------------------- regions
 
 
-def _region(region: GemmRegion, form: Form, schedule: GemmSchedule) -> dict[str, Any]:
+def _region(region: GemmRegion, form: Form, schedule: TritonSchedule) -> dict[str, Any]:
     contractions = [(product, lines_of(product, region, form, schedule)) for product in region.contractions]
     all_lines = [lines for _, lines in contractions]
     shape = (schedule.block_m, schedule.block_n) if form.name == "tokens" else (schedule.block_n, schedule.block_m)
@@ -134,7 +135,7 @@ def _parameters(region: GemmRegion) -> list[str]:
     return [*names, *(name for name, _ in region.scalars)]
 
 
-def _tile_lines(schedule: GemmSchedule) -> list[str]:
+def _tile_lines(schedule: TritonSchedule) -> list[str]:
     """The tile of a program. ``raster`` tiles along i come before the next tile along j, so that programs which run at
     the same time read the same weights from the L2 cache."""
     if schedule.raster == 1:
@@ -158,13 +159,13 @@ def _range_lines(form: Form) -> list[str]:
     ]
 
 
-def _index_lines(region: GemmRegion, form: Form, schedule: GemmSchedule) -> list[str]:
+def _index_lines(region: GemmRegion, form: Form, schedule: TritonSchedule) -> list[str]:
     """``first_k``, at which each slice begins within an iteration, and the indices of x."""
     if form.sliced:
-        lines = [f"first_k = tl.arange(0, {form.slices})[:, None, None] * {schedule.block_k}"]
+        lines = [f"first_k = tl.arange(0, {form.slices})[:, None, None] * {schedule.slice_k}"]
     else:
         lines = ["first_k = tl.full((1, 1), 0, tl.int32)"]
-    lines.append(f"x_k = first_k + tl.arange(0, {schedule.block_k}){form.axes.x_k}")
+    lines.append(f"x_k = first_k + tl.arange(0, {schedule.slice_k}){form.axes.x_k}")
     if _masks_rows(region, form):
         return [*lines, f"x_i = i{form.axes.x_i}"]
     return [*lines, f"x_i = tl.minimum(i, m - 1){form.axes.x_i}  # rows beyond the last are read again, and not stored"]

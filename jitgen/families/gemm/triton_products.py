@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.context import ContractionContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import TritonSchedule
 from jitgen.quant import formats
 from jitgen.quant.layouts.interleaved import CHUNK
 from jitgen.spec import DTYPE_NAMES
 
-FEW_ROWS = 64
+SCALED_SUM_ROWS = 64
 """Rows of x in a tile up to which scaling a group's sums is less work than scaling its weights."""
 MANY_WARPS = 8
 """Warps of a block from which on they hide the latency of scales that are loaded where they are used."""
@@ -111,14 +111,12 @@ class Lines:
     in_flight: bool = False
 
 
-def form_of(schedule: GemmSchedule, layouts: Sequence[GemmLayout]) -> Form:
+def form_of(schedule: TritonSchedule, layouts: Sequence[GemmLayout]) -> Form:
     """The form of a kernel with this schedule and these layouts."""
-    name, _, packed = schedule.path.partition("_")
-    slices = schedule.warps if name == "slices" else 1
-    step = schedule.k_per_iteration
+    name, step = schedule.form, schedule.block_k
     unit = min(layout.length_unit for layout in layouts)
-    mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.block_k == 0 else "elements"
-    return Form(name, bool(packed), slices, step, mask, schedule.k_splits)
+    mask = "none" if unit % step == 0 else "slices" if name == "slices" and unit % schedule.slice_k == 0 else "elements"
+    return Form(name, schedule.packed, schedule.slices, step, mask, schedule.k_splits)
 
 
 def offset(operand: GemmOperand, outer: str, k: str) -> str:
@@ -133,7 +131,7 @@ def load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
     return f"tl.load({pointer} + {at}{mask})"
 
 
-def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
     """The lines of one contraction of ``region``."""
     quantized = product.contraction.format is not None
     lines = _quantized(product, region, form, schedule) if quantized else _dense(product, region, form, schedule)
@@ -148,7 +146,7 @@ def _dot(product: ContractionContext, form: Form, total: str) -> str:
     return f'tl.dot({operands}, {total}input_precision="{precision}", out_dtype={product.type})'
 
 
-def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
     (weight,) = product.weight
     w, lines = f"w{product.index}", Lines()
     conditions = form.beyond(f"{w}_k")
@@ -157,22 +155,22 @@ def _dense(product: ContractionContext, region: GemmRegion, form: Form, schedule
         conditions.append(f"({w}_j < {region.columns})")
     else:
         lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
-    lines.indices.append(f"{w}_k = first_k + tl.arange(0, {schedule.block_k}){form.axes.w_k}")
+    lines.indices.append(f"{w}_k = first_k + tl.arange(0, {schedule.slice_k}){form.axes.w_k}")
     lines.body.append(f"{w} = {load(weight.pointer, offset(weight, f'{w}_j', f'{w}_k'), conditions)}")
     lines.body.append(f"{product.accumulator} = {_dot(product, form, f'{product.accumulator}, ')}")
     return lines
 
 
-def _quantized(product: ContractionContext, region: GemmRegion, form: Form, schedule: GemmSchedule) -> Lines:
+def _quantized(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
     contraction, acc, w, lines = product.contraction, product.accumulator, f"w{product.index}", Lines()
     format, group = formats.find(contraction.format or ""), contraction.group_size
-    if form.name == "tokens" or (group and group % schedule.block_k):
+    if form.name == "tokens" or (group and group % schedule.slice_k):
         raise UnsupportedError(f"{schedule} is no schedule for {format.name} weights with groups of {group}")
     codes, scales = product.weight[:2]
     per_word = WORD_BITS // format.bits
     padded = group or formats.ROW_MULTIPLE
     lines.indices.append(f"{w}_j = tl.minimum(j, {region.columns} - 1){form.axes.w_j}")
-    lines.indices.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.block_k // per_word}){form.axes.w_k}")
+    lines.indices.append(f"{w}_k = first_k // {per_word} + tl.arange(0, {schedule.slice_k // per_word}){form.axes.w_k}")
     lines.indices.append(f"{w}_row = {w}_j * ((k + {padded - 1}) // {padded} * {padded // per_word})")
     if group:
         lines.indices.append(f"{w}_groups = {w}_j * ((k + {group - 1}) // {group})")
@@ -196,10 +194,10 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
 
     many_warps = schedule.warps >= MANY_WARPS
     if group:
-        parameter(f"{w}_scale", scales.pointer, schedule.block_m <= FEW_ROWS or not many_warps)
+        parameter(f"{w}_scale", scales.pointer, schedule.block_m <= SCALED_SUM_ROWS or not many_warps)
     zero = ""
     if format.zero_point:
-        parameter(f"{w}_zero", product.weight[2].pointer, schedule.block_m > FEW_ROWS and not many_warps)
+        parameter(f"{w}_zero", product.weight[2].pointer, schedule.block_m > SCALED_SUM_ROWS and not many_warps)
         zero = f", {w}_zero"
     at = f"start // {per_word} + {w}_row + {w}_k"
     # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
@@ -207,7 +205,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(chunk_begin))}")
     compute = {"bfloat16": "tl.bfloat16", "float16": "tl.float16"}.get(contraction.dtype, product.type)
     packed = "_packed" if form.packed and contraction.dtype in ("bfloat16", "float16") else ""
-    scales_weights = bool(group) and schedule.block_m > FEW_ROWS
+    scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
     # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
     decoded = exact if scales_weights and format.bits == 8 else compute

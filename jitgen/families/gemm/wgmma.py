@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from jitgen.chips import Chip
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaSchedule
 from jitgen.families.gemm.wgmma_tiles import (
     DenseTiles,
     DenseWeights,
@@ -25,14 +26,6 @@ from jitgen.families.operands import item_size
 from jitgen.ir.body import Body, Contraction
 from jitgen.quant import formats
 
-QUANTIZED = "wgmma_quantized"
-"""Path of the mainloop for quantised weights."""
-DENSE = "wgmma_dense"
-"""Path of the mainloop for 16-bit weights."""
-WARPGROUP = 4
-"""Warps of a warpgroup, which issue one wgmma together."""
-CHUNK = 64
-"""Extent of K in a chunk: 128 bytes of 16-bit elements, a row of the 128-byte swizzle. A stage has one chunk or two."""
 STAGING_PITCH = 68
 """Floats from one row to the next where an epilogue stages 64 columns in shared memory; four banks are skipped."""
 EPILOGUE_WIDTH = 8
@@ -55,39 +48,17 @@ class MappedTensor:
     swizzle: int
 
 
-def consumers(schedule: GemmSchedule) -> int:
-    """Warpgroups that compute; the block has one more, which copies."""
-    return schedule.warps // WARPGROUP - 1
-
-
-def blocks_of_rows(schedule: GemmSchedule, contractions: int) -> int:
-    """Blocks of 64 weight rows that one consumer of the quantised mainloop computes, over all contractions."""
-    return schedule.block_n * contractions // (64 * consumers(schedule))
-
-
-def size(schedule: GemmSchedule) -> int:
-    """The n of the mainloop's wgmma instruction, in columns."""
-    if schedule.path == QUANTIZED:
-        return schedule.block_m
-    return schedule.block_n * (schedule.block_m // 64) // consumers(schedule)
-
-
-def is_trimmed(schedule: GemmSchedule) -> bool:
-    """Whether the box of x's tensor map has no more rows than x. Rows outside a matrix slow the copy engine down."""
-    return schedule.path == DENSE or schedule.multicast == 1
-
-
-def shared_bytes(schedule: GemmSchedule, contractions: Sequence[Contraction]) -> int:
+def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -> int:
     """Dynamic shared memory of a block in bytes, as the header's ``Shape::bytes``: stages, two barriers for each stage,
     and room for the epilogue. The generated source asserts that both are equal."""
-    count, warpgroups = len(contractions), consumers(schedule)
-    if schedule.path == DENSE:
+    count, warpgroups = len(contractions), schedule.warpgroups
+    if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
-        staging = warpgroups * 4 * count * 16 * (32 * schedule.steps // count + 8) * 4
+        staging = warpgroups * 4 * count * 16 * (32 * schedule.epilogue_steps // count + 8) * 4
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
     format = formats.find(first.format or "")
-    tiles, depth = warpgroups * blocks_of_rows(schedule, count) * 4, schedule.block_k
+    tiles, depth = warpgroups * schedule.blocks_of_rows * 4, schedule.block_k
     group = first.group_size or depth
     # K's of a stage that are certainly of one group, and the scales of a stage: one for each row of a tile and group.
     in_one_group = depth if group % depth == 0 else CHUNK if group % CHUNK == 0 else CHUNK // 2
@@ -100,57 +71,56 @@ def shared_bytes(schedule: GemmSchedule, contractions: Sequence[Contraction]) ->
     return schedule.stages * (stage + 16) + staging
 
 
-def tiles_of(schedule: GemmSchedule, contractions: int) -> Tiles:
+def tiles_of(schedule: WgmmaQuantized) -> Tiles:
     """The tiles that a schedule of the quantised mainloop stands for."""
     return Tiles(
-        tokens=schedule.block_m,
-        warpgroups=consumers(schedule),
-        blocks=blocks_of_rows(schedule, contractions),
-        span=schedule.block_k // CHUNK,
+        tokens=schedule.tokens,
+        warpgroups=schedule.warpgroups,
+        blocks=schedule.blocks_of_rows,
+        span=schedule.span,
         most_splits=schedule.cluster_k_splits,
         steps=schedule.steps,
     )
 
 
-def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int) -> Weights:
+def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip) -> Weights:
     """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
     first = contractions[0]
     format = formats.find(first.format or "")
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
     light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
-    return Weights(tuple(columns), length, len(contractions), format.bits, light)
+    return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
 
 
-def dense_tiles_of(schedule: GemmSchedule) -> DenseTiles:
+def dense_tiles_of(schedule: WgmmaDense) -> DenseTiles:
     """The tiles that a schedule of the dense mainloop stands for."""
-    down = schedule.block_m // 64
     return DenseTiles(
-        down=down,
-        across=consumers(schedule) // down,
-        columns=schedule.block_n,
+        down=schedule.down,
+        across=schedule.across,
+        columns=schedule.columns,
         stages=schedule.stages,
         multicast=schedule.multicast,
         most_splits=schedule.cluster_k_splits,
         resident=schedule.resident,
-        epilogue_steps=schedule.steps,
+        epilogue_steps=schedule.epilogue_steps,
     )
 
 
-def splits(schedule: GemmSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry]) -> int:
-    """How many blocks of a cluster share K in one launch."""
+def splits(schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip) -> int:
+    """How many blocks of a cluster share K in one launch on ``chip``."""
     contractions, first = bodies[0].contractions, geometries[0]
     if schedule.multicast > 1 or schedule.cluster_k_splits == 1 or not first.elements:
         return schedule.cluster_k_splits
     columns = [geometry.columns for geometry in geometries]
-    if schedule.path == DENSE:
-        dense = DenseWeights(tuple(columns), first.length, len(contractions), False)
+    if isinstance(schedule, WgmmaDense):
+        dense = DenseWeights(tuple(columns), first.length, len(contractions), False, chip)
         return dense_splits_and_microseconds(dense_tiles_of(schedule), first.rows, dense)[0]
-    weights = weights_of(contractions, columns, first.length)
-    return splits_and_microseconds(tiles_of(schedule, len(contractions)), first.rows, weights)[0]
+    weights = weights_of(contractions, columns, first.length, chip)
+    return splits_and_microseconds(tiles_of(schedule), first.rows, weights)[0]
 
 
 def tensor_maps(
-    bodies: Sequence[Body], layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], schedule: GemmSchedule
+    bodies: Sequence[Body], layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], schedule: WgmmaSchedule
 ) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of its parameters: the activation, then the weights of each region."""
     first = bodies[0].contractions[0]
@@ -158,20 +128,20 @@ def tensor_maps(
     yield _activation(bodies[0], geometries[0], first.activation, schedule)
     for body, layout, geometry in zip(bodies, layouts, geometries, strict=True):
         for contraction in body.contractions:
-            if schedule.path == QUANTIZED:
+            if isinstance(schedule, WgmmaQuantized):
                 yield _codes(body, geometry, contraction, schedule)
             else:
                 yield _dense(body, layout, geometry, contraction.weight[0], schedule)
 
 
-def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: GemmSchedule) -> MappedTensor:
+def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaSchedule) -> MappedTensor:
     sizes = (geometry.rows, geometry.length)
-    share = schedule.multicast if schedule.path == QUANTIZED else 1
-    rows = min(schedule.block_m, geometry.rows) if is_trimmed(schedule) else schedule.block_m // share
+    # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
+    rows = min(schedule.block_m, geometry.rows)
     return _mapped(body, geometry, index, sizes, (geometry.strides[index][0], 1), (rows, CHUNK))
 
 
-def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: GemmSchedule) -> MappedTensor:
+def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
     """The codes as a matrix of 32-bit words with a row for each 16 rows of the weight."""
     index = contraction.weight[0]
     bits = formats.find(contraction.format or "").bits
@@ -179,11 +149,11 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
     words = geometry.extents[index] // (4 * tiles)
     buffer = body.operands[index].buffer
     assert buffer is not None
-    box = (schedule.block_n // 16, 32 * bits * (schedule.block_k // CHUNK))
+    box = (schedule.block_n // 16, 32 * bits * schedule.span)
     return MappedTensor(buffer, geometry.offsets[index], "uint32", (tiles, words), (words, 1), box, 0)
 
 
-def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: GemmSchedule) -> MappedTensor:
+def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaDense) -> MappedTensor:
     columns, length = geometry.strides[index]
     if layout.operands[index] == "k":
         sizes, box = (geometry.columns, geometry.length), (schedule.block_n // schedule.multicast, CHUNK)

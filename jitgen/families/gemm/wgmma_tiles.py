@@ -1,21 +1,4 @@
-"""Tiles of the wgmma mainloops: those that a small model of an H200 estimates to be fastest.
-
-The models were fitted to about 2800 timings on an H200: 120 random shapes (17 to 8192 rows on a logarithmic scale, N
-and K from 512 to 60000, neither rounded), each with the tiles and the numbers of splits that looked promising,
-quantised weights being W4A16 with groups of 128. Of the tiles that were measured for a shape, those that a model
-chooses take 2 % (quantised) and 3 % (dense) longer than the best, by the geometric mean, and 8 % and 17 % at the 95th
-percentile.
-
-What the models say of one multiprocessor:
-
-* wgmma computes 64 x 32 products of 16 k's in 16 cycles.
-* Instructions that decode weights or control the loop share issue slots with wgmma, so their time is added.
-* The L2 cache delivers at least 32 bytes a cycle where codes are copied, and 56 where both operands are.
-* The last round of blocks may leave multiprocessors idle, and takes as long as a full one, unless clusters of blocks
-  split the K of its tiles.
-* A cluster lies within one group of 16 or 18 multiprocessors (a GPC), so fewer clusters run at once than the number of
-  multiprocessors suggests.
-"""
+"""Tiles of the wgmma mainloops: the candidates, and their estimated times by the model of ``wgmma_model.py``."""
 
 from __future__ import annotations
 
@@ -23,11 +6,9 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-RESIDENT = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-"""Clusters that an H200 runs at once, by the blocks of a cluster, with one block on each multiprocessor (from
-cuOccupancyMaxActiveClusters)."""
-CYCLES_PER_MICROSECOND = 1750.0
-"""Clock of the multiprocessors, in MHz (H200)."""
+from jitgen.chips import Chip
+from jitgen.families.gemm.wgmma_model import AREA, BATCHED, DECODE, DENSE, DENSE_WARPGROUP, QUANTIZED, Times
+
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
 WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256)
@@ -79,6 +60,7 @@ class Weights:
         bits: bits of a code.
         light: whether codes have 4 bits and no zero-points, x is bfloat16, and scales are bfloat16 or there are no
             groups. Other weights take more registers to decode, which a thread has only with two warpgroups.
+        chip: whose multiprocessors, clusters and clock the model takes.
     """
 
     columns: tuple[int, ...]
@@ -86,6 +68,7 @@ class Weights:
     contractions: int
     bits: int
     light: bool
+    chip: Chip
 
 
 def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
@@ -130,7 +113,7 @@ def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
             if blocks % weights.contractions or blocks * tokens > most or (warpgroups > 2 and not weights.light):
                 continue
             span = 2 if weights.bits == 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
-            yield Tiles(tokens, warpgroups, blocks, span, most_splits=max(RESIDENT))
+            yield Tiles(tokens, warpgroups, blocks, span, most_splits=max(weights.chip.resident_clusters))
 
 
 def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
@@ -138,65 +121,15 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     that has the device for itself, in microseconds."""
     width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
     items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns)
-    products = height * 4 * max(tiles.tokens / 2, 8) * 1.03
-    instructions = tiles.warpgroups * (30 / tiles.span + 40 * tiles.blocks)
+    products = height * 4 * max(tiles.tokens / 2, 8) * QUANTIZED.product
+    instructions = tiles.warpgroups * (DECODE.loop / tiles.span + DECODE.block * tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
-    cycles = max(products + instructions, fetched / 32) + 35 / tiles.span
-    chunk = cycles * tiles.span / CYCLES_PER_MICROSECOND
+    cycles = max(products + instructions, fetched / QUANTIZED.l2_bytes) + QUANTIZED.wait / tiles.span
+    chunk = cycles * tiles.span / weights.chip.microsecond_cycles
     chunks = -(-weights.length // (CHUNK * tiles.span))
-    epilogue = 0.007 * tiles.tokens * height
-    times = _Times(1.4, chunks, chunk, epilogue, 1.6 * epilogue, 1.6, 5.0)
-    return times.least(items, tiles.most_splits)
-
-
-@dataclass(frozen=True)
-class _Times:
-    """The times that a kernel is composed of, in microseconds.
-
-    Attributes:
-        fixed: of the kernel, whatever its work.
-        chunks, chunk: chunks of a tile, and the time of one.
-        epilogue: of a tile that one block computes.
-        split_epilogue: of a tile that a cluster computes.
-        exchange: of the first exchange of sums.
-        more_exchanges: of each further one, which the copies for the next tile wait for.
-    """
-
-    fixed: float
-    chunks: int
-    chunk: float
-    epilogue: float
-    split_epilogue: float
-    exchange: float
-    more_exchanges: float
-
-    def least(self, items: int, most: int, fewest: int = 1, resident: int = 1) -> tuple[int, float]:
-        """(splits, microseconds) with the number of splits, ``fewest`` to ``most``, for which the kernel takes least.
-
-        Args:
-            items: tiles.
-            resident: blocks that a multiprocessor holds at once.
-        """
-        found = []
-        for splits, clusters in RESIDENT.items():
-            if splits < fewest or (splits > fewest and (splits > most or self.chunks < 4 * splits)):
-                continue
-            whole, rounds = tile_rounds(items, splits, clusters * resident)
-            time = self.fixed + whole * (self.chunks * self.chunk + self.epilogue)
-            if rounds:
-                time += rounds * (-(-self.chunks // splits) * self.chunk + self.split_epilogue)
-                time += self.exchange + self.more_exchanges * (rounds - 1)
-            found.append((splits, time))
-        return min(found, key=lambda one: one[1])
-
-
-def tile_rounds(items: int, splits: int, clusters: int) -> tuple[int, int]:
-    """(rounds in which each block computes a tile of its own, rounds in which each cluster computes one), as
-    ``TileWalk`` of gemm_wgmma_walk.cuh has them, for ``clusters`` clusters of ``splits`` blocks."""
-    whole, left = divmod(items, clusters * splits)
-    if left > clusters * (splits - 1):
-        return whole + 1, 0
-    return whole, -(-left // clusters)
+    epilogue = QUANTIZED.epilogue * tiles.tokens * height
+    times = Times(QUANTIZED, chunks, chunk, epilogue, QUANTIZED.split_epilogue * epilogue)
+    return times.least(weights.chip, items, tiles.most_splits)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -236,12 +169,14 @@ class DenseWeights:
         length: K.
         contractions: contractions of each region, 1 or 2.
         transposed: whether the weights are contiguous along N, which takes a multiple of 64 columns.
+        chip: as of ``Weights``.
     """
 
     columns: tuple[int, ...]
     length: int
     contractions: int
     transposed: bool
+    chip: Chip
 
 
 _DENSE = (
@@ -297,17 +232,18 @@ def _least_dense(fewest: int, most: int, weights: DenseWeights) -> tuple[float, 
 
 def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
     fitting = _fitting(_DENSE, rows, weights.contractions, weights.transposed)
-    return [_splitting(tiles, weights.contractions) for tiles in fitting]
+    return [_splitting(tiles, weights) for tiles in fitting]
 
 
-def _splitting(tiles: DenseTiles, contractions: int) -> DenseTiles:
+def _splitting(tiles: DenseTiles, weights: DenseWeights) -> DenseTiles:
     """``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
+    contractions = weights.contractions
     rows, columns = 64 * tiles.down, tiles.columns * contractions
     stages = tiles.stages * (rows + columns) * 2 * CHUNK
     sums = contractions * rows * (tiles.columns + 8) * 4
     if sums > stages:
         return tiles
-    return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(RESIDENT))
+    return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters))
 
 
 def batched_candidates(rows: int, contractions: int, transposed: bool) -> list[DenseTiles]:
@@ -333,27 +269,26 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
     items = down * sum(-(-n // tiles.columns) for n in weights.columns)
-    sharing = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
+    sharing = min(tiles.resident, -(-items // weights.chip.multiprocessors))  # blocks that share a multiprocessor
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
-    alone = width / tiles.across * 3 + 55  # of a warpgroup, for whose wgmmas nothing else waits
-    cycles = max(max(height * width / 32 * 1.25, fetched / 56) * sharing + 65, alone)
-    size = height * width / 32768
-    times = _Times(1.6, -(-weights.length // CHUNK), cycles / CYCLES_PER_MICROSECOND, 3.3 * size, 7.4 * size, 1.4, 5.0)
+    alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
+    products = height * width / 32 * DENSE.product
+    cycles = max(max(products, fetched / DENSE.l2_bytes) * sharing + DENSE.wait, alone)
+    area = height * width / AREA
+    chunk = cycles / weights.chip.microsecond_cycles
+    times = Times(DENSE, -(-weights.length // CHUNK), chunk, DENSE.epilogue * area, DENSE.split_epilogue * area)
     # With multicast a cluster always has all its blocks.
-    return times.least(items, tiles.most_splits, tiles.multicast, tiles.resident)
+    return times.least(weights.chip, items, tiles.most_splits, tiles.multicast, tiles.resident)
 
 
-def batched_microseconds(
-    tiles: DenseTiles, rows: int, columns: int, length: int, matrices: int, contractions: int
-) -> float:
-    """The estimated time of a batch, in microseconds.
-
-    Two constants, the cycles that an iteration waits and the time of an epilogue, are fitted to ten batches of 7 to 256
-    matrices on an H200. Choices take 2 % longer than the best on average and 14 % at worst.
-    """
-    height, width = 64 * tiles.down, tiles.columns * contractions
+def batched_microseconds(tiles: DenseTiles, rows: int, matrices: int, weights: DenseWeights) -> float:
+    """The estimated time of a batch, in microseconds."""
+    (columns,), chip = weights.columns, weights.chip
+    height, width = 64 * tiles.down, tiles.columns * weights.contractions
     items = matrices * -(-rows // height) * -(-columns // tiles.columns)
-    waves = -(-items // (RESIDENT[1] * tiles.resident))
-    sharing = min(tiles.resident, -(-items // RESIDENT[1]))  # blocks that share a multiprocessor
-    cycles = max(height * width / 32 * 1.1, (height + width) * 2 * CHUNK / 48) * sharing + 150
-    return waves * (-(-length // CHUNK) * cycles / CYCLES_PER_MICROSECOND + 1.7 * height * width / 32768)
+    waves = -(-items // (chip.multiprocessors * tiles.resident))
+    sharing = min(tiles.resident, -(-items // chip.multiprocessors))  # blocks that share a multiprocessor
+    fetched = (height + width) * 2 * CHUNK
+    cycles = max(height * width / 32 * BATCHED.product, fetched / BATCHED.l2_bytes) * sharing + BATCHED.wait
+    iterations = -(-weights.length // CHUNK)
+    return waves * (iterations * cycles / chip.microsecond_cycles + BATCHED.epilogue * height * width / AREA)

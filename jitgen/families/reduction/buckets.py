@@ -20,18 +20,15 @@ from jitgen.families.reduction.row_chunks import (
     widest_bytes,
 )
 from jitgen.families.reduction.schedule import (
-    BUSY_ROWS,
     CPU_ROW_ENDS,
-    ENOUGH_ROWS,
-    FEW_ROWS,
     LONG_ROW,
     MANY_COLUMNS,
     MANY_ROWS,
-    PERSISTENT_CLUSTERS,
     PERSISTENT_ROW,
     SHORT_ROW,
-    SOME_ROWS,
+    Occupancy,
     blocks_per_row,
+    occupancy,
 )
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
@@ -47,14 +44,14 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             elements = symbols.product(shape[dim] for dim in reduced)
             length = symbols.evaluate(elements, environment)
             rows = symbols.product(size for dim, size in enumerate(shape) if dim not in reduced)
-            ends = row_buckets(length, are_columns(node)) if device.is_gpu else ()
+            ends = row_buckets(length, are_columns(node), occupancy(device.model)) if device.is_gpu else ()
             found.append(SizeBuckets(rows, tuple(sorted({*ends, *_chunk_ends(node, length, blocks_per_row(device))}))))
             if not device.is_gpu:
                 found.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False))
     return found
 
 
-def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
+def row_buckets(length: int, columns: bool, occupancy: Occupancy) -> tuple[int, ...]:
     """Upper ends of the ranges of numbers of rows within which rows of ``length`` elements have one schedule.
 
     ``columns``: whether neighbouring elements belong to neighbouring rows, as in ``RowLayout``.
@@ -65,11 +62,11 @@ def row_buckets(length: int, columns: bool) -> tuple[int, ...]:
         return (MANY_ROWS,)
     if length <= LONG_ROW:
         return ()
-    ends = {SOME_ROWS, FEW_ROWS, BUSY_ROWS, ENOUGH_ROWS}
+    ends = {occupancy.quarter, occupancy.half, occupancy.full, occupancy.several}
     if length >= SINGLE_BLOCK_ROW:
         ends.add(SINGLE_BLOCK_ROWS)
     if length >= PERSISTENT_ROW:
-        ends.add(PERSISTENT_CLUSTERS)
+        ends.add(occupancy.clusters)
     return tuple(sorted(ends))
 
 

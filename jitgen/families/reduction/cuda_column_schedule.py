@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES
 from jitgen.families.reduction.cuda_problem import state_bytes
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
@@ -28,7 +29,6 @@ from jitgen.families.reduction.schedule import (
     row_item_size,
 )
 from jitgen.ir.program import Kernel
-from jitgen.spec import Target
 
 COLUMN_UNROLL = 8
 """Accesses of a thread in flight: four are slower on an H200, sixteen no faster."""
@@ -59,7 +59,7 @@ class _Block:
         return lanes * self.rows_per_thread * (groups * max(states, default=0) + received)
 
 
-def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
     """The schedule of rows whose elements are neighbours across rows."""
     (body,) = kernel.bodies
     length, size = max(geometry.length, 1), row_item_size(kernel, layout)
@@ -73,7 +73,7 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Ta
         element_bytes = rows_per_thread * residency(body, None).bytes_per_element
         per_thread = max(1, min(per_thread, FULL_THREAD_BYTES // element_bytes))
     block = _block(length, per_thread, max(1, min(WARP, LINE_BYTES // (rows_per_thread * size))), rows_per_thread)
-    block = _with_enough_threads(block, length, per_thread, geometry.rows, several_passes, target)
+    block = _with_enough_threads(block, length, per_thread, geometry.rows, several_passes, device)
     block = _within_shared_memory(block, states)
     block = replace(block, lanes=max(block.lanes, SHORT_BLOCK_THREADS // block.threads))
     needed = -(-length // (block.threads * block.cluster))
@@ -96,12 +96,12 @@ def _block(length: int, per_thread: int, lanes: int, rows_per_thread: int) -> _B
 
 
 def _with_enough_threads(
-    block: _Block, length: int, per_thread: int, rows: int, several_passes: bool, target: Target
+    block: _Block, length: int, per_thread: int, rows: int, several_passes: bool, device: Device
 ) -> _Block:
     """``block`` in a cluster where columns are long, and few or needed again; then of more threads where they are."""
     threads, cluster = block.threads, block.cluster
     few = rows <= MANY_COLUMNS or several_passes
-    while target.capability >= 90 and few and cluster < CLUSTER_BLOCKS and cluster * threads * per_thread < length:
+    while device.has_clusters and few and cluster < CLUSTER_BLOCKS and cluster * threads * per_thread < length:
         cluster *= 2
     while several_passes and threads * block.lanes < MAX_BLOCK_THREADS and cluster * threads * per_thread < length:
         threads *= 2

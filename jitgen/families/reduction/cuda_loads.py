@@ -125,7 +125,9 @@ def with_deferred_loads(problem: RowProblem, schedule: RowSchedule) -> RowSchedu
         schedule = replace(schedule, preload_deferred=preload)
     size = max(map(problem.item_size_of, operands), default=0)
     if schedule.prefetch and size * problem.length <= BEYOND_CACHE_BYTES:
-        schedule = replace(schedule, prefetch=replace(schedule.prefetch, row_invariant=operands))
+        few = problem.occupancy.full
+        prefetch = replace(schedule.prefetch, row_invariant=operands, row_invariant_blocks=few)
+        schedule = replace(schedule, prefetch=prefetch)
     return schedule
 
 
@@ -140,5 +142,5 @@ def _staged_vectors(problem: RowProblem, schedule: RowSchedule) -> int:
     if any(problem.item_size_of(index) * schedule.vector != ACCESS_BYTES for index in operands):
         return 0
     received = PAIR_BLOCKS * schedule.threads // WARP * sum(state_bytes(problem.online_kernel, problem.layout.wide))
-    room = (problem.target.shared_bytes - BARRIER_BYTES - received) // ACCESS_BYTES
+    room = (problem.device.target.shared_bytes - BARRIER_BYTES - received) // ACCESS_BYTES
     return max(0, min(schedule.unroll, room // schedule.threads // len(operands)))

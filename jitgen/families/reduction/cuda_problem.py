@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import DEVIATIONS, SUM_EXP, online
 from jitgen.families.reduction.residency import EXPENSIVE_FLOPS, deferred_operands, first_needed, passes, residency
 from jitgen.families.reduction.schedule import (
     BLOCK_THREADS,
-    BUSY_ROWS,
     FULL_THREAD_BYTES,
     ITERATION_BYTES,
     LATENCY_BYTES,
@@ -27,12 +27,13 @@ from jitgen.families.reduction.schedule import (
     SHORT_BLOCK_THREADS,
     THREAD_BYTES,
     WARP,
+    Occupancy,
     RowSchedule,
+    occupancy,
 )
 from jitgen.ir.body import Body
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
-from jitgen.spec import Target
 
 MIN_THREADS = 4
 """Threads of the shortest row: a warp has 8 of those."""
@@ -54,7 +55,7 @@ class RowProblem:
     kernel: Kernel
     layout: RowLayout
     geometry: RowGeometry
-    target: Target
+    device: Device
 
     # ------------------------------------------------------------------------------------------------- sizes and rows
 
@@ -67,10 +68,14 @@ class RowProblem:
     def rows(self) -> int:
         return self.geometry.rows
 
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        return occupancy(self.device.model)
+
     @property
     def has_many_rows(self) -> bool:
         """Whether one block for each row keeps the device busy."""
-        return self.rows > BUSY_ROWS
+        return self.rows > self.occupancy.full
 
     @property
     def length(self) -> int:
@@ -184,8 +189,7 @@ class RowProblem:
 
     @property
     def has_clusters(self) -> bool:
-        """Whether the target has clusters of blocks: compute capability 9.0 (Hopper) and later."""
-        return self.target.capability >= 90
+        return self.device.has_clusters
 
     @cached_property
     def threads(self) -> int:

@@ -17,13 +17,11 @@ from jitgen.families.reduction.schedule import (
     BEYOND_CACHE_BYTES,
     BLOCK_THREADS,
     CLUSTER_BLOCKS,
-    FEW_ROWS,
     FULL_THREAD_BYTES,
     LONG_ROW,
     MAX_BLOCK_THREADS,
     MIN_CLUSTER_THREADS,
     MULTIPROCESSOR_THREADS,
-    SOME_ROWS,
     THREAD_BYTES,
     WARP,
     RowSchedule,
@@ -31,7 +29,7 @@ from jitgen.families.reduction.schedule import (
 
 RESIDENT_THREAD_BYTES = 160
 """Bytes of its row that a thread can hold in addition to what it computes with, of 1024 threads on a multiprocessor."""
-FEW_ROWS_BYTES = 2**17
+LATENCY_ROW_BYTES = 2**17
 """Bytes of each of a few rows up to which a cluster of the smallest blocks takes it: latency counts, not registers."""
 PAIR_BYTES = 2 * MAX_BLOCK_THREADS * RESIDENT_THREAD_BYTES
 """Bytes of the longest row that two blocks of a whole multiprocessor each can hold."""
@@ -107,7 +105,7 @@ def resident(problem: RowProblem) -> RowSchedule | None:
         shared_vectors=unroll - REGISTER_VECTORS if holder.uses_shared_memory else 0,
     )
     # ptxas keeps long rows within half a multiprocessor's registers on Hopper; for other targets it would spill.
-    several_blocks = unroll * vector <= FEW_ELEMENTS or problem.target.capability == 90
+    several_blocks = unroll * vector <= FEW_ELEMENTS or problem.device.target.has_warpgroup_products
     blocks = holder.multiprocessor_threads // schedule.block_threads if several_blocks else 1
     schedule = replace(
         schedule,
@@ -125,8 +123,8 @@ def cluster_of_small_blocks(problem: RowProblem) -> Holder | None:
 
     So few rows leave most of the device idle, and the latency of one row is what the kernel takes.
     """
-    long = LONG_ROW < problem.length <= FEW_ROWS_BYTES // problem.element_bytes
-    if not (problem.has_clusters and problem.rows <= FEW_ROWS and long):
+    long = LONG_ROW < problem.length <= LATENCY_ROW_BYTES // problem.element_bytes
+    if not (problem.has_clusters and problem.rows <= problem.occupancy.half and long):
         return None
     threads = 2 * WARP
     while threads * CLUSTER_BLOCKS * THREAD_BYTES < problem.row_bytes:
@@ -156,7 +154,10 @@ def pair_of_largest_blocks(problem: RowProblem) -> Holder | None:
     8 of its 132 multiprocessors are in no cluster of more than two. The row is accumulated online, so that the two
     blocks wait for one another once less, which pays unless every element then takes a function.
     """
-    few = SOME_ROWS < problem.rows <= FEW_ROWS and BEYOND_CACHE_BYTES < problem.row_bytes <= PAIR_BYTES
+    few = (
+        problem.occupancy.quarter < problem.rows <= problem.occupancy.half
+        and BEYOND_CACHE_BYTES < problem.row_bytes <= PAIR_BYTES
+    )
     cheap = problem.online_passes > 1 and problem.is_narrow and not problem.online_is_costly
     return Holder(MAX_BLOCK_THREADS, 2, online=True) if few and cheap else None
 
@@ -203,7 +204,7 @@ def cluster_for_deferred_operands(problem: RowProblem) -> Holder | None:
     The registers are for loads of those operands ahead of their use. For 65 to 128 rows of narrow elements larger
     blocks are faster.
     """
-    larger = problem.is_narrow and problem.rows > FEW_ROWS and not problem.has_many_rows
+    larger = problem.is_narrow and problem.rows > problem.occupancy.half and not problem.has_many_rows
     threads = _cluster_threads(problem)
     if larger or threads == MIN_CLUSTER_THREADS or len(problem.deferred) < DEFERRED_OPERANDS:
         return None

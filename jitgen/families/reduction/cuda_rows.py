@@ -22,7 +22,7 @@ from jitgen.families.reduction.context import RowContext, RowOperand
 from jitgen.families.reduction.cuda_passes import Accumulator, CudaPass, CudaPasses
 from jitgen.families.reduction.layout import RowLayout
 from jitgen.families.reduction.residency import REGISTER_BYTES, residency_of_thread
-from jitgen.families.reduction.schedule import BUSY_ROWS, MULTIPROCESSOR_THREADS, RowSchedule, Staged
+from jitgen.families.reduction.schedule import MULTIPROCESSOR_THREADS, RowSchedule, Staged
 from jitgen.ir.program import Kernel
 
 REGISTERS = 65536
@@ -71,7 +71,7 @@ def context(
         # Streaming stores of a cluster push neither row-invariant operands nor later rows out of the cache.
         "store_vector": "store_vector_streaming" if schedule.cluster > 1 else "store_vector",
         "staged": [o for o in rows.operands if schedule.staged and o.index in schedule.staged.operands],
-        "few_rows": BUSY_ROWS,
+        "few_blocks": schedule.prefetch.row_invariant_blocks if schedule.prefetch else 0,
         "prefetched": [o for o in own if schedule.prefetch and o.index in schedule.prefetch.operands],
         "prefetched_invariant": [
             o for o in rows.operands if schedule.prefetch and o.index in schedule.prefetch.row_invariant

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES
 from jitgen.families.reduction.cuda_column_schedule import columns
 from jitgen.families.reduction.cuda_loads import BARRIER_BYTES
@@ -20,19 +21,16 @@ from jitgen.families.reduction.residency import REGISTER_BYTES
 from jitgen.families.reduction.schedule import (
     BLOCK_THREADS,
     CLUSTER_BLOCKS,
-    ENOUGH_ROWS,
     LINE_BYTES,
     MULTIPROCESSOR_THREADS,
-    PERSISTENT_CLUSTERS,
     PERSISTENT_ROW,
-    SOME_ROWS,
     THREAD_BYTES,
     WARP,
+    Occupancy,
     Persistent,
     RowSchedule,
 )
 from jitgen.ir.program import Kernel
-from jitgen.spec import Target
 
 __all__ = ["columns", "rows"]
 
@@ -41,8 +39,8 @@ SINGLE_PASS_UNROLL = 4
 STREAMED_BYTES = 2**15
 """Bytes of one operand's row from which on no thread keeps any of it, where one online pass computes all results."""
 STREAMED_THREADS = 256
-"""Threads of a block of such a row; twice as many where rows are at most ``ENOUGH_ROWS``, twice as many where they are
-longer than ``STREAMED_LENGTH``."""
+"""Threads of a block of such a row; twice as many where rows are at most ``Occupancy.several``, twice as many where
+they are longer than ``STREAMED_LENGTH``."""
 STREAMED_LENGTH = 2**16
 """Elements of a row beyond which its block has twice the threads."""
 STREAMED_ELEMENTS = 16
@@ -74,16 +72,17 @@ class PersistentShape:
     max_own_rows: int
 
 
-PERSISTENT_SHAPES = (
-    PersistentShape(CLUSTER_BLOCKS // 2, max_unroll=20, max_own_rows=SOME_ROWS),
-    PersistentShape(CLUSTER_BLOCKS, max_unroll=25, max_own_rows=PERSISTENT_CLUSTERS),
-)
-"""In the order in which they are asked: the first whose threads can hold a row is taken."""
+def persistent_shapes(occupancy: Occupancy) -> tuple[PersistentShape, ...]:
+    """In the order in which they are asked: the first whose threads can hold a row is taken."""
+    return (
+        PersistentShape(CLUSTER_BLOCKS // 2, max_unroll=20, max_own_rows=occupancy.quarter),
+        PersistentShape(CLUSTER_BLOCKS, max_unroll=25, max_own_rows=occupancy.clusters),
+    )
 
 
-def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
     """The schedule of rows of neighbouring elements."""
-    return first_that_applies(POLICIES, RowProblem(kernel, layout, geometry, target))
+    return first_that_applies(POLICIES, RowProblem(kernel, layout, geometry, device))
 
 
 # ----------------------------------------------------------------------------------------------------------- policies
@@ -117,7 +116,7 @@ def single_online_pass(problem: RowProblem) -> RowSchedule | None:
     if not problem.has_many_rows or problem.length * max(sizes) < STREAMED_BYTES or problem.online_passes > 1:
         return None
     threads = STREAMED_THREADS
-    if problem.rows <= ENOUGH_ROWS:
+    if problem.rows <= problem.occupancy.several:
         threads *= 2
     if problem.length > STREAMED_LENGTH:
         threads *= 2
@@ -155,7 +154,7 @@ def persistent_clusters(problem: RowProblem) -> RowSchedule | None:
     if fits_eight and (not invariant or (problem.has_many_rows and len(invariant) < DEFERRED_OPERANDS)):
         return None
     warps = PERSISTENT_THREADS // WARP
-    for shape in PERSISTENT_SHAPES:
+    for shape in persistent_shapes(problem.occupancy):
         most_vectors, fewest_vectors = _vectors_per_warp(problem, shape.cluster * warps)
         unroll = -(-most_vectors // WARP)
         if unroll > shape.max_unroll:
@@ -164,7 +163,7 @@ def persistent_clusters(problem: RowProblem) -> RowSchedule | None:
         in_shared = max(0, len(invariant) - room)
         copied = (len(problem.row_operands) + in_shared) * PERSISTENT_THREADS * unroll * ACCESS_BYTES
         received = 2 * shape.cluster * warps * sum(state_bytes(problem.online_kernel, problem.layout.wide))
-        fits = room >= 0 and copied + received + BARRIER_BYTES <= problem.target.shared_bytes
+        fits = room >= 0 and copied + received + BARRIER_BYTES <= problem.device.target.shared_bytes
         if problem.rows <= shape.max_own_rows or not fits:
             return None
         return RowSchedule(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
+from jitgen.chips import Chip
 from jitgen.device import Device
 from jitgen.families.family import Problem
 from jitgen.families.operands import ACCESS_BYTES, CPU_LANES, item_size
@@ -59,14 +60,6 @@ MIN_CLUSTER_THREADS = 128
 """Threads of the smallest block of such a cluster."""
 LONG_ROW = 4096
 """Elements of a row up to which its schedule is the same however few rows there are."""
-SOME_ROWS = 32
-"""Rows up to which two blocks for each leave half of an H200's 132 multiprocessors idle."""
-FEW_ROWS = 64
-"""Rows up to which one block for each leaves half of an H200's 132 multiprocessors idle."""
-BUSY_ROWS = 128
-"""Rows beyond which one block for each keeps an H200 busy, where no block waits for another one."""
-ENOUGH_ROWS = 1024
-"""Rows beyond which one small block for each keeps an H200 busy."""
 MANY_ROWS = 2**16
 """Short rows beyond which a thread takes several of them in one iteration."""
 MAX_ROWS_PER_ITERATION = 4
@@ -78,9 +71,6 @@ SHORT_ROW = 1024
 deferred operands with the row."""
 PERSISTENT_ROW = 11 * 2**12
 """Elements of a row from which on persistent clusters may take rows one after another."""
-PERSISTENT_CLUSTERS = 15
-"""Clusters of 8 blocks that an H200 runs at once where each block has a multiprocessor to itself; with more rows than
-that, clusters take one row after another."""
 MANY_COLUMNS = 16384
 """Columns beyond which there are enough blocks without clusters."""
 
@@ -98,6 +88,33 @@ exponential costs less than computing it beyond the second-level cache too; much
 the last-level cache."""
 CPU_ROW_ENDS = (CPU_SHORT_ROW - 1, CPU_LONG_ROW - 1, CPU_SCRATCH_ROW)
 """Upper ends of the ranges of row lengths within which a CPU's schedule is the same."""
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Numbers of rows that tell how much of a chip a kernel occupies with the blocks of its rows.
+
+    Attributes:
+        quarter: rows up to which two blocks for each leave half of the multiprocessors idle.
+        half: rows up to which one block for each leaves half of the multiprocessors idle.
+        full: rows beyond which one block for each keeps the chip busy, where no block waits for another one.
+        several: rows beyond which one small block for each keeps the chip busy: eight on a multiprocessor.
+        clusters: clusters of ``CLUSTER_BLOCKS`` blocks that are resident where each block has a multiprocessor to
+            itself; with more rows than that, clusters take one row after another. 0 without clusters.
+    """
+
+    quarter: int
+    half: int
+    full: int
+    several: int
+    clusters: int
+
+
+def occupancy(chip: Chip) -> Occupancy:
+    """The numbers of rows that occupy ``chip``, rounded to powers of two so that buckets of rows begin there."""
+    full = chip.rows_that_occupy(1)
+    clusters = chip.resident_clusters.get(CLUSTER_BLOCKS, 0)
+    return Occupancy(chip.rows_that_occupy(0.25), chip.rows_that_occupy(0.5), full, 8 * full, clusters)
 
 
 @dataclass(frozen=True)
@@ -137,12 +154,14 @@ class Prefetch:
         every_nth: of those, every nth row is prefetched.
         row_invariant: by index, operands that all rows read; every block prefetches a share of them where there are
             few blocks.
+        row_invariant_blocks: how many blocks, or clusters of blocks, are few.
     """
 
     operands: tuple[int, ...]
     first_rows: int | None = None
     every_nth: int = 1
     row_invariant: tuple[int, ...] = ()
+    row_invariant_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -289,7 +308,7 @@ def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
         return (_host(problem.kernel, layout, geometry),)
     rules = importlib.import_module(f"jitgen.families.reduction.{device.dialect}_schedule")
     rule = rules.columns if layout.columns else rules.rows
-    return (rule(problem.kernel, layout, geometry, device.target),)
+    return (rule(problem.kernel, layout, geometry, device),)
 
 
 def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> RowSchedule:
@@ -311,7 +330,7 @@ def blocks_per_row(device: Device) -> int:
     """The most blocks of a kernel that can share a row, in a cluster; 0 on the CPU, where any threads can."""
     if not device.is_gpu:
         return 0
-    return CLUSTER_BLOCKS if device.dialect == "cuda" and device.target.capability >= 90 else 1
+    return CLUSTER_BLOCKS if device.dialect == "cuda" and device.has_clusters else 1
 
 
 def row_item_size(kernel: Kernel, layout: RowLayout) -> int:

@@ -7,6 +7,7 @@ are twice as wide as NVIDIA's warps, and so are the programs for them.
 
 from __future__ import annotations
 
+from jitgen.device import Device
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.families.reduction.layout import RowGeometry, RowLayout
 from jitgen.families.reduction.online import online
@@ -15,7 +16,6 @@ from jitgen.families.reduction.schedule import (
     BEYOND_CACHE_BYTES,
     BLOCK_THREADS,
     COLUMN_THREADS,
-    FEW_ROWS,
     FULL_THREAD_BYTES,
     LATENCY_BYTES,
     LINE_BYTES,
@@ -25,10 +25,10 @@ from jitgen.families.reduction.schedule import (
     THREAD_BYTES,
     WARP,
     RowSchedule,
+    occupancy,
     row_item_size,
 )
 from jitgen.ir.program import Kernel
-from jitgen.spec import Target
 
 BLOCK_ELEMENTS = 32
 """Elements of a block that a thread holds: fewer than in a kernel with loops of its own, because Triton keeps more
@@ -46,9 +46,10 @@ SHARED_COLUMN_ELEMENTS = 64
 """Elements of a short column for each thread that shares it."""
 
 
-def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
     """The schedule of rows of neighbouring elements."""
     (body,) = kernel.bodies
+    half = occupancy(device.model).half
     length = max(geometry.length, 1)
     sizes = [item_size(o.dtype) for o in body.operands if o.buffer is not None and not o.row] or [4]
     double = any(i.dtype in ("float64", "int64") and not i.row for i in body.instructions)
@@ -61,7 +62,7 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
     while threads * rows_per_block < BLOCK_THREADS and threads * aim < padded:
         threads *= 2
         rows_per_block = max(1, program_threads // threads)
-    most = BLOCK_THREADS if target.kind == "hip" else MAX_BLOCK_THREADS
+    most = BLOCK_THREADS if device.target.kind == "hip" else MAX_BLOCK_THREADS
     least_passes = passes(kernel if padded <= threads * limit else online(kernel))
     alone = padded == most * limit and rows_per_block == 1 and max(sizes) > NARROW_BYTES
     if alone and (least_passes > 1 or passes(kernel) == 1):
@@ -73,11 +74,11 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Targe
         # takes registers and arithmetic, so it pays only where that cache does not hold the rows in flight.
         beyond_cache = length * max(sizes) >= BEYOND_CACHE_BYTES
         is_online = least_passes < passes(kernel) and (least_passes == 1 or beyond_cache)
-        accesses = (2 if is_online else 4) if rows_per_block == 1 and geometry.rows <= FEW_ROWS else 1
+        accesses = (2 if is_online else 4) if rows_per_block == 1 and geometry.rows <= half else 1
         aim = min(aim, accesses * ACCESS_BYTES // max(sizes))
         if rows_per_block == 1:
             threads = most // 2 if is_online else most
-        if is_online and least_passes == 1 and geometry.rows > FEW_ROWS:
+        if is_online and least_passes == 1 and geometry.rows > half:
             threads, aim = most // 4, min(limit, STREAMED_ELEMENTS)
     tile = padded if resident else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))
@@ -119,7 +120,7 @@ def _short_rows(kernel: Kernel, padded: int, size: int, single: bool) -> tuple[i
     return SHORT_BLOCK_THREADS, aim // 2 if padded * size <= LATENCY_BYTES and not one_pass else aim
 
 
-def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, target: Target) -> RowSchedule:
+def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> RowSchedule:
     """The schedule of rows whose elements are neighbours across rows: a program has those of one cache line.
 
     It has more of them where rows are short, so that few threads combine each.

@@ -1,5 +1,5 @@
 """The rules of each dialect.
 
 ``candidates(problem)`` gives schedules, ``cost(problem, candidate)`` their estimated times in microseconds, and
-``prologue(computed, target)`` decides on fusion.
+``prologue(computed, device)`` decides on fusion.
 """

@@ -6,10 +6,11 @@ a kernel for few rows has only low tiles.
 
 from __future__ import annotations
 
+from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.gemm.mainloops import CppDecoded, CppSchedule, CppTiles
+from jitgen.families.gemm.schedule import Problem
 from jitgen.ir.program import Decision
-from jitgen.spec import Target
 
 TILE_ROWS = 24
 """Rows of the tallest tile, on AVX-512 (the header has a lower limit elsewhere): its accumulators and the operands they
@@ -27,21 +28,21 @@ DECODED_ROWS_OF_LOW_TILES = 8
 """The same for the other levels, where tiles have at most 6 rows (``gemm_compute.hpp``)."""
 
 
-def candidates(problem: Problem) -> list[GemmSchedule]:
+def candidates(problem: Problem) -> list[CppSchedule]:
     """One schedule: tiles of 1, of up to 8 or of up to 24 rows; for many rows, of decoded weights."""
     undecoded = DECODED_ROWS.get(problem.target.arch, DECODED_ROWS_OF_LOW_TILES)
     if problem.quantized and problem.rows > undecoded:
-        return [GemmSchedule("decoded", block_m=TILE_ROWS, block_n=64, block_k=256, fewest_rows=1 + undecoded)]
+        return [CppDecoded(TILE_ROWS, fewest_rows=1 + undecoded)]
     rows = next((most for most in SMALL_TILES if problem.rows <= most), TILE_ROWS)
     fewest = 1 + max((most for most in SMALL_TILES if most < rows), default=0)
-    return [GemmSchedule("tiles", block_m=rows, block_n=64, block_k=256, fewest_rows=fewest)]
+    return [CppTiles(rows, fewest_rows=fewest)]
 
 
-def cost(problem: Problem, candidate: GemmSchedule) -> float:
+def cost(problem: Problem, candidate: CppSchedule) -> float:
     """No estimate: there is only one candidate."""
     return 0.0
 
 
-def prologue(computed: Prologue, target: Target) -> Decision:
+def prologue(computed: Prologue, device: Device) -> Decision:
     """Always fused: the mainloop packs the activation once for all tiles, and computes it while packing."""
     return Decision(True, "as it is laid out for the mainloop")

@@ -19,46 +19,55 @@ mainloop. The numbers of this module were measured on an H200, and other devices
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.families.gemm import wgmma, wgmma_tiles
-from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.gemm.mainloops import (
+    CHUNK,
+    BlockSchedule,
+    Dense,
+    GemmSchedule,
+    Simt,
+    StreamOuter,
+    WgmmaDense,
+    WgmmaQuantized,
+    WgmmaSchedule,
+)
+from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
-from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, has_clusters, mma, prologue, rows, stream
+from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
 
 __all__ = ["candidates", "cost", "prologue"]
 
-FEW_ROWS = 8
-"""Rows of x up to which the ``mma`` mainloop is faster than wgmma (H200)."""
+MMA_ROWS = 8
+"""Rows of x up to which the ``mma`` mainloop is faster than wgmma (fitted on an H200)."""
 CAMPING_LENGTH = 8192
 """K from which on, if it is a power of two, tiles that are copied at the same time are in few memory channels
 ("partition camping"). Up to ``STREAMED_ROWS`` rows, where memory bandwidth is the limit, the mma.sync mainloop reads in
 an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin one iteration apart."""
 STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
-MULTIPROCESSORS = 132
-"""Multiprocessors of an H200."""
-SIMT_TALL_BYTES = 256 * 132 * 4
-"""Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, padded to 132."""
+SIMT_TALL_BYTES = 256 * (128 + 4) * 4
+"""Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
 SIMT_BLOCK_K = 16
 """Extent of K in a tile of the ``simt`` mainloop."""
-SIMT_BLOCK_K_FEW_ROWS = 64
+SIMT_DECODE_BLOCK_K = 64
 """The same up to 8 rows of x, where a thread's work is mostly loads."""
-SHARED_BYTES_SM90 = 227 * 1024
-"""Shared memory that a block can have on sm_90, in bytes (CUDA C++ Programming Guide, technical specifications)."""
 
 
-def candidates(problem: Problem) -> list[GemmSchedule]:
+def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     """The schedules for ``problem``: every tile of a wgmma mainloop, otherwise the one of a rule."""
+    candidate: BlockSchedule
     if problem.dtype in ("float32", "float64"):
         candidate = stream(problem) or _simt(problem)
     elif _takes_wgmma(problem):
-        found = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+        found: Sequence[WgmmaSchedule] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
         return [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
     else:
         candidate = mma(problem) if problem.quantized else rows(problem) or _dense(problem)
     candidate = replace(candidate, wide=problem.wide)
-    if not has_clusters(problem.target):
+    if not problem.device.has_clusters:
         candidate = replace(candidate, cluster_k_splits=1)
     return [_with_stages_that_fit(candidate, problem)]
 
@@ -66,30 +75,33 @@ def candidates(problem: Problem) -> list[GemmSchedule]:
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
     """The estimated time: of one product of matrices as a multiple of the best candidate's, on average over the rows of
     the bucket; of a batch in microseconds; 0 for a mainloop that has only one candidate."""
-    if not candidate.tensor_maps:
-        return 0.0
     contractions, fewest, most = problem.contractions, problem.fewest_rows, problem.rows
-    if problem.quantized:
-        weights = wgmma.weights_of(contractions, problem.columns, problem.length)
-        return wgmma_tiles.cost(wgmma.tiles_of(candidate, len(contractions)), fewest, most, weights)
-    dense = wgmma.dense_tiles_of(candidate)
-    if problem.matrices == 1:
-        return wgmma_tiles.dense_cost(dense, fewest, most, _dense_weights(problem))
-    (columns,) = problem.columns
-    return wgmma_tiles.batched_microseconds(dense, most, columns, problem.length, problem.matrices, len(contractions))
+    if isinstance(candidate, WgmmaQuantized):
+        weights = wgmma.weights_of(contractions, problem.columns, problem.length, problem.device.model)
+        return wgmma_tiles.cost(wgmma.tiles_of(candidate), fewest, most, weights)
+    if isinstance(candidate, WgmmaDense):
+        dense = wgmma.dense_tiles_of(candidate)
+        if problem.matrices == 1:
+            return wgmma_tiles.dense_cost(dense, fewest, most, _dense_weights(problem))
+        return wgmma_tiles.batched_microseconds(dense, most, problem.matrices, _dense_weights(problem))
+    return 0.0
 
 
-def _with_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
+def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:
     """``candidate`` with as many of its stages as the target's shared memory holds, but at least two."""
     contractions, dtype, limit = len(problem.contractions), problem.dtype, problem.target.shared_bytes
-    while candidate.stages > 2 and shape_of(candidate, contractions, dtype).shared_bytes > limit:
+    while (
+        not isinstance(candidate, Simt | StreamOuter)
+        and candidate.stages > 2
+        and shape_of(candidate, contractions, dtype).shared_bytes > limit
+    ):
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
 
 
-def _with_wgmma_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> GemmSchedule:
+def _with_wgmma_stages_that_fit(candidate: WgmmaSchedule, problem: Problem) -> WgmmaSchedule:
     """``candidate``, a wgmma schedule, with as many of its stages as shared memory holds."""
-    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > SHARED_BYTES_SM90:
+    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > problem.target.shared_bytes:
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shared_bytes)
 
@@ -99,39 +111,32 @@ def _with_wgmma_stages_that_fit(candidate: GemmSchedule, problem: Problem) -> Ge
 
 def _takes_wgmma(problem: Problem) -> bool:
     """Whether ``problem`` is for a wgmma mainloop: many rows on sm_90a, and operands that tensor maps can describe."""
-    if (
-        problem.target.arch != "sm_90a"
-        or problem.rows <= FEW_ROWS
-        or problem.length < wgmma.CHUNK
-        or not _mappable(problem)
-    ):
+    if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
         return False
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not problem.quantized):
         return False
     group = problem.contractions[0].group_size
-    group_fits = group is None or group % wgmma.CHUNK == 0 or group == 32
+    group_fits = group is None or group % CHUNK == 0 or group == 32
     return len(problem.contractions) <= 2 and 0 not in problem.columns and group_fits
 
 
-def _wgmma_dense(problem: Problem) -> list[GemmSchedule]:
+def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
     weights = _dense_weights(problem)
     if problem.matrices > 1:
         found = wgmma_tiles.batched_candidates(problem.rows, weights.contractions, weights.transposed)
     else:
         found = wgmma_tiles.dense_candidates(problem.fewest_rows, problem.rows, weights)
     return [
-        GemmSchedule(
-            path=wgmma.DENSE,
-            block_m=64 * tiles.down,
-            block_n=tiles.columns,
-            block_k=wgmma.CHUNK,
-            warps=wgmma.WARPGROUP * (tiles.down * tiles.across + 1),
+        WgmmaDense(
+            down=tiles.down,
+            across=tiles.across,
+            columns=tiles.columns,
             stages=tiles.stages,
             cluster_k_splits=tiles.most_splits,
             multicast=tiles.multicast,
             resident=tiles.resident,
             raster=8,
-            steps=tiles.epilogue_steps,
+            epilogue_steps=tiles.epilogue_steps,
         )
         for tiles in found
     ]
@@ -140,23 +145,22 @@ def _wgmma_dense(problem: Problem) -> list[GemmSchedule]:
 def _dense_weights(problem: Problem) -> wgmma_tiles.DenseWeights:
     first = problem.bodies[0].contractions[0].weight[0]
     transposed = problem.layouts[0].operands[first] == "outer"
-    return wgmma_tiles.DenseWeights(problem.columns, problem.length, len(problem.contractions), transposed)
+    count, chip = len(problem.contractions), problem.device.model
+    return wgmma_tiles.DenseWeights(problem.columns, problem.length, count, transposed, chip)
 
 
-def _wgmma_quantized(problem: Problem) -> list[GemmSchedule]:
-    count = len(problem.contractions)
-    weights = wgmma.weights_of(problem.contractions, problem.columns, problem.length)
+def _wgmma_quantized(problem: Problem) -> list[WgmmaQuantized]:
+    weights = wgmma.weights_of(problem.contractions, problem.columns, problem.length, problem.device.model)
     return [
-        GemmSchedule(
-            path=wgmma.QUANTIZED,
-            block_m=tiles.tokens,
-            block_n=tiles.columns(count),
-            block_k=wgmma.CHUNK * tiles.span,
-            warps=wgmma.WARPGROUP * (tiles.warpgroups + 1),
+        WgmmaQuantized(
+            tokens=tiles.tokens,
+            warpgroups=tiles.warpgroups,
+            blocks_of_rows=tiles.blocks,
+            contractions=len(problem.contractions),
+            span=tiles.span,
             stages=tiles.stages,
             cluster_k_splits=tiles.most_splits,
             steps=tiles.steps,
-            resident=1,
             raster=16,
             stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
         )
@@ -195,39 +199,40 @@ def _mappable(problem: Problem) -> bool:
 # --------------------------------------------------------------------------------------- tiles through shared memory
 
 
-def _dense(problem: Problem) -> GemmSchedule:
+def _dense(problem: Problem) -> Dense:
     """16-bit weights by mma.sync. Where there are few tiles, the blocks of a cluster share a tile's K."""
     tiles = problem.matrices * sum(-(-columns // 128) for columns in problem.columns)
     count = len(problem.contractions)
     if problem.rows <= 16:
         tokens = 8 if problem.rows <= 8 else 16
         if tiles * count <= 100 and problem.length >= 1024:
-            return GemmSchedule("dense", tokens, 32, 256, 8, 4 if count == 1 else 3, cluster_k_splits=2)
-        return GemmSchedule("dense", tokens, 128, 64, 8, 5 if count == 1 else 4)
+            return Dense(tokens, 32, 8, 4, 4 if count == 1 else 3, cluster_k_splits=2)
+        return Dense(tokens, 128, 8, 1, 5 if count == 1 else 4)
     if problem.rows <= 64:
-        splits = 2 if tiles <= 66 and problem.length >= 1024 else 1
-        return GemmSchedule("dense", 64, 128 // count, 64, 8, 4, cluster_k_splits=splits)
-    return GemmSchedule("dense", 128, 128 // count, 64, 8, 3)
+        splits = 2 if 2 * tiles <= problem.device.model.multiprocessors and problem.length >= 1024 else 1
+        return Dense(64, 128 // count, 8, 1, 4, cluster_k_splits=splits)
+    return Dense(128, 128 // count, 8, 1, 3)
 
 
-def _simt(problem: Problem) -> GemmSchedule:
+def _simt(problem: Problem) -> Simt:
     """float32 and float64 by ordinary multiply-adds. Tiles get larger as long as every multiprocessor has a block,
     because reads of shared memory are the limit, and a thread makes more products of each number as its tile grows."""
     if problem.rows <= 8:
         # Each weight is used for few products: the number of loads in flight decides.
-        block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_BLOCK_K_FEW_ROWS
+        block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_DECODE_BLOCK_K
         splits = 4 if problem.length >= 512 and problem.matrices == 1 else 1
-        return GemmSchedule("simt", 8, 64, block_k, 4, 2, cluster_k_splits=splits)
+        return Simt(8, 64, block_k, 4, cluster_k_splits=splits)
     if problem.dtype == "float64" or len(problem.contractions) > 1:
-        return GemmSchedule("simt", 64, 64, SIMT_BLOCK_K, 8 if problem.dtype == "float64" else 4, 2)
+        return Simt(64, 64, SIMT_BLOCK_K, 8 if problem.dtype == "float64" else 4)
     if problem.rows > 1024 and problem.target.shared_bytes > SIMT_TALL_BYTES:
-        return GemmSchedule("simt", 256, 128, SIMT_BLOCK_K, 8, 2)
+        return Simt(256, 128, SIMT_BLOCK_K, 8)
     if problem.rows > 256:
-        return GemmSchedule("simt", 128, 128, SIMT_BLOCK_K if problem.quantized else SIMT_BLOCK_K // 2, 8, 2)
-    narrow = problem.rows <= 64 and problem.matrices * sum(problem.columns) <= 64 * MULTIPROCESSORS
-    width, most_blocks = (64, MULTIPROCESSORS) if narrow else (128, 2 * MULTIPROCESSORS)
+        return Simt(128, 128, SIMT_BLOCK_K if problem.quantized else SIMT_BLOCK_K // 2, 8)
+    wave = problem.device.model.multiprocessors
+    narrow = problem.rows <= 64 and problem.matrices * sum(problem.columns) <= 64 * wave
+    width, most_blocks = (64, wave) if narrow else (128, 2 * wave)
     tiles = problem.matrices * -(-problem.rows // 64) * sum(-(-columns // width) for columns in problem.columns)
     splits = 1
     while splits < 8 and 2 * splits * tiles <= most_blocks and problem.length >= 1024 * splits:
         splits *= 2
-    return GemmSchedule("simt", 64, width, 2 * SIMT_BLOCK_K, 4, 2, cluster_k_splits=splits)
+    return Simt(64, width, 2 * SIMT_BLOCK_K, 4, cluster_k_splits=splits)

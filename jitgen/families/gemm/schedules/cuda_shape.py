@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jitgen.families.gemm.schedule import GemmSchedule
+from jitgen.families.gemm.mainloops import WARP, BlockSchedule, Dense, MmaQuantized, Simt, Stream, StreamOuter
 from jitgen.families.operands import item_size
 
-WARP = 32
 WINDOW_BYTES = 4096
 """Bytes of x that a group of warps stages in shared memory at a time, in the ``mma`` and ``stream`` mainloops: the
 nearest whole number of steps below it."""
@@ -49,40 +48,38 @@ class Shape:
     shared_bytes: int
 
 
-def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
+def shape_of(schedule: BlockSchedule, contractions: int, dtype: str) -> Shape:
     """The shape that ``schedule`` stands for.
 
     Args:
         contractions: weights of each region, which share x.
         dtype: of x.
     """
-    tokens, rows = schedule.block_m, schedule.block_n
+    tokens, rows, block_k = schedule.block_m, schedule.block_n, schedule.block_k
     warps_m, warps_k, window, thread_tile = 1, 1, 1, (1, 1)
     padded = -(-tokens // 8) * 8
     token_tiles = padded // 8
     row_tiles = 0
-    if schedule.path == "simt":
+    if isinstance(schedule, Simt):
         across = 4 if tokens == 8 or dtype == "float64" else 8
-        thread_tile = (tokens * rows // (schedule.warps * WARP * across), across)
-        stage_bytes = 2 * schedule.block_k * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
         warps_n = schedule.warps
-    elif schedule.path in ("stream", "stream_outer"):
-        lanes = WARP * schedule.steps
-        warps_k = schedule.block_k // lanes if schedule.path == "stream" else schedule.warps * lanes // rows
-        warps_n = schedule.warps // warps_k
-        along = rows // warps_n if schedule.path == "stream" else schedule.block_k // warps_k
-        thread_tile = (along, schedule.steps)
-        stage_bytes, window = _windows(schedule, tokens * schedule.block_k // warps_k * item_size(dtype), warps_k)
-    else:
-        warps_k = schedule.block_k // 64
-        if schedule.path == "dense":
-            token_tiles = min(4, token_tiles)
-            warps_m = padded // (8 * token_tiles)
-            stage_bytes = schedule.stages * warps_k * (tokens + contractions * rows) * 128
-        else:
-            stage_bytes, window = _windows(schedule, tokens * 128, warps_k)
+        thread_tile = (tokens * rows // (warps_n * WARP * across), across)
+        stage_bytes = 2 * block_k * (tokens + 4 + contractions * (rows + 4)) * item_size(dtype)
+    elif isinstance(schedule, Stream | StreamOuter):
+        warps_n, warps_k = schedule.warps_n, schedule.warps_k
+        along = schedule.lane_rows if isinstance(schedule, Stream) else schedule.lane_k
+        thread_tile = (along, schedule.vector)
+        step_bytes = tokens * block_k // warps_k * item_size(dtype)
+        stage_bytes, window = _windows(schedule.stages, step_bytes, warps_k)
+    elif isinstance(schedule, Dense):
+        warps_k, token_tiles = schedule.warps_k, min(4, token_tiles)
+        warps_m = padded // (8 * token_tiles)
         warps_n = schedule.warps // (warps_m * warps_k)
         row_tiles = rows // (16 * warps_n)
+        stage_bytes = schedule.stages * warps_k * (tokens + contractions * rows) * 128
+    else:
+        warps_n, warps_k, row_tiles = schedule.warps_n, schedule.warps_k, schedule.row_tiles
+        stage_bytes, window = _windows(schedule.stages, tokens * 128, warps_k)
     scalar = 8 if dtype == "float64" else 4
     width = _epilogue_width(tokens * rows, schedule.warps * WARP)
     cluster, calls = schedule.cluster_k_splits, tokens * (rows // width)
@@ -100,24 +97,24 @@ def shape_of(schedule: GemmSchedule, contractions: int, dtype: str) -> Shape:
         window=window,
         width=width,
         thread_tile=thread_tile,
-        resident=_resident(schedule, contractions, row_tiles) if schedule.path == "mma" else 0,
+        resident=_resident(schedule, contractions) if isinstance(schedule, MmaQuantized) else 0,
         shared_bytes=max(stage_bytes, partial * scalar) + received * scalar,
     )
 
 
-def _windows(schedule: GemmSchedule, step_bytes: int, warps_k: int) -> tuple[int, int]:
+def _windows(stages: int, step_bytes: int, warps_k: int) -> tuple[int, int]:
     """(bytes, steps): the bytes of two windows of x for each group of warps, and the steps along K in one window."""
-    window = max(1, min(WINDOW_BYTES // step_bytes, max(8, 1024 // step_bytes)) // schedule.stages) * schedule.stages
+    window = max(1, min(WINDOW_BYTES // step_bytes, max(8, 1024 // step_bytes)) // stages) * stages
     return 2 * window * step_bytes * warps_k, window
 
 
-def _resident(schedule: GemmSchedule, contractions: int, row_tiles: int) -> int:
+def _resident(schedule: MmaQuantized, contractions: int) -> int:
     """Blocks of the ``mma`` mainloop that a multiprocessor should hold: as many as leave a thread 64 registers for few
     tokens and row tiles, and 72 or 128 registers for more."""
-    threads, tiles = schedule.block_threads, row_tiles * contractions
-    if schedule.block_m > 8:
+    threads, tiles = schedule.warps * WARP, schedule.row_tiles * contractions
+    if schedule.tokens > 8:
         return 0
-    if schedule.block_m == 1 or tiles == 1:
+    if schedule.tokens == 1 or tiles == 1:
         return max(1, 1024 // threads) if tiles <= 2 else 0
     return 2 if tiles == 2 and threads == 448 else max(1, 512 // threads)
 

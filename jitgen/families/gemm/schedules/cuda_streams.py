@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.gemm.mainloops import MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
+from jitgen.families.gemm.schedule import Problem
 from jitgen.families.operands import item_size
 from jitgen.ir.program import Decision
-from jitgen.spec import Target
 
 STREAMED_ROWS = 16
 """Rows of x up to which weights are streamed once and there is little else to do (H200, Llama 3 8B and 70B layers)."""
@@ -53,7 +54,7 @@ MANY_TOKENS = 64
 """Tokens of a tile of the ``mma`` mainloop for more rows than ``_MMA`` has."""
 
 
-def mma(problem: Problem) -> GemmSchedule:
+def mma(problem: Problem) -> MmaQuantized:
     """A schedule by the number of row tiles of all regions: where they are few, more warps and blocks share K.
 
     The aim is one wave of blocks (as many as there are multiprocessors, or a small multiple of that) with enough
@@ -72,15 +73,13 @@ def mma(problem: Problem) -> GemmSchedule:
     row_tiles, warps_n, warps_k, splits, stages = shape
     if row_tiles == 7 and (count > 1 or not _plain(problem)):
         row_tiles = 4  # the registers would not hold the decoding of such weights next to the sums
-    if not has_clusters(problem.target):
+    if not problem.device.has_clusters:
         row_tiles, splits = max(1, row_tiles // splits), 1
     row_tiles = max(1, row_tiles // count)
     if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
         stages = 2
     warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-    return GemmSchedule(
-        "mma", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
-    )
+    return MmaQuantized(tokens, row_tiles, warps_n, warps_k, stages, cluster_k_splits=splits)
 
 
 def _plain(problem: Problem) -> bool:
@@ -98,12 +97,12 @@ _ROWS: dict[int, list[tuple[float, Shape]]] = {
 }
 """As ``_MMA``, for dense weights that are contiguous along K."""
 _COLUMNS: list[tuple[float, tuple[int, int, int, int]]] = [
-    (66, (1, 8, 2, 1)),
-    (132, (1, 8, 1, 1)),
+    (0.5, (1, 8, 2, 1)),
+    (1, (1, 8, 1, 1)),
     (math.inf, (2, 4, 2, 1)),
 ]
-"""For dense weights that are contiguous along N: by the most row tiles, of 64 rows here, (warps along N, warps along K,
-blocks of a cluster along K, stages)."""
+"""For dense weights that are contiguous along N: by the most row tiles, of 64 rows here, for each multiprocessor,
+(warps along N, warps along K, blocks of a cluster along K, stages)."""
 MOST_COLUMN_TILES = 256
 """Row tiles of 64 rows up to which ``columns`` is used. With more of them ``dense``, through shared memory, has enough
 blocks and is faster (H200)."""
@@ -133,7 +132,7 @@ def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
     return {kind for kind, _ in weights}, min(unit for _, unit in weights)
 
 
-def rows(problem: Problem) -> GemmSchedule | None:
+def rows(problem: Problem) -> MmaRows | MmaColumns | None:
     """``rows`` or ``columns``: for few rows of x and 16-bit weights that are contiguous along one dimension (the same
     one for all) and can be read in accesses of 16 bytes; else None."""
     kinds, unit = _dense_kinds(problem)
@@ -147,18 +146,16 @@ def rows(problem: Problem) -> GemmSchedule | None:
         tiles = count * sum(-(-columns // 64) for columns in problem.columns)
         if tiles > MOST_COLUMN_TILES and not problem.prologue:
             return None
-        warps_n, warps_k, splits, stages = next(shape for most, shape in _COLUMNS if tiles <= most)
-        warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-        return GemmSchedule(
-            "columns", tokens, 64 * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
+        warps_n, warps_k, splits, stages = next(
+            shape for most, shape in _COLUMNS if tiles <= most * problem.device.model.multiprocessors
         )
+        warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+        return MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)
     tiles = count * sum(-(-columns // 16) for columns in problem.columns)
     row_tiles, warps_n, warps_k, splits, stages = next(shape for most, shape in _ROWS[tokens] if tiles <= most)
     row_tiles = max(1, row_tiles // count)
     warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-    return GemmSchedule(
-        "rows", tokens, 16 * row_tiles * warps_n, 64 * warps_k, warps_n * warps_k, stages, cluster_k_splits=splits
-    )
+    return MmaRows(tokens, row_tiles, warps_n, warps_k, stages, cluster_k_splits=splits)
 
 
 def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
@@ -168,7 +165,7 @@ def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
     return warps_k, splits
 
 
-def stream(problem: Problem) -> GemmSchedule | None:
+def stream(problem: Problem) -> Stream | StreamOuter | None:
     """``stream`` or ``stream_outer``: for few rows of x and float32 or float64 weights that are contiguous along one
     dimension (the same one for all); else None."""
     if problem.quantized or problem.rows > STREAMED_ROWS:
@@ -183,24 +180,15 @@ def stream(problem: Problem) -> GemmSchedule | None:
         lane_rows = max(1, min(lane_rows, sums))
         vector = min(unit, problem.layouts[0].length_unit)
         warps_k, splits = _shortened(warps_k, splits, problem.length // (32 * vector))
-        return GemmSchedule(
-            "stream",
-            tokens,
-            lane_rows * warps_n,
-            32 * vector * warps_k,
-            warps_n * warps_k,
-            stages,
-            splits,
-            steps=vector,
-        )
+        return Stream(tokens, lane_rows, vector, warps_n, warps_k, stages, cluster_k_splits=splits)
     vector = max(1, min(unit, sums, *(layout.columns_unit for layout in problem.layouts)))
     tiles = sum(-(-columns // (32 * vector)) for columns in problem.columns)
-    splits = OUTER_CLUSTER if tokens <= 4 or tiles < 132 else 1
+    splits = OUTER_CLUSTER if tokens <= 4 or tiles < problem.device.model.multiprocessors else 1
     warps_k, splits = _shortened(OUTER_WARPS, splits, problem.length // OUTER_TILE_K)
-    return GemmSchedule("stream_outer", tokens, 32 * vector, OUTER_TILE_K * warps_k, warps_k, 1, splits, steps=vector)
+    return StreamOuter(tokens, OUTER_TILE_K, vector, warps_k, cluster_k_splits=splits)
 
 
-def prologue(computed: Prologue, target: Target) -> Decision:
+def prologue(computed: Prologue, device: Device) -> Decision:
     """Fused where a separate kernel and a temporary would cost more than computing x again in every block along N."""
     if computed.is_result:
         return Decision(False, "it is a result too")
@@ -224,8 +212,3 @@ def _block_rows(computed: Prologue) -> int:
     table: Mapping[int, Sequence[tuple[float, tuple[int, ...]]]] = _ROWS if computed.format is None else _MMA
     row_tiles, warps_n, *_ = next((shape for most, shape in table[tokens] if tiles <= most), _MMA_MORE[tokens])
     return 16 * row_tiles * warps_n
-
-
-def has_clusters(target: Target) -> bool:
-    """Whether the target has clusters of blocks: sm_90 and up."""
-    return int(target.arch.removeprefix("sm_").rstrip("af")) >= 90

@@ -13,18 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from jitgen.device import Device
 from jitgen.families.gemm.claim import Prologue
-from jitgen.families.gemm.schedule import GemmSchedule, Problem
+from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
+from jitgen.families.gemm.schedule import Problem
 from jitgen.ir.program import Decision
 from jitgen.quant import formats
-from jitgen.spec import Target
 
-FEW_ROWS = 16
-"""Rows of x up to which weights are read once and there is little else to do (H200)."""
-MULTIPROCESSORS = 132
-"""Multiprocessors of an H200: a wave of blocks is that number times the blocks resident on each."""
+DECODE_ROWS = 16
+"""Rows of x up to which weights are read once and there is little else to do (fitted on an H200)."""
 WIDE = 8192
-"""Columns from which on even larger tiles are enough to occupy the device (H200)."""
+"""Columns from which on even larger tiles are enough to occupy the device (fitted on an H200)."""
 MOST_K_SPLITS = 8
 """Ranges that K is split into at most."""
 LEAST_ITERATIONS = 4
@@ -33,10 +32,10 @@ MOST_SUMS = 32
 """Partial sums that the kernel after a split product reads at most for one of its elements."""
 
 
-def candidates(problem: Problem) -> list[GemmSchedule]:
+def candidates(problem: Problem) -> list[TritonSchedule]:
     """One schedule, by the rules below."""
     if problem.dtype not in ("float16", "bfloat16"):
-        tile = _float32(problem)
+        tile: TritonSchedule = _float32(problem)
     elif problem.quantized:
         tile = _quantized(problem)
     else:
@@ -44,17 +43,17 @@ def candidates(problem: Problem) -> list[GemmSchedule]:
     return [replace(_fitted_to_target(tile, problem), wide=problem.wide)]
 
 
-def cost(problem: Problem, candidate: GemmSchedule) -> float:
+def cost(problem: Problem, candidate: TritonSchedule) -> float:
     """No estimate: there is only one candidate."""
     return 0.0
 
 
-def prologue(computed: Prologue, target: Target) -> Decision:
+def prologue(computed: Prologue, device: Device) -> Decision:
     """Never fused: every tile would compute the activation again, in each iteration."""
     return Decision(False, "its products read an activation from memory")
 
 
-def _quantized(problem: Problem) -> GemmSchedule:
+def _quantized(problem: Problem) -> TritonSchedule:
     rows, columns, products = problem.rows, max(problem.columns), len(problem.contractions)
     contraction = problem.contractions[0]
     format = formats.find(contraction.format or "")
@@ -62,33 +61,33 @@ def _quantized(problem: Problem) -> GemmSchedule:
     heavy = format.bits == 8 or (format.zero_point and contraction.group_size is not None)
     if rows <= 8:
         return _few_rows(problem, heavy)
-    if rows <= FEW_ROWS:
+    if rows <= DECODE_ROWS:
         if products > 1:
             return _slices(rows, 16, 128, 4)
         if heavy or columns < WIDE:
             stages = 5 if format.bits == 8 else 3
-            return _with_k_splits(problem, GemmSchedule("weights", rows, 64, 128, 4, stages, raster=8), 4.5)
+            return _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, stages, raster=8), 4.5)
         return _with_k_splits(problem, _slices(rows, 32, 128, 4), 4)
     if rows <= 64:
         if products > 1 or format.zero_point:
-            return _with_k_splits(problem, GemmSchedule("weights", rows, 64, 128, 4, 3, raster=8), 3)
+            return _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, 3, raster=8), 3)
         if columns >= WIDE:
-            return _with_k_splits(problem, GemmSchedule("weights", rows, 128, 128, 4, 3, raster=8), 2)
+            return _with_k_splits(problem, TritonWeights(rows, 128, 128, 4, 3, raster=8), 2)
         # Shared memory holds two blocks of four stages or three of three: take those that fill more of their wave.
-        deep, shallow = (GemmSchedule("weights", rows, 64, 128, 4, stages, raster=8) for stages in (4, 3))
-        deep, shallow = _with_k_splits(problem, deep, 2), _with_k_splits(problem, shallow, 3)
+        deep = _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, 4, raster=8), 2)
+        shallow = _with_k_splits(problem, TritonWeights(rows, 64, 128, 4, 3, raster=8), 3)
         return shallow if 2 * shallow.k_splits > 3 * deep.k_splits else deep
     if products > 1:
-        return GemmSchedule("weights", 128 if products == 2 else 64, 128, 64, 8, 3, raster=8)
+        return TritonWeights(128 if products == 2 else 64, 128, 64, 8, 3, raster=8)
     if rows <= 256:
-        return _with_k_splits(problem, GemmSchedule("weights", 128, 128, 64, 8, 3, raster=8), 2)
-    return GemmSchedule("weights", 128, 128, 64, 8, 3 if format.bits == 8 else 4, raster=8)
+        return _with_k_splits(problem, TritonWeights(128, 128, 64, 8, 3, raster=8), 2)
+    return TritonWeights(128, 128, 64, 8, 3 if format.bits == 8 else 4, raster=8)
 
 
-def _few_rows(problem: Problem, heavy: bool) -> GemmSchedule:
+def _few_rows(problem: Problem, heavy: bool) -> TritonSchedule:
     """Up to eight rows: reading the weights is all the work, and a few iterations make a range of K worth its sums."""
     rows, columns = problem.rows, max(problem.columns)
-    narrow = columns <= 4 * MULTIPROCESSORS * 16
+    narrow = columns <= 4 * problem.device.model.multiprocessors * 16
     if heavy or len(problem.contractions) > 1:
         return _slices(rows, 16, 128, 8 if narrow and rows <= 4 else 4)
     if not narrow:
@@ -100,56 +99,57 @@ def _few_rows(problem: Problem, heavy: bool) -> GemmSchedule:
     return _with_k_splits(problem, _slices(rows, 32, 128, 4), 6, most=3)
 
 
-def _dense(problem: Problem) -> GemmSchedule:
+def _dense(problem: Problem) -> TritonSchedule:
     rows, columns, products = problem.rows, max(problem.columns), len(problem.contractions)
-    narrow = columns <= 4 * MULTIPROCESSORS * 16
-    if problem.matrices > 1 and rows <= FEW_ROWS:
+    narrow = columns <= 4 * problem.device.model.multiprocessors * 16
+    if problem.matrices > 1 and rows <= DECODE_ROWS:
         # A batch has tiles enough, so tiles may be as wide as reads of whole lines need: the 16 columns below took ten
         # times as long where weights lie along N (H200, 64 matrices of 128 x 4096, one row).
-        return GemmSchedule("weights", 16, 128, 64, 4, 4 if products == 1 else 3, raster=8)
-    if rows <= 8 or (rows <= FEW_ROWS and narrow and products > 1):
+        return TritonWeights(16, 128, 64, 4, 4 if products == 1 else 3, raster=8)
+    if rows <= 8 or (rows <= DECODE_ROWS and narrow and products > 1):
         return _slices(rows, 16, 64, 8 if rows <= 8 else 4, 4 if rows <= 8 else 5)
     if rows <= 64:
-        if columns <= MULTIPROCESSORS * 128 or products > 1:
-            tile = GemmSchedule("weights", rows, 64, 128 if products == 1 else 64, 4, 5, raster=8)
+        if columns <= problem.device.model.multiprocessors * 128 or products > 1:
+            tile: TritonSchedule = TritonWeights(rows, 64, 128 if products == 1 else 64, 4, 5, raster=8)
             return _with_k_splits(problem, tile, 1) if products == 1 else tile
-        return GemmSchedule("weights", rows, 128, 64, 4, 5, raster=8)
-    if rows <= 256 and columns < MULTIPROCESSORS * 128 and products == 1:
-        return _with_k_splits(problem, GemmSchedule("tokens", 128, 128, 64, 8, 5, raster=8), 1)
-    return GemmSchedule("tokens", 256 if products < 3 else 128, 128 if products == 1 else 64, 64, 8, 4, raster=8)
+        return TritonWeights(rows, 128, 64, 4, 5, raster=8)
+    if rows <= 256 and columns < problem.device.model.multiprocessors * 128 and products == 1:
+        return _with_k_splits(problem, TritonTokens(128, 128, 64, 8, 5, raster=8), 1)
+    return TritonTokens(256 if products < 3 else 128, 128 if products == 1 else 64, 64, 8, 4, raster=8)
 
 
-def _float32(problem: Problem) -> GemmSchedule:
+def _float32(problem: Problem) -> TritonSchedule:
     """float32 products run on the ordinary cores, or three times on the tensor cores: tiles are small, so that their
     operands fit the registers."""
-    if problem.rows <= FEW_ROWS:
+    if problem.rows <= DECODE_ROWS:
         return _slices(problem.rows, 16, 32, 4)
-    return GemmSchedule("weights" if problem.quantized else "tokens", 64, 64, 32, 4, 3, raster=8)
+    form = TritonWeights if problem.quantized else TritonTokens
+    return form(64, 64, 32, 4, 3, raster=8)
 
 
-def _slices(rows: int, columns: int, block_k: int, warps: int, stages: int = 3) -> GemmSchedule:
-    return GemmSchedule("slices", rows, columns, block_k, warps, stages)
+def _slices(rows: int, columns: int, block_k: int, warps: int, stages: int = 3) -> TritonSchedule:
+    return TritonSlices(rows, columns, block_k, warps, stages)
 
 
-def _with_k_splits(problem: Problem, tile: GemmSchedule, resident: float, most: int = MOST_K_SPLITS) -> GemmSchedule:
+def _with_k_splits(
+    problem: Problem, tile: TritonSchedule, resident: float, most: int = MOST_K_SPLITS
+) -> TritonSchedule:
     """``tile`` with K split into as many ranges as make one wave, with ``resident`` blocks on each multiprocessor."""
     tiles = sum(-(-problem.rows // tile.block_m) * -(-columns // tile.block_n) for columns in problem.columns)
     sums = len(problem.contractions) * len(problem.columns)
-    room = int(resident * MULTIPROCESSORS) // max(tiles, 1)
-    splits = min(most, room, problem.length // (LEAST_ITERATIONS * tile.k_per_iteration), MOST_SUMS // sums)
+    room = int(resident * problem.device.model.multiprocessors) // max(tiles, 1)
+    splits = min(most, room, problem.length // (LEAST_ITERATIONS * tile.block_k), MOST_SUMS // sums)
     return replace(tile, k_splits=max(1, splits))
 
 
-def _fitted_to_target(tile: GemmSchedule, problem: Problem) -> GemmSchedule:
-    """``tile`` with a ``block_k`` within one group of the weight, and with the stages that fit the shared memory."""
+def _fitted_to_target(tile: TritonSchedule, problem: Problem) -> TritonSchedule:
+    """``tile`` with a ``slice_k`` within one group of the weight, and with the stages that fit the shared memory."""
     contraction, target = problem.contractions[0], problem.target
-    block_k = math.gcd(tile.block_k, contraction.group_size or tile.block_k)
+    slice_k = math.gcd(tile.slice_k, contraction.group_size or tile.slice_k)
     packed = problem.quantized and problem.dtype != "float32" and target.kind == "cuda"
-    slices = tile.warps if tile.path == "slices" else 1
     size = 4 if problem.dtype == "float32" else 2
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
-    stage = slices * block_k * (tile.block_m * size + tile.block_n * weight * len(problem.contractions))
+    stage = tile.slices * slice_k * (tile.block_m * size + tile.block_n * weight * len(problem.contractions))
     stages = min(tile.stages, max(2, int(target.shared_bytes // stage)))
     stages = 2 if target.kind == "hip" else stages
-    path = f"{tile.path}_packed" if packed else tile.path
-    return replace(tile, path=path, block_k=block_k, stages=stages)
+    return replace(tile, packed=packed, slice_k=slice_k, stages=stages)

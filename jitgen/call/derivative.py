@@ -1,0 +1,232 @@
+"""Calls with gradients: the ``torch.autograd.Function`` of a specialisation, whose forward and backward are kernels.
+
+A call of which a tensor requires grad is traced with marks where no gradient flows (``Trace.differentiable``). Its
+``Derivative`` runs that graph with the values that a backward needs as further results (``gradients/plan.py``), and
+makes the backward a function that is traced, lowered and stored as any other. What is saved are results of the autograd
+function too, so that a backward of the backward reaches them.
+
+Neighbours: ``dispatch.py`` comes here, ``gradients/`` knows how graphs are differentiated, ``resolver.py`` resolves the
+forward and the backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from jitgen.call.signature import size_symbols
+from jitgen.errors import UnsupportedError
+from jitgen.gradients.backward import gradients
+from jitgen.gradients.plan import Plan, is_detached, plan
+from jitgen.gradients.replay import Replay
+from jitgen.ir import symbols
+from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
+from jitgen.ir.symbols import Expr
+from jitgen.quant.weights import dense
+from jitgen.spec import DTYPES
+from jitgen.trace.tracer import Output, Traced
+
+if TYPE_CHECKING:
+    from jitgen.call.specialization import Specialization
+
+Launch = Callable[..., tuple[torch.Tensor, ...]]
+"""Runs a graph: tensors, then numbers, to results."""
+
+
+class Derivative:
+    """How calls of one specialisation run where gradients are wanted of the inputs ``wanted``.
+
+    Args:
+        specialization: of a differentiable trace.
+        wanted: the indices of inputs that require grad, captured tensors among them.
+        forward_of: makes the launch of a graph, which it is given as ``Traced``.
+        backward_of: makes the launch of a function of tensors and numbers, given its name.
+    """
+
+    def __init__(
+        self,
+        specialization: Specialization,
+        wanted: Sequence[int],
+        forward_of: Callable[[Traced], Launch],
+        backward_of: Callable[[Callable[..., Any], str], Launch],
+    ):
+        graph = specialization.traced.graph
+        if graph.mutated:
+            raise UnsupportedError(
+                f"{graph.name} updates an argument in place, and gradients of that are not supported; call it under "
+                "torch.no_grad(), or return the new value"
+            )
+        self.plan = plan(graph, wanted)
+        self.graph = graph
+        self.name = graph.name
+        self._backward_of = backward_of
+        self._backwards: dict[tuple[Any, ...], Launch] = {}
+        # Results that are an input, or a view of one, are made of it by torch, which knows their gradients.
+        computed = [node for node in graph.outputs if under_views(node).op != "input"]
+        self.results: tuple[Node, ...] = tuple(dict.fromkeys([*computed, *self.plan.saved]))
+        position = {id(node): index for index, node in enumerate(self.results)}
+        self.outputs = [position.get(id(node), node) for node in graph.outputs]
+        self._viewed = [under_views(found) for found in self.outputs if isinstance(found, Node)]
+        self._saved = [position[id(node)] for node in self.plan.saved]
+        self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
+        self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
+        self._forward = forward_of(_traced(_without_marks(graph, self.results)))
+
+    def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
+        """The function's results for the inputs ``tensors``, with their history."""
+        results: Sequence[torch.Tensor] = ()
+        if self.results:
+            results = _Function.apply(self, tuple(numbers), *tensors)
+        known = {id(node): tensors[node.attrs[0]] for node in self._viewed}
+        views = Replay(known, _environment(tensors, numbers), tensors[0].device)
+        return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
+
+    def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return self._forward(*tensors, *numbers)
+
+    def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that the backward reads: inputs, saved results, and those of quantised weights."""
+        inputs = [tensors[index] for index in self.plan.inputs]
+        codes = [tensors[tensor.attrs[0]] for weight in self.plan.weights for tensor in weight.inputs]
+        return [*inputs, *(results[index] for index in self._saved), *codes]
+
+    def _with_dense_weights(self, kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``kept`` with each quantised weight dequantised, in place of the tensors that it consists of."""
+        if not self.plan.weights:
+            return list(kept)
+        weights_from = len(kept) - sum(len(weight.inputs) for weight in self.plan.weights)
+        found, rest = list(kept[:weights_from]), list(kept[weights_from:])
+        for weight in self.plan.weights:
+            tensors, rest = rest[: len(weight.inputs)], rest[len(weight.inputs) :]
+            format, group_size, layout = weight.attrs
+            shape: Any = weight.shape
+            found.append(dense(tuple(tensors), format, group_size, layout, shape, DTYPES[weight.dtype]))
+        return found
+
+    def backward(
+        self,
+        wanted: tuple[int, ...],
+        grads: Sequence[Any],
+        kept: Sequence[torch.Tensor],
+        shapes: Sequence[torch.Size],
+        numbers: Sequence[Any],
+    ) -> Sequence[Any]:
+        """The gradients of the inputs ``wanted``; None where one does not depend on any of ``grads``.
+
+        Args:
+            grads: the gradient of each of ``results``, or None.
+            shapes: of the inputs ``sizes_of``.
+        """
+        given = tuple(i for i, g in enumerate(grads) if g is not None and i not in self.without_gradient)
+        if not given:
+            return [None] * len(wanted)
+        key = wanted, given
+        if key not in self._backwards:
+            function = _Backward(self, dataclasses.replace(self.plan, wanted=wanted), given)
+            self._backwards[key] = self._backward_of(function.traced, f"{self.name.strip('<>')}_backward")
+        present = [grads[i] for i in given]
+        sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # tensors without memory
+        return self._backwards[key](*present, *self._with_dense_weights(kept), *sizes, *numbers)
+
+
+class _Function(torch.autograd.Function):
+    """``Derivative`` as autograd knows it."""
+
+    @staticmethod
+    def forward(ctx: Any, derivative: Derivative, numbers: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        results = derivative.forward(tensors, numbers)
+        ctx.derivative, ctx.numbers = derivative, numbers
+        ctx.shapes = [tensors[index].shape for index in derivative.sizes_of]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(results[index] for index in derivative.without_gradient))
+        ctx.save_for_backward(*derivative.kept(tensors, results))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[2:]) if needed)
+        found = ctx.derivative.backward(wanted, grads, ctx.saved_tensors, ctx.shapes, ctx.numbers)
+        by_index = dict(zip(wanted, found, strict=True))
+        return None, None, *(by_index.get(index) for index in range(len(ctx.needs_input_grad) - 2))
+
+
+class _Backward:
+    """The backward of one derivative for the gradients of some inputs, given those of some results."""
+
+    def __init__(self, derivative: Derivative, plan: Plan, given: tuple[int, ...]):
+        self.derivative = derivative
+        self.plan = plan
+        self.given = given
+
+    def traced(self, *leaves: Any) -> tuple[Any, ...]:
+        """The function that is traced: gradients of results, what was kept, numbers -> gradients of inputs."""
+        derivative, plan = self.derivative, self.plan
+        rest = list(leaves)
+        grads = [rest.pop(0) for _ in self.given]
+        inputs = {index: rest.pop(0) for index in plan.inputs}
+        saved = [rest.pop(0) for _ in plan.saved]
+        weights = [rest.pop(0) for _ in plan.weights]
+        sizes = inputs | {index: rest.pop(0) for index in derivative.sizes_of}
+        environment = {
+            f"s{index}_{dim}": size for index, tensor in sizes.items() for dim, size in enumerate(tensor.shape)
+        } | {f"a{index}": number for index, number in enumerate(rest)}
+        known = {id(node): value for node, value in zip((*plan.saved, *plan.weights), (*saved, *weights), strict=True)}
+        known |= {id(node): inputs[node.attrs[0]] for node in _inputs_of(derivative.graph) if node.attrs[0] in inputs}
+        forward = Replay(known, environment, grads[0].device)
+        given = [(derivative.results[index], g) for index, g in zip(self.given, grads, strict=True)]
+        found = gradients(plan, given, forward)
+        return tuple(
+            torch.zeros(forward.shape(_input(derivative.graph, index)), dtype=_dtype(plan, index)) if g is None else g
+            for index, g in zip(plan.wanted, found, strict=True)
+        )
+
+
+def _inputs_of(graph: Graph) -> list[Node]:
+    return [node for node in topological(graph.outputs) if node.op == "input"]
+
+
+def _input(graph: Graph, index: int) -> Node:
+    return next(node for node in _inputs_of(graph) if node.attrs[0] == index)
+
+
+def _dtype(plan: Plan, index: int) -> torch.dtype:
+    return DTYPES[plan.graph.inputs[index].dtype]
+
+
+def _environment(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
+    return size_symbols(tensors) | {f"a{index}": number for index, number in enumerate(numbers)}
+
+
+def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
+    """The inputs whose sizes a backward may ask for, and whose values it is not given."""
+    names = {
+        name
+        for node in topological(results)
+        for part in (*node.shape, *node.attrs)
+        for value in (part if isinstance(part, tuple) else (part,))
+        if isinstance(value, Expr)
+        for name in symbols.symbols_of(value)
+    }
+    found = {int(name[1:].partition("_")[0]) for name in names if name.startswith("s")}
+    return sorted(found - set(plan.inputs))
+
+
+def _without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
+    """``graph`` with ``results`` as its results, and without the marks where no gradient flows."""
+    builder = Builder()
+    replaced: dict[int, Node] = {}
+    for node in topological(results):
+        children = [replaced[id(child)] for child in node.inputs]
+        replaced[id(node)] = children[0] if is_detached(node) else builder.like(node, children)
+    return dataclasses.replace(graph, outputs=tuple(replaced[id(node)] for node in results), mutated=())
+
+
+def _traced(graph: Graph) -> Traced:
+    """A trace that is ``graph`` alone, of which every input is an argument and whose results are a tuple."""
+    leaves = tuple(map(Output, range(len(graph.outputs))))
+    tree = pytree.tree_flatten(tuple(range(len(leaves))))[1]
+    return Traced(graph, leaves, tree, (), ())

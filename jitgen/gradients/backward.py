@@ -1,0 +1,72 @@
+"""The backward of a graph: a function of torch calls, which a trace turns into a graph again.
+
+It walks the forward from its results to its inputs, and adds up for every node what the nodes that read it contribute
+to its gradient. Gradients of 16-bit values are summed in float32; what leaves the backward has its input's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jitgen.gradients import structured
+from jitgen.gradients.plan import Plan, active_operands
+from jitgen.gradients.replay import Replay
+from jitgen.gradients.rules import RULES, apply, reads
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.graph import Node, topological
+from jitgen.spec import DTYPES
+
+
+def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) -> list[Any]:
+    """The gradients of the inputs ``plan.wanted``; None where one does not depend on what is given.
+
+    Args:
+        given: values of the forward, each with its gradient.
+    """
+    total: dict[int, Any] = {}
+    for node, gradient in given:
+        _add(total, node, gradient)
+    roots = [node for node, _ in given]
+    for node in reversed(topological(roots)):
+        if id(node) not in total or node.op == "input" or id(node) not in plan.active:
+            continue
+        g = total.pop(id(node))
+        positions = active_operands(node, plan.active)
+        if node.op in structured.GRADIENTS:
+            contributions = structured.GRADIENTS[node.op](node, g, positions, forward)
+        else:
+            contributions = _pointwise(node, g, positions, forward)
+        for position, contribution in contributions.items():
+            _add(total, node.inputs[position], contribution)
+    inputs = {node.attrs[0]: node for node in topological(roots) if node.op == "input"}
+    found = [total.get(id(inputs[index])) if index in inputs else None for index in plan.wanted]
+    return [
+        None if g is None else g.to(DTYPES[plan.graph.inputs[index].dtype])
+        for index, g in zip(plan.wanted, found, strict=True)
+    ]
+
+
+def _add(total: dict[int, Any], node: Node, gradient: Any) -> None:
+    gradient = gradient.to(DTYPES[compute_dtype(node.dtype)])
+    total[id(node)] = total[id(node)] + gradient if id(node) in total else gradient
+
+
+def _pointwise(node: Node, g: Any, positions: Sequence[int], forward: Replay) -> dict[int, Any]:
+    rows = RULES[node.op]
+    names = {name for position in positions if rows[position] for name in reads(rows[position])}
+    nodes = dict(zip("abc", node.inputs, strict=False)) | {"out": node}
+    values = {name: _in_dtype(forward.value(nodes[name]), g.dtype) for name in sorted(names)}
+    found = {}
+    for position in positions:
+        rule = rows[position]
+        if rule is not None:
+            found[position] = apply(rule, g, values)
+    return found
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """A floating tensor in ``dtype``, in which its gradient is computed; any other value as it is."""
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

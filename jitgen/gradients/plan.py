@@ -1,0 +1,144 @@
+"""What a backward reads of its forward: inputs, values that the forward saves, and values that it computes again.
+
+The rule: the results of reductions, products, scans, sorts, gathers and random numbers are *saved*, since computing
+one again takes a kernel of its own or is not the same. Everything pointwise is *computed again* from them and from the
+inputs, which costs arithmetic alone, in the registers of the kernel that needs it, where to save it would cost a write
+and a read (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, recompute likewise). A value that the
+function returns is not saved twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from jitgen.errors import UnsupportedError
+from jitgen.gradients import structured
+from jitgen.gradients.rules import RULES, reads
+from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.ops import OPS
+from jitgen.spec import DTYPES
+
+SAVED = frozenset({"reduce", "contract", "scan", "sort", "gather", "scatter", "philox"})
+"""Operations whose results the forward saves where the backward reads them."""
+_OPERANDS = ("a", "b", "c")
+
+
+def is_detached(node: Node) -> bool:
+    """Whether ``node`` is a value through which no gradient flows, by ``detach`` or ``no_grad``."""
+    return node.op == "view" and node.attrs == ("detach",)
+
+
+def differentiable(node: Node) -> bool:
+    """Whether values of this dtype have gradients."""
+    return DTYPES[node.dtype].is_floating_point
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the backward of a graph reads, for gradients of some of its inputs.
+
+    Attributes:
+        graph: the forward.
+        wanted: the inputs whose gradients are computed.
+        outputs: the positions of results that depend on them differentiably; all others have no gradient.
+        active: the ids of nodes that a gradient flows through.
+        inputs: the inputs whose values the backward reads.
+        weights: the quantised weights (``dequantize`` nodes) whose values it reads.
+        saved: the nodes whose values it reads and cannot compute again from the inputs.
+    """
+
+    graph: Graph
+    wanted: tuple[int, ...]
+    outputs: tuple[int, ...]
+    active: frozenset[int]
+    inputs: tuple[int, ...]
+    weights: tuple[Node, ...]
+    saved: tuple[Node, ...]
+
+
+def plan(graph: Graph, wanted: Collection[int]) -> Plan:
+    """The plan for gradients of the inputs with the indices ``wanted``.
+
+    Raises:
+        UnsupportedError: an operation on the way has no derivative here; the message names it and the user's line.
+    """
+    active = _active(graph, wanted)
+    outputs = tuple(i for i, node in enumerate(graph.outputs) if id(node) in active)
+    reached = [
+        node for node in topological([graph.outputs[i] for i in outputs]) if id(node) in active and node.op != "input"
+    ]
+    read = [value for node in reached for value in _values_read(node, active)]
+    inputs: dict[int, None] = {}
+    weights: dict[int, Node] = {}
+    saved: dict[int, Node] = {}
+    random = _random(graph)
+    stack, seen = list(reversed(read)), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "input":
+            inputs[node.attrs[0]] = None
+        elif node.op == "dequantize":
+            weights[id(node)] = node
+        elif node.op in SAVED or id(node) in random:
+            saved[id(node)] = node
+        else:
+            stack.extend(reversed(node.inputs))
+    return Plan(
+        graph,
+        tuple(sorted(wanted)),
+        outputs,
+        active,
+        tuple(sorted(inputs)),
+        tuple(weights.values()),
+        tuple(saved.values()),
+    )
+
+
+def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
+    """The ids of nodes that depend differentiably on the inputs ``wanted``."""
+    active: set[int] = set()
+    for node in topological(graph.outputs):
+        if node.op == "input":
+            flows = node.attrs[0] in wanted
+        else:
+            flows = not is_detached(node) and any(id(child) in active for child in node.inputs)
+        if flows and differentiable(node):
+            active.add(id(node))
+    return frozenset(active)
+
+
+def _random(graph: Graph) -> frozenset[int]:
+    """The ids of nodes that are computed pointwise from random numbers: to draw them again gives others."""
+    found: set[int] = set()
+    for node in topological(graph.outputs):
+        if node.op == "philox" or (node.op not in SAVED and any(id(child) in found for child in node.inputs)):
+            found.add(id(node))
+    return frozenset(found)
+
+
+def active_operands(node: Node, active: Collection[int]) -> list[int]:
+    """The positions of the operands of ``node`` that a gradient flows to."""
+    return [position for position, child in enumerate(node.inputs) if id(child) in active]
+
+
+def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
+    """The nodes whose values the backward of ``node`` reads."""
+    positions = active_operands(node, active)
+    if node.op in structured.READS:
+        return structured.READS[node.op](node, positions)
+    rules = RULES.get(node.op)
+    if rules is None:
+        known = f"{node.op} of kind {node.attrs[0]}" if node.op in ("scan", "sort") else node.op
+        where = f"\n  {node.location}" if node.location else ""
+        raise UnsupportedError(
+            f"gradients of {known} are not supported{where}\n  call the function under torch.no_grad(), or compute "
+            "this step outside of it"
+        )
+    assert node.op in OPS
+    wanted = [rules[position] for position in positions]
+    names = dict.fromkeys(name for rule in wanted if rule is not None for name in reads(rule))
+    return [node if name == "out" else node.inputs[_OPERANDS.index(name)] for name in names]

@@ -1,0 +1,146 @@
+"""Nodes of a graph as torch calls: what ``backward.py`` computes again of a forward.
+
+Only what needs no kernel of its own is here: constants, indices, views, casts and pointwise operations. The results of
+all other operations are saved by the forward (``plan.py``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node
+from jitgen.ir.ops import OPS
+from jitgen.ir.symbols import Expr
+from jitgen.spec import DTYPES
+
+_TAKES_NUMBERS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "pow", "eq", "ne", "lt", "le", "gt", "ge")},
+    "div": operator.truediv,
+    "where": torch.where,
+}
+"""Functions whose operands may be numbers."""
+_NAMED_OTHERWISE: dict[str, Callable[..., Any]] = {
+    "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "left_shift": torch.bitwise_left_shift,
+    "right_shift": torch.bitwise_right_shift,
+}
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    """The torch function that is the pointwise operation ``op``."""
+    found = _TAKES_NUMBERS.get(op) or _NAMED_OTHERWISE.get(op)
+    return found or getattr(torch, op)
+
+
+class Replay:
+    """The values of a forward's nodes, each computed once, where it is first asked for.
+
+    Args:
+        values: the values that are known, by the ids of their nodes: inputs and what was saved.
+        environment: a value for every symbol, of sizes and of numeric arguments.
+        device: where constants are made.
+    """
+
+    def __init__(self, values: Mapping[int, Any], environment: Mapping[str, Any], device: torch.device):
+        self._values = dict(values)
+        self._environment = environment
+        self._device = device
+
+    def size(self, expr: Any) -> Any:
+        return symbols.evaluate(expr, self._environment) if isinstance(expr, Expr) else expr
+
+    def shape(self, node: Node) -> tuple[Any, ...]:
+        return tuple(map(self.size, node.shape))
+
+    def value(self, node: Node) -> Any:
+        """The value of ``node``: a tensor of its dtype and shape; a number where it is a constant."""
+        stack = [node]
+        while stack:  # a loop, as chains of pointwise nodes may be longer than Python's stack is deep
+            top = stack[-1]
+            waiting = [child for child in top.inputs if id(child) not in self._values]
+            if id(top) not in self._values and waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if id(top) not in self._values:
+                self._values[id(top)] = self._computed(top, [self._values[id(child)] for child in top.inputs])
+        return self._values[id(node)]
+
+    def _computed(self, node: Node, operands: list[Any]) -> Any:
+        if node.op in ("const", "scalar"):
+            return self.size(node.attrs[0])
+        if node.op == "iota":
+            return self._index(node)
+        if node.op == "view":
+            if not isinstance(operands[0], torch.Tensor):
+                return torch.full(self.shape(node), operands[0], dtype=DTYPES[node.dtype], device=self._device)
+            return self.viewed(operands[0], node.attrs, node.shape)
+        if node.op == "cast":
+            return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
+        if node.op == "cat":
+            return torch.cat(operands, node.attrs[0])
+        if node.op not in OPS:
+            raise AssertionError(f"{node.op} is computed again; the forward should have saved it")
+        return self._pointwise(node, operands)
+
+    def _tensor(self, value: Any, dtype: str) -> Any:
+        """``value`` as a tensor; a number as one without dimensions."""
+        return (
+            value
+            if isinstance(value, torch.Tensor)
+            else torch.full((), value, dtype=DTYPES[dtype], device=self._device)
+        )
+
+    def _index(self, node: Node) -> Any:
+        """The index along one dimension, for every element."""
+        (dim,) = node.attrs
+        index = torch.arange(self.size(node.shape[dim]), device=self._device)
+        return index.reshape([-1 if other == dim else 1 for other in range(len(node.shape))]).expand(self.shape(node))
+
+    def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
+        """``source`` under a movement (``ir/views.py``) whose result has the symbolic ``shape``."""
+        kind = attrs[0]
+        if kind == "permute":
+            return source.permute(attrs[1])
+        if kind == "unsqueeze":
+            return source.unsqueeze(attrs[1])
+        if kind == "squeeze":
+            return source.squeeze(attrs[1])
+        if kind == "expand":
+            return source.expand(tuple(map(self.size, shape)))
+        if kind == "reshape":
+            return source.reshape(tuple(map(self.size, shape)))
+        if kind == "detach":  # for the derivative of what reads it
+            return source.detach()
+        _, dim, start, step = attrs
+        start, step, length = self.size(start), self.size(step), self.size(shape[dim])
+        if step < 0:
+            source = source.narrow(dim, start + step * (length - 1), -step * (length - 1) + 1).flip(dim)
+            start, step = 0, -step
+        if step == 1:
+            return source.narrow(dim, start, length)
+        whole = slice(start, start + step * (length - 1) + 1, step)
+        return source[tuple([slice(None)] * dim + [whole])]
+
+    def _pointwise(self, node: Node, operands: list[Any]) -> Any:
+        """``node`` in its own dtype. Comparisons are made in the dtype that their operands have in common."""
+        op, dtype = OPS[node.op], DTYPES[node.dtype]
+        if op.predicate:
+            kinds = [DTYPES[child.dtype] for child in node.inputs]
+            common = kinds[0] if len(kinds) == 1 else torch.promote_types(*kinds)
+        else:
+            common = dtype
+        conditions = 1 if node.op == "where" else 0
+        values = [
+            value.to(common) if index >= conditions and isinstance(value, torch.Tensor) else value
+            for index, value in enumerate(operands)
+        ]
+        if node.op not in _TAKES_NUMBERS or not any(isinstance(value, torch.Tensor) for value in values):
+            values = [self._tensor(v, c.dtype) for v, c in zip(values, node.inputs, strict=True)]
+        found = function_of(node.op)(*values)
+        return found if op.predicate else found.to(dtype)

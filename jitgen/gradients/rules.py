@@ -1,0 +1,117 @@
+"""The derivatives of pointwise operations, a row beside each of ``ir/ops.py``.
+
+A row has a function for every operand: the gradient of that operand, given the gradient ``g`` of the result. What else
+it reads, it names: ``a``, ``b`` and ``c`` are the operands, ``out`` is the result. Only what the wanted gradients name
+is saved or computed again for the backward (``plan.py``). Tensors have one shape and one dtype; an operand that is the
+same number in every call is that number.
+
+Where two operands of a minimum or a maximum are equal, each gets half the gradient, as in torch. None stands for an
+operand without a gradient: a condition, a comparison, an operation that is constant almost everywhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+Rule = Callable[..., Any]
+
+
+def _chosen(g: Any, first: Any, other: Any) -> Any:
+    """``g`` where ``first`` holds, half of it where ``other`` holds, and 0 elsewhere."""
+    return torch.where(other, g * 0.5, torch.where(first, g, 0.0))
+
+
+def _power(g: Any, a: Any, b: Any) -> Any:
+    """The gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
+    if isinstance(b, (int, float)) and not isinstance(a, (int, float)):
+        return torch.zeros_like(g) if b == 0 else g * b * a ** (b - 1)
+    return torch.where(b == 0, 0.0, g * b * a ** (b - 1)) if isinstance(b, torch.Tensor) else g * b * a ** (b - 1)
+
+
+def _exponent(g: Any, a: Any, b: Any, out: Any) -> Any:
+    """The gradient of the exponent: out * log(a), and 0 for a = 0 with a non-negative exponent."""
+    if isinstance(a, (int, float)):
+        return torch.where(b >= 0, 0.0, g * out * -math.inf) if a == 0 else g * out * math.log(a)
+    exponent = torch.full_like(g, b) if isinstance(b, (int, float)) else b
+    return torch.where((a == 0) & (exponent >= 0), 0.0, g * out * torch.log(a))
+
+
+_TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
+
+RULES: dict[str, tuple[Rule | None, ...]] = {
+    # arithmetic
+    "add": (lambda g: g, lambda g: g),
+    "sub": (lambda g: g, lambda g: -g),
+    "mul": (lambda g, b: g * b, lambda g, a: g * a),
+    "div": (lambda g, b: g / b, lambda g, b, out: -g * (out / b)),
+    "floor_divide": (None, None),
+    "fmod": (lambda g: g, lambda g, a, b: -g * torch.trunc(a / b)),
+    "remainder": (lambda g: g, lambda g, a, b: -g * torch.floor(a / b)),
+    "pow": (_power, _exponent),
+    "atan2": (lambda g, a, b: g * b / (a * a + b * b), lambda g, a, b: -g * a / (a * a + b * b)),
+    "copysign": (lambda g, a, out: torch.where(a == 0, 0.0, g * torch.sign(a) * torch.sign(out)), None),
+    "minimum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
+    "maximum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),
+    "fmin": (
+        lambda g, a, b: torch.where((a <= b) | torch.isnan(b), g, 0.0),
+        lambda g, a, b: torch.where((a <= b) | torch.isnan(b), 0.0, g),
+    ),
+    "fmax": (
+        lambda g, a, b: torch.where((a >= b) | torch.isnan(b), g, 0.0),
+        lambda g, a, b: torch.where((a >= b) | torch.isnan(b), 0.0, g),
+    ),
+    # unary arithmetic
+    "neg": (lambda g: -g,),
+    "abs": (lambda g, a: g * torch.sign(a),),
+    "sign": (None,),
+    "floor": (None,),
+    "ceil": (None,),
+    "round": (None,),
+    "trunc": (None,),
+    "sqrt": (lambda g, out: g / (2 * out),),
+    "rsqrt": (lambda g, out: g * (out * out * out * -0.5),),
+    "reciprocal": (lambda g, out: -g * out * out,),
+    # exponentials and logarithms
+    "exp": (lambda g, out: g * out,),
+    "exp2": (lambda g, out: g * out * math.log(2.0),),
+    "expm1": (lambda g, out: g * (out + 1),),
+    "log": (lambda g, a: g / a,),
+    "log2": (lambda g, a: g / (a * math.log(2.0)),),
+    "log10": (lambda g, a: g / (a * math.log(10.0)),),
+    "log1p": (lambda g, a: g / (a + 1),),
+    # trigonometry
+    "sin": (lambda g, a: g * torch.cos(a),),
+    "cos": (lambda g, a: -g * torch.sin(a),),
+    "tan": (lambda g, out: g * (1 + out * out),),
+    "asin": (lambda g, a: g * torch.rsqrt(1 - a * a),),
+    "acos": (lambda g, a: -g * torch.rsqrt(1 - a * a),),
+    "atan": (lambda g, a: g / (1 + a * a),),
+    "sinh": (lambda g, a: g * torch.cosh(a),),
+    "cosh": (lambda g, a: g * torch.sinh(a),),
+    "tanh": (lambda g, out: g * (1 - out * out),),
+    "asinh": (lambda g, a: g * torch.rsqrt(a * a + 1),),
+    "acosh": (lambda g, a: g * torch.rsqrt(a * a - 1),),
+    "atanh": (lambda g, a: g / (1 - a * a),),
+    "erf": (lambda g, a: g * _TWO_OVER_ROOT_PI * torch.exp(-a * a),),
+    "erfc": (lambda g, a: -g * _TWO_OVER_ROOT_PI * torch.exp(-a * a),),
+    "sigmoid": (lambda g, out: g * (1 - out) * out,),
+    # selection
+    "where": (None, lambda g, a: torch.where(a, g, 0.0), lambda g, a: torch.where(a, 0.0, g)),
+}
+
+
+@cache
+def reads(rule: Rule) -> tuple[str, ...]:
+    """The names of what ``rule`` reads besides the gradient of the result: of ``"a"``, ``"b"``, ``"c"``, ``"out"``."""
+    return tuple(name for name in inspect.signature(rule).parameters if name != "g")
+
+
+def apply(rule: Rule, gradient: Any, values: Mapping[str, Any]) -> Any:
+    """The gradient that ``rule`` gives an operand; ``values`` has all that it reads, by name."""
+    return rule(gradient, **{name: values[name] for name in reads(rule)})

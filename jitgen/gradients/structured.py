@@ -1,0 +1,264 @@
+"""The derivatives of operations that have attributes: views, reductions, products, gathers, scans.
+
+``READS[op](node, positions)`` are the nodes whose values the gradients of the operands at ``positions`` read, and
+``GRADIENTS[op](node, g, positions, at)`` are these gradients, where ``at`` answers for the forward: ``at.value(node)``
+is the value of a node, ``at.shape(node)`` its sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from jitgen.errors import UnsupportedError
+from jitgen.ir.equations import axes
+from jitgen.ir.gathers import gathered_dims
+from jitgen.ir.graph import Node
+from jitgen.spec import DTYPES
+
+
+class Forward(Protocol):
+    """What a backward knows of the forward."""
+
+    def value(self, node: Node) -> Any:
+        """The value of a node: a tensor, or a number of a constant."""
+
+    def shape(self, node: Node) -> tuple[Any, ...]:
+        """The sizes of a node."""
+
+    def size(self, expr: Any) -> Any:
+        """The value of a symbolic integer."""
+
+    def viewed(self, source: Any, attrs: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
+        """A tensor under a movement whose result has the symbolic ``shape``."""
+
+
+Gradients = dict[int, Any]
+READS: dict[str, Callable[[Node, Sequence[int]], Iterable[Node]]] = {}
+GRADIENTS: dict[str, Callable[[Node, Any, Sequence[int], Forward], Gradients]] = {}
+
+
+def _register(op: str, reads: Callable[[Node, Sequence[int]], Iterable[Node]]) -> Callable[[Any], Any]:
+    def register(function: Any) -> Any:
+        READS[op], GRADIENTS[op] = reads, function
+        return function
+
+    return register
+
+
+def _nothing(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return ()
+
+
+# ------------------------------------------------------------------------------------------------------------- views
+
+
+@_register("cast", _nothing)
+def _cast(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    return {0: g}
+
+
+@_register("view", _nothing)
+def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    kind, source = node.attrs[0], node.inputs[0]
+    if kind == "permute":
+        return {0: g.permute([node.attrs[1].index(dim) for dim in range(len(source.shape))])}
+    if kind == "unsqueeze":
+        return {0: g.squeeze(node.attrs[1])}
+    if kind == "squeeze":
+        return {0: g.unsqueeze(node.attrs[1])}
+    if kind == "reshape":
+        return {0: g.reshape(at.shape(source))}
+    if kind == "expand":
+        dims = [dim for dim, size in enumerate(source.shape) if size == 1 and node.shape[dim] != 1]
+        return {0: g.sum(dims, keepdim=True) if dims else g}
+    return {0: _unsliced(node, g, at)}
+
+
+def _unsliced(node: Node, g: Any, at: Forward) -> Any:
+    """The gradient of what was sliced: ``g`` where the slice is, and 0 elsewhere."""
+    _, dim, start, step = node.attrs
+    start, step, length = at.size(start), at.size(step), at.size(node.shape[dim])
+    whole = at.size(node.inputs[0].shape[dim])
+    if step < 0:
+        g, start, step = g.flip(dim), start + step * (length - 1), -step
+    if step == 1:
+        behind = len(node.shape) - 1 - dim
+        return torch.nn.functional.pad(g, (*(0, 0) * behind, start, whole - start - length))
+    zeros = torch.zeros(at.shape(node.inputs[0]), dtype=g.dtype, device=g.device)
+    index = torch.arange(length, device=g.device) * step + start
+    return zeros.index_copy(dim, index, g)
+
+
+@_register("cat", _nothing)
+def _cat(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    (dim,), begin, found = node.attrs, 0, {}
+    for position, piece in enumerate(node.inputs):
+        length = at.size(piece.shape[dim])
+        if position in positions:
+            found[position] = g.narrow(dim, begin, length)
+        begin = begin + length
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- reductions
+
+
+def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return {"sum": (), "prod": (node, node.inputs[0]), "max": (node, node.inputs[0]), "min": (node, node.inputs[0])}[
+        node.attrs[0]
+    ]
+
+
+@_register("reduce", _reduce_reads)
+def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Of an extremum, equal elements share the gradient evenly, as those of ``torch.amax`` do."""
+    kind, dims = node.attrs
+    if kind == "sum":
+        return {0: g.expand(at.shape(node.inputs[0]))}
+    a, out = at.value(node.inputs[0]).to(g.dtype), at.value(node).to(g.dtype)
+    if kind == "prod":
+        zero = a == 0
+        zeros = zero.sum(dims, keepdim=True)
+        others = torch.where(zero, 1.0, a)
+        for dim in dims:
+            others = others.prod(dim, keepdim=True)
+        return {0: torch.where(zero, torch.where(zeros == 1, g * others, 0.0), g * out / torch.where(zero, 1.0, a))}
+    chosen = (a == out) | (torch.isnan(a) & torch.isnan(out))
+    return {0: torch.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)}
+
+
+def _scan_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    if node.attrs[0] not in ("sum", "max", "min"):
+        raise _refused(f"a cumulative {node.attrs[0]}", "cumulative sums, maxima and minima", node)
+    return () if node.attrs[0] == "sum" else node.inputs
+
+
+@_register("scan", _scan_reads)
+def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Of a running extremum, each result's gradient goes to the element that it is, which is found again."""
+    kind, dim, reverse = node.attrs
+    if kind == "sum":
+        return {0: g.cumsum(dim) if reverse else g.flip(dim).cumsum(dim).flip(dim)}
+    a = at.value(node.inputs[0])
+    extremum = torch.cummax if kind == "max" else torch.cummin
+    chosen = extremum(a.flip(dim), dim).indices.flip(dim) if reverse else extremum(a, dim).indices
+    if reverse:
+        chosen = at.size(node.shape[dim]) - 1 - chosen
+    return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
+
+
+def _sort_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return node.inputs
+
+
+@_register("sort", _sort_reads)
+def _sort(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Each rank's gradient goes to the element of that rank; the ranks are found again."""
+    _, dim, descending, start = node.attrs
+    a = at.value(node.inputs[0])
+    order = torch.argsort(a, dim=dim, descending=descending, stable=True)
+    chosen = order.narrow(dim, at.size(start), at.size(node.shape[dim]))
+    return {0: torch.zeros_like(a, dtype=g.dtype).scatter_add(dim, chosen, g)}
+
+
+# ---------------------------------------------------------------------------------------------------------- products
+
+
+def _contract_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return [node.inputs[1 - position] for position in positions]
+
+
+@_register("contract", _contract_reads)
+def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """The gradient of either operand is the product of ``g`` and the other one."""
+    named = axes(node.attrs[0])
+    x, weight = (names for names in node.attrs[0].partition("->")[0].split(","))
+    result = "".join((*named.batch, *named.rows, *named.columns))
+    dtype, found = DTYPES[node.inputs[0].dtype], {}
+    if 0 in positions:
+        found[0] = torch.einsum(f"{result},{weight}->{x}", g.to(dtype), at.value(node.inputs[1]).to(dtype))
+    if 1 in positions:
+        found[1] = torch.einsum(f"{result},{x}->{weight}", g.to(dtype), at.value(node.inputs[0]))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ gathers, scatters
+
+
+def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    return node.inputs[1:]
+
+
+@_register("gather", _indices)
+def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """The gradient of the source: each element of ``g`` is added where it was read from."""
+    source, places = node.inputs[0], node.attrs
+    zeros = torch.zeros(at.shape(source), dtype=g.dtype, device=g.device)
+    indices = [at.value(index) for index in node.inputs[1:]]
+    rank = len(node.shape)
+    if places == (-1, *range(rank - len(places) + 1, rank)):  # whole slices, as an embedding reads them
+        return {0: _added_slices(zeros, g, indices[0], len(places) - 1, at.shape(node))}
+    return {0: zeros.index_put(_everywhere(places, indices, node.shape, at, g.device), g, accumulate=True)}
+
+
+def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[Any]) -> Any:
+    """``zeros`` with slices of ``g`` added at the rows that ``index`` chooses, which varies along all but the last
+    ``behind`` dimensions."""
+    for _ in range(behind):
+        index = index.select(-1, 0)
+    return zeros.index_add(0, index.reshape(-1), g.reshape((-1, *shape[len(shape) - behind :])))
+
+
+def _everywhere(
+    places: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, device: torch.device
+) -> tuple[Any, ...]:
+    """For each dimension of a tensor the index at which an element of ``shape`` is read or written there."""
+    dims, sizes, found = gathered_dims(tuple(places)), tuple(map(at.size, shape)), []
+    for dim, place in enumerate(places):
+        if place < 0:
+            found.append(indices[dims.index(dim)].expand(sizes))
+        else:
+            along = torch.arange(sizes[place], device=device)
+            found.append(along.reshape([-1 if other == place else 1 for other in range(len(sizes))]).expand(sizes))
+    return tuple(found)
+
+
+def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
+    if node.attrs[0] not in ("set", "sum"):
+        raise _refused(f"a scatter that combines by {node.attrs[0]}", "one that adds or replaces", node)
+    return node.inputs[2:]
+
+
+@_register("scatter", _scatter_reads)
+def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """The gradient of the values is read where they were written. Of values that replace one element, each gets its
+    gradient, as in torch; the base gets none there."""
+    (kind, places, movements), found = node.attrs, {}
+    indices = [at.value(index) for index in node.inputs[2:]]
+    index = _everywhere(places, indices, node.inputs[1].shape, at, g.device)
+    if 0 in positions:
+        base = g
+        if kind == "set":
+            base = g.clone()
+            _moved(base, movements, at).index_put_(index, torch.zeros((), dtype=g.dtype, device=g.device))
+        found[0] = base
+    if 1 in positions:
+        found[1] = _moved(g, movements, at)[index]
+    return found
+
+
+def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:
+    for attrs, shape in movements:
+        tensor = at.viewed(tensor, attrs, shape)
+    return tensor
+
+
+def _refused(what: str, instead: str, node: Node) -> UnsupportedError:
+    where = f"\n  {node.location}" if node.location else ""
+    return UnsupportedError(
+        f"gradients of {what} are not supported; those of {instead} are{where}\n  call the function under "
+        "torch.no_grad(), or compute this step outside of it"
+    )

@@ -1,0 +1,203 @@
+"""Measured choices: rows of ``cache/tuned/<target>/<family>.json``, which a choice of a schedule reads before a model.
+
+A row says that on a chip, for one problem of a family, one of the family's own candidates was measured to be the best.
+It names the problem by the facts that the family tells problems apart by (``Family.facts``), and the candidate by its
+class and as many of its fields as single it out. So a file is data and no more: whatever it holds, a kernel is one that
+jitgen could have chosen by itself. The format is documented in ``cache/tuned/README.md``.
+
+A directory of the user's, ``JITGEN_TUNED``, comes before what jitgen ships. A file that is not of the known form is
+ignored as a whole, with a warning. The digest of the row that was taken is a part of the request key.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jitgen import settings
+from jitgen._data import data_directory
+from jitgen.errors import CacheError, CacheWarning
+from jitgen.fields import Field, shown
+from jitgen.spec import digest
+
+SCHEMA = 1
+"""Version of the format."""
+FILE_LIMIT = 2**24
+"""Bytes of a file."""
+ROW_LIMIT = 100_000
+MEMBER_LIMIT = 64
+"""Members of a problem or of a schedule, and items of an array in one: of each at most so many."""
+NUMBER_LIMIT = 2**40
+"""Numbers of a problem or of a schedule are below this."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TEXT = re.compile(r"[ -~]{0,200}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured choice.
+
+    Attributes:
+        chip: on which it was measured, as ``jitgen/chips.py`` names it.
+        dialect: of the kernel.
+        problem: the facts of the problem.
+        mainloop: the class of the schedule.
+        fields: fields of the schedule, by name, that tell it from other candidates.
+        digest: sha256 of all of these.
+    """
+
+    chip: str
+    dialect: str
+    problem: Mapping[str, Any]
+    mainloop: str
+    fields: Mapping[str, Any]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return digest(asdict(self))
+
+    def selects(self, candidate: Any) -> bool:
+        """Whether ``candidate`` is the row's schedule."""
+        if type(candidate).__name__ != self.mainloop:
+            return False
+        return all(_equal(getattr(candidate, name, None), value) for name, value in self.fields.items())
+
+
+def find(family: str, target: str, chip: str, dialect: str, problem: Mapping[str, Any]) -> Row | None:
+    """The row for ``problem``: from the user's directory, else from what jitgen ships; None where there is none."""
+    place = _place(chip, dialect, problem)
+    for directory in _directories():
+        row = _table(directory, target, family).get(place)
+        if row is not None:
+            return row
+    return None
+
+
+def read(path: str | os.PathLike[str], target: str, family: str) -> tuple[Row, ...]:
+    """The rows of a file.
+
+    Raises:
+        CacheError: it cannot be read, or is not what ``cache/tuned/README.md`` describes; it names the way to the first
+            thing that is wrong.
+    """
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(FILE_LIMIT + 1)
+        if len(raw) > FILE_LIMIT:
+            raise ValueError(f"it has more than {FILE_LIMIT} bytes")
+        return _check(json.loads(raw.decode(), object_pairs_hook=_object), target, family)
+    except RecursionError:
+        problem = "it is nested too deeply"
+    except (OSError, ValueError, CacheError) as error:
+        problem = str(error)
+    raise CacheError(f"{os.fspath(path)} is no table of measured choices: {problem}; see cache/tuned/README.md")
+
+
+def _directories() -> Sequence[Path]:
+    chosen = settings.get("JITGEN_TUNED")
+    return (*([Path(chosen)] if chosen else []), data_directory("cache/tuned"))
+
+
+@functools.lru_cache(maxsize=64)
+def _table(directory: Path, target: str, family: str) -> Mapping[str, Row]:
+    """The rows of one file by their place, as they were when this process first asked; none where there is no file, or
+    one that is not of the known form."""
+    path = directory / target / f"{family}.json"
+    if not path.is_file():
+        return {}
+    try:
+        return {_place(row.chip, row.dialect, row.problem): row for row in read(path, target, family)}
+    except CacheError as error:
+        warnings.warn(f"{error}. Schedules are chosen without it", CacheWarning, stacklevel=2)
+        return {}
+
+
+def _place(chip: str, dialect: str, problem: Mapping[str, Any]) -> str:
+    return digest([chip, dialect, dict(problem)])
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Equality in which True is not 1."""
+    return type(left) is type(right) and left == right
+
+
+# ------------------------------------------------------------------------------------------------------- the format
+
+
+def _check(content: Any, target: str, family: str) -> tuple[Row, ...]:
+    schema, of_target, of_family, rows = Field(content).members("schema", "target", "family", "rows")
+    schema.one_of((SCHEMA,))
+    of_target.one_of((target,))
+    of_family.one_of((family,))
+    found: dict[str, Row] = {}
+    for item in rows.items(ROW_LIMIT):
+        row = _row(item)
+        if found.setdefault(_place(row.chip, row.dialect, row.problem), row) is not row:
+            item.refuse("is the second row for its chip, dialect and problem")
+    return tuple(found.values())
+
+
+def _row(field: Field) -> Row:
+    chip, dialect, problem, schedule, measured = field.members("chip", "dialect", "problem", "schedule", "measured")
+    _measurement(measured)
+    fields = _object_of_values(schedule)
+    mainloop = fields.pop("mainloop", None)
+    if not isinstance(mainloop, str):
+        schedule.refuse("lacks the name of its class, mainloop")
+    return Row(
+        chip.text(_TEXT, "the name of a chip"),
+        dialect.one_of(("cpp", "cuda", "triton")),
+        _object_of_values(problem),
+        mainloop,
+        fields,
+    )
+
+
+def _measurement(field: Field) -> None:
+    """What was measured, for people: not a part of the row."""
+    seconds, model, source = field.members("seconds", "seconds_of_the_model", "source")
+    source.text(_TEXT, "at most 200 printable ASCII characters")
+    for number in (seconds, model):
+        value = number.value
+        if value is not None and not (type(value) is float and math.isfinite(value) and value > 0):
+            number.refuse(f"{shown(value)} is neither null nor a number of seconds above 0")
+
+
+def _object_of_values(field: Field) -> dict[str, Any]:
+    """An object whose members are integers, booleans, text, null, or arrays of these."""
+    if not isinstance(field.value, dict) or len(field.value) > MEMBER_LIMIT:
+        field.refuse(f"{shown(field.value)} is not an object of at most {MEMBER_LIMIT} members")
+    for name, value in field.value.items():
+        member = Field(value, field, name)
+        Field(name, field, name).text(_NAME, "a name")
+        if isinstance(value, list):
+            for item in member.items(MEMBER_LIMIT):
+                _value(item)
+        else:
+            _value(member)
+    return dict(field.value)
+
+
+def _value(field: Field) -> None:
+    value = field.value
+    if isinstance(value, str):
+        field.text(_TEXT, "at most 200 printable ASCII characters")
+    elif type(value) is int:
+        field.integer(-NUMBER_LIMIT, NUMBER_LIMIT)
+    elif value is not None and not isinstance(value, bool):
+        field.refuse(f"{shown(value)} is not an integer, a boolean, text or null")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a member twice")
+    return found

@@ -1,0 +1,89 @@
+"""The schedules of products: a class for each mainloop, none with a field that another mainloop reads differently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.families.gemm.mainloops import (
+    SCHEDULES,
+    CppDecoded,
+    CppTiles,
+    Dense,
+    MmaColumns,
+    MmaQuantized,
+    MmaRows,
+    Simt,
+    Stream,
+    StreamOuter,
+    TritonSlices,
+    TritonTokens,
+    TritonWeights,
+    WgmmaDense,
+    WgmmaQuantized,
+    blocks,
+)
+from jitgen.ir.program import plain
+
+CHOSEN: list[tuple[type, int, str, str | None, bool, str]] = [
+    (CppTiles, 1, "bfloat16", None, False, "x86-64-v3"),
+    (CppDecoded, 64, "bfloat16", "int4", False, "x86-64-v3"),
+    (MmaQuantized, 1, "bfloat16", "int4", False, "sm_90a"),
+    (MmaRows, 1, "bfloat16", None, False, "sm_90a"),
+    (MmaColumns, 1, "bfloat16", None, True, "sm_90a"),
+    (Dense, 64, "bfloat16", None, False, "sm_80"),
+    (Stream, 1, "float32", None, False, "sm_80"),
+    (StreamOuter, 1, "float32", None, True, "sm_80"),
+    (Simt, 64, "float32", None, False, "sm_80"),
+    (WgmmaQuantized, 64, "bfloat16", "int4", False, "sm_90a"),
+    (WgmmaDense, 512, "bfloat16", None, False, "sm_90a"),
+    (TritonTokens, 512, "bfloat16", None, False, "gfx942"),
+    (TritonWeights, 64, "bfloat16", "int4", False, "gfx942"),
+    (TritonSlices, 1, "bfloat16", None, False, "gfx942"),
+]
+"""A problem for each class: rows, dtype, format, whether the weight is contiguous along N, and a target."""
+
+
+def schedule_of(rows: int, dtype: str, format: str | None, transposed: bool, target: str) -> Any:
+    element = getattr(torch, dtype)
+    shape = (4096, 1024) if transposed else (1024, 4096)
+    weight = jitgen.TensorSpec(shape, element, format=format, group_size=128 if format else None)
+    function = (lambda x, w: x @ w) if transposed else (lambda x, w: F.linear(x, w))
+    backend = {"x": "cpp", "s": "cuda", "g": "triton"}[target[0]]
+    low = jitgen.jit(function).lower(jitgen.TensorSpec((rows, 4096), element), weight, target=target, backend=backend)
+    return low.lowered.schedules[0]
+
+
+@pytest.mark.parametrize(("cls", "rows", "dtype", "format", "transposed", "target"), CHOSEN, ids=lambda v: str(v))
+def test_every_mainloop_is_chosen_and_described(
+    cls: type, rows: int, dtype: str, format: str | None, transposed: bool, target: str
+) -> None:
+    schedule = schedule_of(rows, dtype, format, transposed, target)
+    assert type(schedule) is cls
+    text = str(schedule)
+    assert text.startswith(f"{schedule.path} mainloop, tiles of {schedule.block_m} x {schedule.block_n}, ")
+    assert "64-bit" not in text
+    assert "64-bit indices" in str(replace(schedule, wide=True))
+    assert plain(schedule) != plain(replace(schedule, wide=True))
+
+
+def test_every_class_is_covered() -> None:
+    assert {cls for cls, *_ in CHOSEN} == set(SCHEDULES)
+
+
+def test_a_class_is_part_of_the_key() -> None:
+    numbers = (8, 1, 2, 4, 2)
+    assert plain(MmaRows(*numbers)) != plain(MmaColumns(*numbers))
+
+
+def test_blocks_of_a_cluster_that_shares_tiles_are_whole_clusters() -> None:
+    schedule = WgmmaDense(down=2, across=1, columns=256, multicast=2, stages=4, cluster_k_splits=2, raster=8)
+    for rows, columns in ((128, 256), (129, 256), (128, 257), (1000, 1000), (1, 2600)):
+        count = blocks(schedule, [(rows, columns)])
+        assert count % 2 == 0
+        assert count >= -(-rows // 128) * -(-columns // 256)
