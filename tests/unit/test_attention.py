@@ -108,7 +108,7 @@ def test_a_mask_of_documents_skips_tiles_and_a_row_without_keys_is_as_in_torch()
     poisoned = v.clone()
     poisoned[:, :, 192:] = INF
     again = jitgen.jit(attend)(q, k, poisoned, of_row, of_key)
-    assert torch.equal(again[:, :, 6:40], found[:, :, 6:40])
+    assert torch.equal(again[:, :, 16:32], found[:, :, 16:32])
 
 
 @pytest.mark.quick(where=lambda causal: causal)
