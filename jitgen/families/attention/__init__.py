@@ -4,6 +4,7 @@ The modules, in the order in which a call needs them:
 
 * ``match``: what in a graph is attention, and what speaks against one kernel.
 * ``claim``, ``heads``, ``region``, ``body``: from there to a region and its instructions.
+* ``split_keys``: the rewrite of one kernel to two that split the keys.
 * ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
 * ``render``, ``context``, ``<dialect>``: what the templates read; ``narrow`` and ``bounds`` rewrite and analyse the
   rule of scores.
@@ -22,6 +23,7 @@ from jitgen.families.attention.explain import explain
 from jitgen.families.attention.launch import arguments, launch, work
 from jitgen.families.attention.layout import layout
 from jitgen.families.attention.schedule import buckets, candidates
+from jitgen.families.attention.split_keys import split_keys
 from jitgen.families.family import Family
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ FAMILY = Family(
     claim=claim,
     decide=decide,
     body=body_of,
+    rewrite_kernel=split_keys,
     layout=layout,
     candidates=candidates,
     render=_render,

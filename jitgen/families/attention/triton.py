@@ -238,7 +238,7 @@ def _result_load(operand: Operand, layout: Layout, schedule: TritonSchedule) -> 
 def _result_store(operand: Operand, layout: Layout, schedule: TritonSchedule) -> dict[str, str]:
     at = _at_result(operand, layout)
     if schedule.splits > 1:
-        at += f" + part * {_range_elements(operand)}"
+        at += f" + key_range * {_range_elements(operand)}"
     return {
         "target": f"{operand.pointer} + {at}",
         "stored": triton.store_cast(operand.value, operand.dtype),
