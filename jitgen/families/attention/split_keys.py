@@ -106,7 +106,9 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
         return emit("load", attr=len(operands) - 1)
 
     sums, tops, totals = (
-        [] if temporary is temporaries[0] and rows else [load(_range(temporary, "load", s, shape)) for s in range(count)]
+        []
+        if temporary is temporaries[0] and rows
+        else [load(_range(temporary, "load", s, shape)) for s in range(count)]
         for temporary in temporaries
     )
     top = tops[0]
