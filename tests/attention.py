@@ -24,6 +24,7 @@ MASKS: dict[str, Callable[[Any, Any], Any]] = {
     "bottom": lambda i, j: j > i + 9,
     "window": lambda i, j: (i - j > 11) | (j - i > 5),
     "prefix": lambda i, j: (j > i) & (j >= 7),
+    "blocks": lambda i, j: i // 32 != j // 32,
     "product": lambda i, j: i * j > 300,
     "extrema": lambda i, j: torch.minimum(i, j) + 3 < torch.maximum(-i, j - 20),
     "outside": lambda i, j: ~((j <= i) & (j >= i - 30)),

@@ -21,12 +21,14 @@ from jitgen.ir.ops import INTS
 
 @dataclass(frozen=True)
 class Words:
-    """How a dialect writes false, true, and the smaller and the larger of two integers."""
+    """How a dialect writes false, true, the smaller and the larger of two integers, and a quotient rounded down: a
+    format string, or empty where that has no bounds."""
 
     false: str
     true: str
     min: str
     max: str
+    quotient: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,9 @@ def _ends(
         return _formatted(_LOGIC[op], words)
     if op in _INTEGERS and instruction.dtype in ("int32", "int64"):
         return _formatted(_INTEGERS[op], words)
+    divisor = instructions[instruction.args[-1]] if op == "floor_divide" else None
+    if divisor is not None and dialect.quotient and divisor.op == "const" and divisor.attr > 0:
+        return dialect.quotient.format(words["a"], words["c"]), dialect.quotient.format(words["b"], words["c"])
     if op == "cast" and instruction.dtype == "int64" and sources[0] in INTS:
         return words["a"], words["b"]
     return None

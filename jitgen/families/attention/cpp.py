@@ -17,7 +17,7 @@ from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import CpuSchedule
 from jitgen.ir.program import Kernel
 
-WORDS = Words("false", "true", "min", "max")
+WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
 FLAGS = ["-O2"]
 """Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
 
