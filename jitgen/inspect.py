@@ -94,8 +94,7 @@ class Lowered:
             )
             lines += [f"    {detail}" for detail in (*kernel.described_stages, *details)]
         for _, question, decision in program.decisions:
-            kernel_of = "in its product" if decision.fused else "before its product"
-            lines.append(f"  {question}: {kernel_of}: {decision.why}")
+            lines.append(f"  {question}: {question.placement(decision.fused)}: {decision.why}")
         first = len(program.inputs)
         for number, buffer in enumerate(program.temporaries, first):
             makers = [k.name for k in program.kernels if _writes(k, number)]

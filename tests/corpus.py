@@ -132,6 +132,21 @@ def _rows() -> Iterator[Case]:
     yield "softmax_any", softmax, (Spec(("M", "N"), half),)
 
 
+def _attention() -> Iterator[Case]:
+    def sdpa(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def capped(q: Any, k: Any, v: Any) -> Any:
+        scores = 20 * torch.tanh(q @ k.transpose(-1, -2) / 20)
+        return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+
+    for rows, keys in ((1, 4096), (7, 300), (1024, 1024)):
+        for dtype in (half, single):
+            q, k = Spec((2, 32, rows, 128), dtype), Spec((2, 8, keys, 128), dtype)
+            yield f"sdpa_{rows}x{keys}_{dtype}", sdpa, (q, k, k)
+        yield f"capped_{rows}x{keys}", capped, (Spec((2, 32, rows, 64), half), *2 * [Spec((2, 32, keys, 64), half)])
+
+
 def _products() -> Iterator[Case]:
     def linear(x: Any, w: Any) -> Any:
         return F.linear(x, w)
@@ -178,7 +193,7 @@ def _products() -> Iterator[Case]:
 
 def sources() -> Iterator[tuple[str, str]]:
     """(name, source) of every kernel of the corpus."""
-    for name, function, arguments in (*_pointwise(), *_rows(), *_products()):
+    for name, function, arguments in (*_pointwise(), *_rows(), *_attention(), *_products()):
         for backend, target in ROUTES:
             file = f"{name.replace('torch.', '')}.{backend}.{target}"
             try:

@@ -138,7 +138,6 @@ static void run_block(unsigned block, int threads) {
   }
 }
 """
-_DYNAMIC = "extern __shared__ __align__(128) unsigned char shared[];"
 _ASSEMBLY = {
     r'asm\("mov.b32 %0, \{0, %1\};".*?\);': "value = from_bfloat16(element.bits);",
     r'asm\("cvt.rn.bf16.f32.*?\);': "element.bits = to_bfloat16(value);",

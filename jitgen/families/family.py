@@ -32,11 +32,11 @@ from jitgen import tuned
 from jitgen.device import Device
 from jitgen.errors import CacheWarning
 from jitgen.fingerprint import folders_digest
-from jitgen.ir.body import Body
-from jitgen.ir.graph import Graph, Node
+from jitgen.ir.body import Body, BodyBuilder
+from jitgen.ir.graph import Graph, Node, Shape
 from jitgen.ir.program import Buffer, Decision, Kernel
 from jitgen.ir.regions import Region, Store
-from jitgen.ir.symbols import Scalar
+from jitgen.ir.symbols import Expr, Scalar
 from jitgen.ir.views import Memory, Mover, Strided
 
 if TYPE_CHECKING:
@@ -248,6 +248,12 @@ def _never_join(bodies: Sequence[Body], body: Body) -> bool:
     return False
 
 
+def _plain_body(
+    region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]
+) -> Body:
+    return BodyBuilder(shapes, scalars).lower(region, numbers)
+
+
 def _keep_kernel(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
     return None
 
@@ -306,10 +312,12 @@ class Family:
         legalize: ``(region, partition, memories of the results) -> Region`` that reads copies of operands whose strides
             it cannot walk, and lacks the stores whose strides it cannot walk: their results are copied from
             temporaries.
+        body: ``(region, numbers of its results' buffers, shapes of all buffers, scalars) -> Body``; run-time scalars
+            are added to the list ``scalars``.
         joins: ``(bodies of a kernel, body) -> bool``: whether that kernel may compute the body too.
         rewrite_kernel: ``(kernel, environment, device) -> KernelRewrite``, or None.
         decide: ``(question, device) -> Decision`` on a question that ``claim`` asked. A question is frozen, and its
-            ``at(environment)`` has numbers for sizes.
+            ``at(environment)`` has numbers for sizes; ``placement(fused)`` says in words what the answer means.
         buckets: ``(graph, environment, device) -> SizeBuckets``, several; none where the graph has nothing of this
             family.
         templates: for a family outside jitgen, the folder of its templates, which it also gives ``render.source``.
@@ -331,6 +339,7 @@ class Family:
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
+    body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
     joins: Callable[[Sequence[Body], Body], bool] = _never_join
     rewrite_kernel: Callable[[Kernel, Mapping[str, Any], Device], KernelRewrite | None] = _keep_kernel
     decide: Callable[[Any, Device], Decision] = _no_decision

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.families import registry
-from jitgen.ir.body import Body, BodyBuilder
+from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Alias, Buffer, Kernel
 from jitgen.ir.regions import Region
@@ -35,7 +35,7 @@ def kernels_of(
         if groups:
             family, bodies, scalars = groups[-1]
             known = len(scalars)
-            body = BodyBuilder(shapes, scalars).lower(region, numbers)
+            body = registry.named(region.family).body(region, numbers, shapes, scalars)
             operands = sum(len(other.operands) for other in bodies) + len(body.operands)
             fits = len(bodies) < MAX_REGIONS and operands <= MAX_OPERANDS
             if fits and region.family == family and registry.named(family).joins(bodies, body):
@@ -43,7 +43,7 @@ def kernels_of(
                 continue
             del scalars[known:]  # those that the body has added
         own: list[tuple[Expr, str]] = []
-        groups.append((region.family, [BodyBuilder(shapes, own).lower(region, numbers)], own))
+        groups.append((region.family, [registry.named(region.family).body(region, numbers, shapes, own)], own))
     return [
         Kernel(name if before + number == 0 else f"{name}_{before + number}", family, tuple(bodies), tuple(scalars))
         for number, (family, bodies, scalars) in enumerate(groups)

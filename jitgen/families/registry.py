@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jitgen.families.attention import FAMILY as ATTENTION
 from jitgen.families.elementwise import FAMILY as ELEMENTWISE
 from jitgen.families.family import Family
 from jitgen.families.gemm import FAMILY as GEMM
@@ -11,7 +12,7 @@ from jitgen.families.scatter import FAMILY as SCATTER
 from jitgen.families.sort import FAMILY as SORT
 from jitgen.ir.program import Kernel
 
-FAMILIES: list[Family] = [GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
+FAMILIES: list[Family] = [ATTENTION, GEMM, SORT, SCAN, SCATTER, REDUCTION, ELEMENTWISE]
 """The last one computes whatever is left."""
 
 

@@ -35,6 +35,33 @@ def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
     return mover.builder.make("mul", (node, one), dtype, node.shape, (), node.location)
 
 
+def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
+    """``root``, a pointwise result that does not vary along ``dims``, with one element along them."""
+    order = topological([root])
+    needed = {id(root)}
+    for node in reversed(order):
+        if id(node) in needed and node.op not in BARRIERS:
+            needed.update(map(id, node.inputs))
+    found: dict[int, Node] = {}
+    for node in order:
+        if id(node) not in needed:
+            continue
+        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+        if source.op in ("const", "scalar"):
+            found[id(node)] = source
+            continue
+        shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
+        if node.op not in BARRIERS:
+            found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
+        elif source is not node and all(source.shape[dim] == 1 for dim in dims):
+            found[id(node)] = mover.move(source, ("expand",), shape)
+        else:
+            found[id(node)] = node
+            for dim in dims:
+                found[id(node)] = mover.slice(found[id(node)], dim, 0, 1)
+    return found[id(root)]
+
+
 def varies(node: Node, dims: Sequence[int]) -> bool:
     """Whether the elements of ``node`` may differ along any of ``dims``; False only where they provably do not."""
     return not varying(topological([node]))[id(node)].isdisjoint(dims)

@@ -77,7 +77,7 @@ class Instruction:
     stage: int = 0
 
 
-WHOLE = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "gather")
+WHOLE = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the one computed: those of a contraction, which reads many for
 each element of its result, and gathered ones."""
 
@@ -191,7 +191,7 @@ class BodyBuilder:
         self._positions: dict[Any, int] = {}
         self._row_dims: tuple[int, ...] = ()
         self._contractions: list[Contraction] = []
-        self._load = "load"
+        self._load, self._iota = "load", "iota"
 
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
@@ -231,17 +231,17 @@ class BodyBuilder:
             if id(top) in self._positions:
                 stack.pop()
                 continue
-            waiting = (
-                []
-                if _is_leaf(top) and not _is_row_value(top)
-                else [n for n in top.inputs[top.op == "gather" :] if id(n) not in self._positions]
-            )
+            waiting = [child for child in self._awaited(top) if id(child) not in self._positions]
             if waiting:
                 stack.extend(reversed(waiting))
             else:
                 self._positions[id(top)] = self._lower(top)
                 stack.pop()
         return self._positions[id(node)]
+
+    def _awaited(self, node: Node) -> Sequence[Node]:
+        """The nodes whose instructions come before that of ``node``."""
+        return () if _is_leaf(node) and not _is_row_value(node) else node.inputs[node.op == "gather" :]
 
     def _lower(self, node: Node) -> int:
         dtype = compute_dtype(node.dtype)
@@ -332,7 +332,7 @@ class BodyBuilder:
         if base.op == "input":
             operand = Operand(self._load, base.attrs[0], node.dtype, base.shape, movements, None, row)
         elif base.op == "iota":
-            operand = Operand("iota", None, node.dtype, base.shape, movements, base.attrs[0], row)
+            operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs[0], row)
         elif base.op in ("const", "scalar"):
             return self._value(base)
         else:
@@ -363,6 +363,8 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
     """``instruction`` of a body with rows, with its row and stage from those of its arguments among ``before``."""
     arguments = [before[position] for position in instruction.args]
     stage = max((argument.stage for argument in arguments), default=0)
+    if instruction.op == "contract":
+        return replace(instruction, row=False)
     if instruction.op == "reduce":
         return replace(instruction, row=True, stage=stage + 1)
     if instruction.op in ("scan", "sort"):

@@ -117,7 +117,8 @@ class Mover:
             if attrs[0] == node.attrs[0] == "permute":
                 order = tuple(node.attrs[1][dim] for dim in attrs[1])
                 return self.move(node.inputs[0], ("permute", order), shape)
-            if node.attrs[0] == "expand" and node.inputs[0].op == "reduce" and attrs[0] in ("permute", "unsqueeze"):
+            of_reduction = node.attrs[0] == "expand" and node.inputs[0].op == "reduce"
+            if of_reduction and attrs[0] in ("permute", "unsqueeze", "slice"):
                 return self._move_broadcast_reduction(node.inputs[0], attrs, shape)
             if attrs[0] == "reshape" and node.attrs[0] in ("reshape", "unsqueeze", "squeeze"):
                 return self.move(node.inputs[0], ("reshape",), shape)
@@ -242,6 +243,10 @@ class Mover:
         sizes = reduction.shape
         if attrs[0] == "permute":
             moved = tuple(sizes[dim] for dim in attrs[1])
+        elif attrs[0] == "slice":
+            if sizes[attrs[1]] == 1:
+                return self.move(reduction, ("expand",), shape)
+            moved = (*sizes[: attrs[1]], shape[attrs[1]], *sizes[attrs[1] + 1 :])
         else:
             moved = (*sizes[: attrs[1]], 1, *sizes[attrs[1] :])
         return self.move(self.move(reduction, attrs, moved), ("expand",), shape)

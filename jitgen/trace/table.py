@@ -198,6 +198,7 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 ROW_MODULES: tuple[str, ...] = (
     "activations",
+    "attention",
     "casts",
     "contractions",
     "factories",

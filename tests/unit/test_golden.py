@@ -76,6 +76,12 @@ def sampled(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, tor
     return values, indices
 
 
+def alibi(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+    i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    scores = q @ k.transpose(-1, -2) * 0.125 + slopes[:, None, None] * (j - i)
+    return torch.softmax(scores.masked_fill(j > i, float("-inf")), -1) @ v
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -122,6 +128,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "sampled.cpp": (sampled, (Spec(("M", 32000), single), 0.7), "cpp", "x86-64-v4"),
     "sampled.cu": (sampled, (Spec((64, 32000), half), 0.7), "cuda", "sm_90a"),
     "sampled.py": (sampled, (Spec((64, 1000), half), 0.7), "triton", "sm_90a"),
+    "alibi.cpp": (alibi, (*3 * [Spec((2, 8, "N", 64), half)], Spec((8,), half)), "cpp", "x86-64-v4"),
+    "alibi.py": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "triton", "sm_90a"),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }
 

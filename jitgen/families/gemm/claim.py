@@ -65,6 +65,10 @@ class Prologue:
         rows, columns, length = (symbols.evaluate(s, environment) for s in (self.rows, self.columns, self.length))
         return replace(self, rows=rows, columns=columns, length=length)
 
+    def placement(self, fused: bool) -> str:
+        """Where the activation is computed, in words."""
+        return "in its product" if fused else "before its product"
+
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Contraction regions for those of ``values`` that end in an epilogue; the others are left without products."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
-from jitgen.ir.analysis import rewritten, unrounded, varying
+from jitgen.ir.analysis import one_of, rewritten, unrounded, varying
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.views import BARRIERS, Mover
@@ -201,33 +201,6 @@ def _from_memory(node: Node, mover: Mover, materialize: Materialize) -> Node:
     if node.op == "reduce" or node.dtype not in ("float16", "bfloat16"):
         return materialize(node)
     return unrounded(materialize(unrounded(node, "float32", mover)), node.dtype, mover)
-
-
-def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
-    """``root``, a pointwise result that does not vary along ``dims``, with one element along them."""
-    order = topological([root])
-    needed = {id(root)}
-    for node in reversed(order):
-        if id(node) in needed and node.op not in BARRIERS:
-            needed.update(map(id, node.inputs))
-    found: dict[int, Node] = {}
-    for node in order:
-        if id(node) not in needed:
-            continue
-        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
-        if source.op in ("const", "scalar"):
-            found[id(node)] = source
-            continue
-        shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
-        if node.op not in BARRIERS:
-            found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
-        elif source is not node and all(source.shape[dim] == 1 for dim in dims):
-            found[id(node)] = mover.move(source, ("expand",), shape)
-        else:
-            found[id(node)] = node
-            for dim in dims:
-                found[id(node)] = mover.slice(found[id(node)], dim, 0, 1)
-    return found[id(root)]
 
 
 def are_columns(node: Node) -> bool:

@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitgen.families.family import Partition
-from jitgen.families.reduction.claim import one_of
-from jitgen.ir.analysis import varies
+from jitgen.ir.analysis import one_of, varies
 from jitgen.ir.graph import Node, topological, under_views
 from jitgen.ir.regions import Region, Store
 from jitgen.ir.views import BARRIERS, Strided

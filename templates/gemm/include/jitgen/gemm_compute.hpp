@@ -9,10 +9,13 @@
 // x is packed in tiles of rows. The rows of a tile are interleaved, so that a tile is read in order of k.
 #pragma once
 
-#include "jitgen/gemm_vector.hpp"
+#include "jitgen/vector.hpp"
 
 namespace jitgen {
 namespace gemm {
+
+// A block is 16 interleaved rows of weights: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
+constexpr int64_t block_rows = 16;
 
 // `most_rows`: rows of a tile for which registers, 32 on AVX-512 and 16 elsewhere, hold the accumulators, the block's
 // weights and a broadcast of x. Tiles have `tile_rows` rows at most.

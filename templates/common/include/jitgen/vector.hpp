@@ -1,16 +1,11 @@
-// Vectors of the target's full width, for the tiles of the matmul, written with the compilers' vector extensions.
+// Vectors of the target's full width, for tiles of products, written with the compilers' vector extensions.
 // Multiply-accumulate is inline assembly, because kernels are compiled without floating-point contraction, and because
-// the instruction can broadcast one element of x from memory to its lanes.
-//
-// A block is 16 interleaved rows of weights: one vector of floats on AVX-512, two on AVX2, four on SSE2 and elsewhere.
+// the instruction can broadcast one element from memory to its lanes.
 #pragma once
 
 #include "jitgen/storage.hpp"
 
 namespace jitgen {
-namespace gemm {
-
-constexpr int64_t block_rows = 16;
 
 #if defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define JITGEN_AVX512 1
@@ -265,5 +260,4 @@ JITGEN_INLINE void transpose(Vector (&rows)[lanes]) {
   }
 }
 
-}  // namespace gemm
 }  // namespace jitgen

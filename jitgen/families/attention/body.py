@@ -1,0 +1,62 @@
+"""The body of an attention region: two contractions, of which the second one's left operand is computed of the first.
+
+* ``contractions[0]``: its ``x`` gives an element of the query, its ``weight`` is the keys.
+* ``contractions[1]``: its ``x`` gives a score of an accumulator of the first (``contract``, attr 0), its last
+  instruction; its ``weight`` is the values. What is summed is exp(score - the row's maximum) times the values.
+
+The body's own instructions compute results, element by element over (rows, E), from accumulators of the second
+(``contract``, attr 1) and two values of a row: ``reduce`` with attr ``"max"``, the greatest score, and ``"sum"``, the
+sum of exp(score - maximum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
+from jitgen.ir.graph import Node, Shape
+from jitgen.ir.regions import Region
+from jitgen.ir.symbols import Expr
+
+
+def body_of(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]) -> Body:
+    """The body of ``region``; see ``Family.body``."""
+    return _ResultBuilder(shapes, scalars).lower(region, numbers)
+
+
+class _ResultBuilder(BodyBuilder):
+    """Lowers results; row values are reductions without arguments."""
+
+    def _awaited(self, node: Node) -> Sequence[Node]:
+        return () if node.op == "reduce" else super()._awaited(node)
+
+    def _lower(self, node: Node) -> int:
+        if node.op == "reduce":
+            return self._emit(Instruction("reduce", (), compute_dtype(node.dtype), node.attrs[0], node.location))
+        return super()._lower(node)
+
+    def _contraction(self, node: Node) -> Contraction:
+        power, value = node.inputs
+        difference, dtype = power.inputs[0], value.dtype
+        scores = _ScoreBuilder(self.buffers, self.scalars)
+        scores.operands, scores._contractions = self.operands, self._contractions
+        found = scores._value(difference.inputs[0])
+        assert found == len(scores.instructions) - 1
+        operands = (self._operand("value", value),)
+        return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2])
+
+
+class _ScoreBuilder(BodyBuilder):
+    """Lowers the rule of scores."""
+
+    def __init__(self, buffers: Sequence[Shape], scalars: list[tuple[Expr, str]]):
+        super().__init__(buffers, scalars)
+        self._load = self._iota = "score"
+
+    def _contraction(self, node: Node) -> Contraction:
+        query, key = node.inputs
+        elements = BodyBuilder(self.buffers, self.scalars)
+        elements.operands, elements._load, elements._iota = self.operands, "query", "query"
+        elements._value(query)
+        operands = (self._operand("key", key),)
+        return Contraction(tuple(elements.instructions), operands, query.shape[-1], query.dtype, node.attrs[2])

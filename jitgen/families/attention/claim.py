@@ -1,0 +1,251 @@
+"""What the attention family claims: attention, with the pointwise work after it and the row values beside it.
+
+An attention region iterates over ``(lead..., m, e)``: batch and heads, rows of the query, columns of the value. The
+keys ``n`` and the depth ``d`` are inner and sequential. Its stages are ``contract over d, map, reduce over n, contract
+over n, map``. ``claim`` finds it in these steps:
+
+1. ``match.py`` recognises products as attention; ``Partition.decide`` is asked about each, with what speaks against it.
+2. One that is behind another operation than pointwise ones and views is materialized, with what follows it pointwise.
+3. The others become stores: views after the result are undone, and what multiplies the weights of a row multiplies the
+   result instead. Results that are values of the same rows (log-sum-exp) become stores beside it.
+4. Heads that share keys, repeated by ``repeat_interleave`` or the like, become a dimension of their own, along which
+   keys and values have stride 0.
+5. Operands are tensors; what is not is materialized, except a query that is computed pointwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.match import Attention, is_pointwise, matched, obstacle, products_at_own_place
+from jitgen.families.attention.region import region_of
+from jitgen.families.family import Claim, Partition
+from jitgen.ir import symbols
+from jitgen.ir.graph import Node, topological, under_views
+from jitgen.ir.program import Decision
+from jitgen.ir.regions import Movement, Region, Store
+from jitgen.ir.views import Mover
+
+NAME = "attention"
+MOST_MOVEMENTS = 16
+"""Views behind a result that are undone; with more of them it is materialized."""
+MOST_DEPTH = 512
+"""D and E of a kernel at most: a tile of keys and values is in the cache, or in registers, as a whole."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The question whether an attention is one kernel (``Partition.decide``).
+
+    Attributes:
+        rows, keys, depth, width: M, N, D and E. Sizes are symbolic until ``at`` makes them numbers.
+        dtype: of the values.
+        operations: of the rule of scores.
+        obstacle: what makes it impossible whatever the sizes; empty where nothing does.
+    """
+
+    rows: Any
+    keys: Any
+    depth: Any
+    width: Any
+    dtype: str
+    operations: tuple[str, ...]
+    obstacle: str
+
+    def __str__(self) -> str:
+        rule = f", scores by {', '.join(self.operations)}" if self.operations else ""
+        return f"attention of {self.rows} rows to {self.keys} keys, {self.depth} deep, {self.width} wide{rule}"
+
+    def at(self, environment: Mapping[str, Any]) -> Fusion:
+        """The question with numbers for its sizes."""
+        sizes = (self.rows, self.keys, self.depth, self.width)
+        rows, keys, depth, width = (symbols.evaluate(size, environment) for size in sizes)
+        return replace(self, rows=rows, keys=keys, depth=depth, width=width)
+
+    def placement(self, fused: bool) -> str:
+        """Where it is computed, in words."""
+        return "one kernel" if fused else "products and a softmax"
+
+
+def decide(question: Fusion, device: Device) -> Decision:
+    """Whether the device's dialect computes ``question`` in one kernel."""
+    if question.obstacle:
+        return Decision(False, question.obstacle)
+    if device.dialect == "cuda":
+        return Decision(False, "the cuda dialect has no attention kernel; backend='triton' has one")
+    if max(question.depth, question.width) > MOST_DEPTH:
+        return Decision(False, f"heads of more than {MOST_DEPTH} elements")
+    if device.dialect == "triton" and question.dtype == "float64":
+        return Decision(False, "float64 has no tensor cores")
+    return Decision(True, "scores and weights stay in the kernel")
+
+
+def claim(values: Sequence[Node], partition: Partition) -> Claim:
+    """Attention regions for those of ``values`` that end in one; the others are left with attention materialized."""
+    values, mover = list(values), partition.mover
+    while found := _fused(values, partition):
+        hidden = _first_hidden(values, found, mover)
+        if hidden is None:
+            break
+        memo = {id(hidden): partition.materialize(hidden)}
+        values = [mover.substituted(node, memo) for node in values]
+    regions: list[Region] = []
+    rest: list[Node | None] = list(values)
+    for of in found:
+        stores, beside = [], []
+        for position, value in enumerate(values):
+            store = _undone(position, value, of, mover) if of.result in topological([value]) else None
+            row = _row_store(position, value, of, mover) if store is None else None
+            stores += [store] if store else []
+            beside += [row] if row else []
+            rest[position] = None if store or row else rest[position]
+        regions.append(region_of(of, stores, beside, partition))
+    return Claim(regions, rest)
+
+
+def _fused(values: Sequence[Node], partition: Partition) -> list[Attention]:
+    """The attention in ``values`` that becomes kernels."""
+    found = []
+    for node in topological(values):
+        of = matched(node)
+        if of is None:
+            continue
+        against = obstacle(of, values) or _stray_row_value(of, values, partition.mover) or ""
+        rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
+        inner = topological([of.scores], leaves="contract")
+        operations = tuple(each.op for each in inner if is_pointwise(each))
+        question = Fusion(rows, keys, depth, width, of.result.inputs[1].dtype, operations, against)
+        if partition.decide(NAME, question).fused:
+            found.append(of)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- values of the rows
+
+
+def _is_behind_row(value: Node, of: Attention) -> bool:
+    """Whether ``value`` is computed from a maximum or sum of the rows of ``of`` otherwise than through its result."""
+    stack, seen = [value], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or node is of.result:
+            continue
+        seen.add(id(node))
+        if of.is_row_reduction(node):
+            return True
+        stack.extend(node.inputs)
+    return False
+
+
+def _row_store(position: int, value: Node, of: Attention, mover: Mover) -> Store | None:
+    """The store of ``value``, computed pointwise from row values of ``of``, in the shape (lead..., M, 1); None where it
+    is something else."""
+    column = (*of.scores.shape[:-1], 1)
+    movements: tuple[Movement, ...] = ()
+    if value.shape == column[:-1]:
+        movements = ((("unsqueeze", len(value.shape)), column),)
+        value = mover.move(value, *movements[0])
+    if value.shape != column or not _is_behind_row(value, of) or of.result in topological([value]):
+        return None
+    stack, seen = [value], set()
+    while stack:  # down to the reductions, which no view may be in front of
+        node = stack.pop()
+        if id(node) in seen or of.is_row_reduction(node):
+            continue
+        seen.add(id(node))
+        if not is_pointwise(node) and _is_behind_row(node, of):
+            return None
+        stack.extend(node.inputs)
+    return Store(position, value, movements)
+
+
+def _stray_row_value(of: Attention, values: Sequence[Node], mover: Mover) -> str | None:
+    """Why not, where a value of its rows is used by anything but results beside the attention's own."""
+    behind = [value for value in values if _is_behind_row(value, of)]
+    if not behind:
+        return None
+    ends = [value for value in values if of.result in topological([value])]
+    beside = all(_row_store(0, value, of, mover) is not None for value in behind)
+    if beside and ends and all(_undone(0, end, of, mover) is not None for end in ends):
+        return None
+    return "a maximum or sum of its rows is used by another kernel"
+
+
+# ------------------------------------------------------------------------------------------- what comes after a result
+
+
+def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> Node | None:
+    """What to materialize first: an attention that is no result by pointwise operations and views alone, with what
+    follows it; None where all are. Of several in one result the first stays."""
+    order = topological(values)
+    users: dict[int, list[Node]] = {id(node): [] for node in order}
+    for node in order:
+        for child in node.inputs:
+            users[id(child)].append(node)
+    taken: set[int] = set()
+    for of in found:
+        ends = [value for value in values if of.result in topological([value])]
+        if not taken & set(map(id, ends)) and all(_undone(0, end, of, mover) is not None for end in ends):
+            taken |= set(map(id, ends))
+            continue
+        node, others = of.result, {id(each.result) for each in found if each is not of}
+        while len(users[id(node)]) == 1 and not any(node is value for value in values):
+            (user,) = users[id(node)]
+            undone = user.op == "view" and _inverse(user) is not None
+            pointwise = is_pointwise(user) and user.shape == node.shape
+            if not (undone or pointwise) or others & {id(each) for each in topological([user])}:
+                break
+            node = user
+        return node
+    return None
+
+
+def _undone(position: int, value: Node, of: Attention, mover: Mover) -> Store | None:
+    """The store of ``value`` in the shape of the product ``of.result``, views behind it undone; None where that cannot
+    be, or where something else than pointwise operations is between."""
+    movements: tuple[Movement, ...] = ()
+    while (view := _view_of(value, of.result)) is not None:
+        inverse = _inverse(view)
+        if inverse is None or len(movements) == MOST_MOVEMENTS:
+            return None
+        value, movements = mover.move(value, *inverse), (*movements, inverse)
+    if value.shape != of.result.shape or of.result not in products_at_own_place(value):
+        return None
+    behind = {id(of.result)}
+    for node in topological([value]):
+        if any(id(child) in behind for child in node.inputs):
+            behind.add(id(node))
+            if not is_pointwise(node):
+                return None
+    return Store(position, value, movements)
+
+
+def _view_of(root: Node, result: Node) -> Node | None:
+    """The first view of ``result`` that is reached from ``root`` through pointwise nodes."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "view":
+            if under_views(node) is result:
+                return node
+        elif is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+    return None
+
+
+def _inverse(view: Node) -> Movement | None:
+    """The movement from ``view`` back to its source; None where the view leaves out or repeats elements."""
+    kind, *parameters = view.attrs
+    shape = view.inputs[0].shape
+    if kind == "permute":
+        (order,) = parameters
+        return ("permute", tuple(order.index(dim) for dim in range(len(order)))), shape
+    if kind in ("squeeze", "unsqueeze"):
+        return ("unsqueeze" if kind == "squeeze" else "squeeze", *parameters), shape
+    return (("reshape",), shape) if kind == "reshape" else None

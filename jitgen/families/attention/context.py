@@ -1,0 +1,197 @@
+"""What the attention templates read: operands by role, and the lines of the query, of the rule and of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Line, Printed, printed
+from jitgen.families.attention.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks
+from jitgen.families.attention.launch import integer_names
+from jitgen.families.attention.layout import Layout
+from jitgen.families.attention.narrow import narrowed
+from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.ops import INTS
+from jitgen.ir.program import Kernel
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand.
+
+    Attributes:
+        index: among the body's operands.
+        role: ``"query"``, ``"key"``, ``"value"``, ``"score"``, ``"load"`` or ``"store"``.
+        kind: of its strides; see ``Layout.operands``.
+        dtype, storage, type: its dtype, that in memory in the dialect, and that of its value.
+        value: the name of its value; of operands that no line reads, empty.
+        strides: parameters: along the batch, the packed dimensions, and its own two.
+        pointer: the parameter; None for an index, whose first value is the parameter ``offset``.
+    """
+
+    index: int
+    role: str
+    kind: str
+    dtype: str
+    storage: str
+    type: str
+    value: str
+    batch: tuple[str, ...]
+    packed: tuple[str, ...]
+    own: tuple[str, str]
+    pointer: str | None
+    offset: str
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtype in INTS
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of scores.
+
+    Attributes:
+        operands: what it reads.
+        lines: its statements, of the accumulator ``acc0``.
+        value: the name of the score.
+        scalars: run-time scalars: name to type.
+    """
+
+    operands: tuple[Operand, ...]
+    lines: tuple[Line, ...]
+    value: str
+    scalars: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The kernel, as all dialects read it.
+
+    Attributes:
+        title: shape and operands in words.
+        operands: all of them, in the order of the body.
+        query: what an element of the query is computed from, ``query_lines`` and ``query_value``.
+        key, value: the operands.
+        rule: of scores; ``unmasked`` the same where no mask hides anything.
+        masked: whether the two differ.
+        row_loads, row_lines: what is computed once for a row of results.
+        loads, lines: what is computed for each element of it.
+        row_stores, stores: results.
+        tops, totals: names of a row's greatest score and of its sum.
+        integers, scalars: parameters.
+        accumulator: the dialect's type of sums.
+    """
+
+    title: str
+    operands: tuple[Operand, ...]
+    query: tuple[Operand, ...]
+    query_lines: tuple[Line, ...]
+    query_value: str
+    query_scalars: dict[str, str]
+    key: Operand
+    value: Operand
+    rule: Rule
+    unmasked: Rule
+    masked: bool
+    row_loads: tuple[Operand, ...]
+    row_lines: tuple[Line, ...]
+    loads: tuple[Operand, ...]
+    lines: tuple[Line, ...]
+    row_stores: tuple[Operand, ...]
+    stores: tuple[Operand, ...]
+    tops: tuple[str, ...]
+    totals: tuple[str, ...]
+    integers: tuple[str, ...]
+    scalars: tuple[tuple[str, str], ...]
+    batch: tuple[str, ...]
+    packed: tuple[str, ...]
+    accumulator: str
+
+
+def rules_of(body: Body, layout: Layout) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """The instructions of the rule of scores, and of the rule where no mask hides anything."""
+    rule = body.contractions[1].x
+    if not layout.wide:
+        rule = narrowed(rule, body.operands)
+    return rule, without_masks(rule)
+
+
+def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
+    """The context of ``kernel`` in ``dialect``."""
+    (body,) = kernel.bodies
+    queries, weights = body.contractions
+    rule, unmasked = rules_of(body, layout)
+    found = printed(body.instructions, dialect, coarse=body.coarse)
+    of_query = printed(queries.x, dialect, "q")
+    of_rule, of_unmasked = (printed(each, dialect, "s", coarse=False) for each in (rule, unmasked))
+    values = {**of_query.values, **found.values}
+
+    def operand(index: int, value: str) -> Operand:
+        source = body.operands[index]
+        strides = tuple(f"s{index}_{dim}" for dim in range(layout.batch + layout.packed + 2))
+        return Operand(
+            index=index,
+            role=source.kind,
+            kind=layout.operands[index],
+            dtype=source.dtype,
+            storage=dialect.storage_types[source.dtype],
+            type=dialect.types[compute_dtype(source.dtype)],
+            value=value,
+            batch=strides[: layout.batch],
+            packed=strides[layout.batch : -2],
+            own=(strides[-2], strides[-1]),
+            pointer=f"p{index}" if source.buffer is not None else None,
+            offset=f"o{index}" if source.buffer is None else "",
+        )
+
+    operands = tuple(operand(index, values.get(index, "")) for index in range(len(body.operands)))
+
+    def rule_of(instructions: Sequence[Instruction], text: Printed) -> Rule:
+        read = tuple(dict.fromkeys(i.attr for i in instructions if i.op in ("load", "iota")))
+        types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
+        mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
+        return Rule(mine, tuple(text.lines.values()), text.names[len(instructions) - 1], dict(text.scalars))
+
+    rows = {p for p, i in enumerate(body.instructions) if i.row}
+    stores = [i.attr for i in body.instructions if i.op == "store"]
+    loads = [i.attr for i in body.instructions if i.op in ("load", "iota")]
+    kinds = ", ".join(f"{o.role} {o.dtype} {o.kind}" for o in operands)
+
+    def reduced(kind: str) -> tuple[str, ...]:
+        return tuple(found.names[p] for p, i in enumerate(body.instructions) if (i.op, i.attr) == ("reduce", kind))
+
+    return Attention(
+        title=f"({', '.join(map(str, body.shape))}): {kinds}",
+        operands=operands,
+        query=tuple(operands[i.attr] for i in queries.x if i.op in ("load", "iota")),
+        query_lines=tuple(of_query.lines.values()),
+        query_value=of_query.names[len(queries.x) - 1],
+        query_scalars=dict(of_query.scalars),
+        key=operands[queries.weight[0]],
+        value=operands[weights.weight[0]],
+        rule=rule_of(rule, of_rule),
+        unmasked=rule_of(unmasked, of_unmasked),
+        masked=bool(masks_of(rule)),
+        row_loads=tuple(operands[index] for index in loads if body.operands[index].row),
+        row_lines=tuple(line for p, line in found.lines.items() if p in rows),
+        loads=tuple(operands[index] for index in loads if not body.operands[index].row),
+        lines=tuple(line for p, line in found.lines.items() if p not in rows),
+        row_stores=tuple(operands[index] for index in stores if body.operands[index].row),
+        stores=tuple(operands[index] for index in stores if not body.operands[index].row),
+        tops=reduced("max"),
+        totals=reduced("sum"),
+        integers=tuple(name for name, *_ in integer_names(kernel, layout)),
+        scalars=tuple((f"a{i}", dialect.types[dtype]) for i, (_, dtype) in enumerate(kernel.scalars)),
+        batch=tuple(f"b{dim}" for dim in range(layout.batch)),
+        packed=tuple(f"g{dim}" for dim in range(layout.packed)),
+        accumulator=dialect.types[compute_dtype(weights.dtype)],
+    )
+
+
+def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) -> Bounds:
+    """The bounds of the rule; see ``bounds_of``."""
+    rule, _ = rules_of(body, layout)
+    scalars = {position: f"a{i.attr}" for position, i in enumerate(rule) if i.op == "scalar"}
+    return bounds_of(rule, known, scalars, words)

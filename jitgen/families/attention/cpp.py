@@ -1,0 +1,158 @@
+"""The context of ``templates/attention/attention.cpp.j2``: a struct that the mainloop of ``attention.hpp`` walks.
+
+What the rule of scores reads is loaded where it changes: once for a task, once for a row of a chunk, once for a key, or
+for each score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Built
+from jitgen.families.attention.bounds import Ends, Words
+from jitgen.families.attention.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.layout import Layout
+from jitgen.families.attention.schedule import CpuSchedule
+from jitgen.ir.program import Kernel
+
+WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+FLAGS = ["-O2"]
+"""Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
+
+
+def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, dialect: Dialect) -> Built:
+    """Template context and source options; see ``attention/render.py``."""
+    (body,) = kernel.bodies
+    scores = list(of.rule.operands)
+    known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
+    found = bounds(body, layout, known, WORDS)
+    text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
+    pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
+    scalars = [f"{kind} {name}" for name, kind in of.scalars]
+    integers = [f"int64_t {name}" for name in of.integers]
+    fields = [*pointers, *scalars, *integers]
+    return {
+        "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
+        "fields": fields,
+        "arguments": [field.rpartition(" ")[2] for field in fields],
+        "accumulator": of.accumulator,
+        "way": "Tiles" if schedule.path == "tiles" else "Few",
+        "lanes_are_rows": schedule.path == "tiles",
+        "tasks": " * ".join(of.batch) or "1",
+        "packed_rows": " * ".join([*of.packed, "rows"]),
+        "indices": _indices(of.batch, "task", "z"),
+        "row_indices": _row_indices(of.packed),
+        "based": [
+            {
+                "name": f"at{o.index}",
+                "expression": _sum([o.offset], o.batch, [f"z{dim}" for dim in range(layout.batch)]),
+            }
+            for o in of.operands
+        ],
+        "of_row": [o for o in scores if o.kind == "row"],
+        "at_row": [o for o in scores if o.kind == "both"],
+        "of_task": [o for o in scores if o.kind == "task"],
+        "positions": {o.index: _position(o, layout) for o in of.operands},
+        "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
+        "key_ends": [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text],
+        "rules": [_rule(of.unmasked, True), _rule(of.rule, False)] if of.masked else [_rule(of.unmasked, True)],
+        "masked": of.masked,
+        "bounds": found,
+        "key": of.key,
+        "value": of.value,
+        "query": [
+            _load(o, _row_position(o, layout), "d", o.own[1] if o.kind != "contiguous" else "1") for o in of.query
+        ],
+        "query_lines": of.query_lines,
+        "query_value": of.query_value,
+        "row_loads": [_load(o, _row_position(o, layout), "0", "1") for o in of.row_loads],
+        "row_lines": of.row_lines,
+        "loads": [
+            _load(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.loads
+        ],
+        "lines": of.lines,
+        "row_stores": [_store(o, _row_position(o, layout), "0", "1") for o in of.row_stores],
+        "stores": [
+            _store(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.stores
+        ],
+        "tops": of.tops,
+        "totals": of.totals,
+    }, {"flags": FLAGS}
+
+
+def _pointer(operand: Operand) -> str:
+    return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
+
+
+def _ends(operand: Operand) -> Ends:
+    """Where the bounds of a tile have the ends of an operand's values."""
+    if operand.kind == "task":
+        return Ends(f"x{operand.index}", f"x{operand.index}")
+    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
+
+
+def _sum(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
+    terms = [*first, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))]
+    return " + ".join(term for term in terms if term) or "0"
+
+
+def _indices(sizes: Sequence[str], number: str, name: str) -> list[tuple[str, str]]:
+    """(name, expression) of the index of ``number`` in each dimension."""
+    found = []
+    for dim in range(len(sizes)):
+        inner = " * ".join(sizes[dim + 1 :])
+        index = f"{number} / ({inner})" if inner else number
+        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
+    return found
+
+
+def _row_indices(packed: Sequence[str]) -> list[tuple[str, str]]:
+    """The same of a row: packed dimensions before the row of the query, ``m``."""
+    return [*_indices(packed, "(row / rows)", "y"), ("m", "row % rows" if packed else "row")]
+
+
+def _position(operand: Operand, layout: Layout) -> str:
+    """The offset of row ``m`` of packed indices ``y0`` ... from where the task begins."""
+    return _sum(
+        [f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"]
+    )
+
+
+_row_position = _position
+
+
+def _rule(rule: Rule, is_open: bool) -> dict[str, Any]:
+    return {
+        "open": is_open,
+        "by_key": [o for o in rule.operands if o.kind == "key"],
+        "by_task": [o for o in rule.operands if o.kind == "task"],
+        "by_row": [o for o in rule.operands if o.kind == "row"],
+        "by_both": [o for o in rule.operands if o.kind == "both"],
+        "lines": rule.lines,
+        "value": rule.value,
+    }
+
+
+def _step(index: str, stride: str) -> str:
+    return index if stride == "1" else "0" if index == "0" else f"{index} * {stride}"
+
+
+def _load(operand: Operand, position: str, index: str, stride: str) -> dict[str, str]:
+    """A load at ``index`` of a row, or an index there; ``start`` is computed once for the row."""
+    name = f"from{operand.index}"
+    step = _step(index, stride)
+    if operand.pointer is None:
+        start, expression = f"const int64_t {name} = {position}", f"{name} + {step}"
+    else:
+        start = f"{_pointer(operand)} const {name} = {operand.pointer} + {position}"
+        expression = f"jitgen::load({name}[{step}])"
+    return {"start": start, "type": operand.type, "value": operand.value, "expression": expression}
+
+
+def _store(operand: Operand, position: str, index: str, stride: str) -> dict[str, str]:
+    name = f"to{operand.index}"
+    start = f"{_pointer(operand)} const {name} = {operand.pointer} + {position}"
+    stored = f"{name}[{_step(index, stride)}] = jitgen::store<{operand.storage}>({operand.value})"
+    return {"start": start, "stored": stored}

@@ -1,0 +1,259 @@
+"""Recognising attention in a graph: a product whose left operand is a softmax of another product, in any spelling.
+
+The pattern, from the result back to the operands, over (lead..., M, N) scores and (lead..., M, E) results::
+
+    S = rule(contract(q, k))                 any pointwise expression of the product, of indices and of tensors
+    e = exp(S - b)                           b: one value for a row
+    P = e * r * ...                          products and quotients by values of a row, selections by a row's condition
+    O = contract(P, v)
+
+A softmax is such a P, with b the maximum of S and r the reciprocal of the sum of e. So are a softmax with a sink, one
+written with ``max``, ``exp`` and ``sum``, and one that gives zeros where every score is -inf. ``b`` and ``r`` are
+computed from ``max(S)`` and from sums of such exponentials over a row, which a kernel that walks the keys once can
+give: with m the maximum, exp(S - b) is exp(S - m) exp(m - b).
+
+Rounding P to a 16-bit dtype is left out: a value between operations keeps its compute dtype (``ir/body.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgen.ir.analysis import varies
+from jitgen.ir.body import compute_dtype
+from jitgen.ir.equations import axes
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.ops import OPS
+from jitgen.spec import DTYPES
+
+STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
+"""Operations that no rule of scores computes: their results are in memory before the kernel, except the first product
+and values of a row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """A product that was recognised.
+
+    Attributes:
+        result: O, the product of weights and values.
+        weights: P, its left operand.
+        power: e, the exponential.
+        scores: S, and ``base`` b; None where nothing is subtracted.
+        product: the product of queries and keys that ``scores`` is computed from.
+    """
+
+    result: Node
+    weights: Node
+    power: Node
+    scores: Node
+    base: Node | None
+    product: Node
+
+    @property
+    def last(self) -> int:
+        """The dimension of the scores that counts keys."""
+        return len(self.scores.shape) - 1
+
+    def is_row_reduction(self, node: Node) -> bool:
+        """Whether ``node`` is the maximum of the scores of a row, or a sum of their exponentials."""
+        return tops(node, self) is not None or sums(node, self) is not None
+
+
+def is_pointwise(node: Node) -> bool:
+    return node.op in OPS or node.op == "cast"
+
+
+def is_copy(node: Node) -> bool:
+    """Whether ``node`` is its operand in memory of its own."""
+    return node.op == "cast" and node.dtype == node.inputs[0].dtype
+
+
+def products_at_own_place(root: Node) -> list[Node]:
+    """The products of two floating tensors that ``root`` is computed from by pointwise operations alone."""
+    found, stack, seen = [], [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "contract":
+            found.append(node)
+        elif is_pointwise(node):
+            stack.extend(reversed(node.inputs))
+    return found
+
+
+def matched(result: Node) -> Attention | None:
+    """The attention that the product ``result`` is the last step of; None where it is none."""
+    if result.op != "contract" or len(axes(result.attrs[0]).contracted) != 1:
+        return None
+    weights = result.inputs[0]
+    power = linear_in(weights) if _leads_to_exponential(weights) else None
+    if power is None:
+        return None
+    scores, base = power.inputs[0], None
+    last = len(power.shape) - 1
+    if scores.op == "sub" and not varies(scores.inputs[1], (last,)):
+        scores, base = scores.inputs
+    found = [node for node in products_at_own_place(scores) if node.shape == scores.shape]
+    return Attention(result, weights, power, scores, base, found[0]) if found else None
+
+
+def _leads_to_exponential(weights: Node) -> bool:
+    """Whether some path of the operations that ``linear_in`` follows ends in an exponential: a quick test."""
+    stack, seen = [weights], set()
+    while stack:
+        node = stack.pop()
+        if node.op == "exp":
+            return True
+        if id(node) not in seen and node.op in ("cast", "mul", "div", "where"):
+            seen.add(id(node))
+            stack.extend(node.inputs)
+    return False
+
+
+def linear_in(weights: Node) -> Node | None:
+    """The exponential that ``weights`` is proportional to along its last dimension; None where there is none."""
+    node, last = weights, (len(weights.shape) - 1,)
+    while node.op != "exp":
+        position = linear_operand(node, last)
+        if position is None:
+            return None
+        node = node.inputs[position]
+    return node
+
+
+def linear_operand(node: Node, last: Sequence[int]) -> int | None:
+    """The operand that ``node`` is proportional to, its other operands being one value for a row; None if none is."""
+    if node.op == "cast":
+        return 0 if DTYPES[node.dtype].is_floating_point and DTYPES[node.inputs[0].dtype].is_floating_point else None
+    if node.op == "mul":
+        varying = [position for position in (0, 1) if varies(node.inputs[position], last)]
+        return varying[0] if len(varying) == 1 else None
+    if node.op == "div":
+        return 0 if varies(node.inputs[0], last) and not varies(node.inputs[1], last) else None
+    if node.op == "where" and not varies(node.inputs[0], last):
+        zero = [
+            position
+            for position in (1, 2)
+            if node.inputs[position].op == "const" and not node.inputs[position].attrs[0]
+        ]
+        return 3 - zero[0] if len(zero) == 1 else None
+    return None
+
+
+def row_sources(roots: Sequence[Node]) -> list[Node]:
+    """The reductions that ``roots``, values of a row, are computed from without another one between."""
+    found, stack, seen = [], list(roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == "reduce":
+            found.append(node)
+        else:
+            stack.extend(node.inputs)
+    return found
+
+
+def beside(node: Node, of: Attention) -> list[Node] | None:
+    """What ``node`` has beside the scores, one score of each row; None where it is not the scores and such ones.
+
+    A softmax over scores and a learned sink is over their concatenation.
+    """
+    if node is of.scores:
+        return []
+    if node.op != "cat" or node.attrs != (of.last,) or sum(each is of.scores for each in node.inputs) != 1:
+        return None
+    others = [each for each in node.inputs if each is not of.scores]
+    single = all(each.shape[-1] == 1 and of.product not in topological([each]) for each in others)
+    return others if single else None
+
+
+def tops(reduction: Node, of: Attention) -> list[Node] | None:
+    """Where ``reduction`` is the maximum of the scores of a row, what it has beside them; else None."""
+    return (
+        beside(reduction.inputs[0], of) if reduction.op == "reduce" and reduction.attrs == ("max", (of.last,)) else None
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The sum of exp(S - base) over a row (``base`` None for 0), with that of the scores ``others`` beside S."""
+
+    base: Node | None
+    others: Sequence[Node]
+
+
+def sums(reduction: Node, of: Attention) -> Sum | None:
+    """``reduction`` as such a sum; None where it is something else."""
+    if reduction.op != "reduce" or reduction.attrs != ("sum", (of.last,)):
+        return None
+    power = without_casts(reduction.inputs[0])
+    if power.op != "exp":
+        return None
+    exponent, base = power.inputs[0], None
+    others = beside(exponent, of)
+    if others is None and exponent.op == "sub" and not varies(exponent.inputs[1], (of.last,)):
+        exponent, base = exponent.inputs
+        others = beside(exponent, of)
+    return None if others is None else Sum(base, others)
+
+
+def without_casts(node: Node) -> Node:
+    """``node`` before casts between floating dtypes, in whose place a kernel keeps the compute dtype."""
+    while node.op == "cast" and DTYPES[node.inputs[0].dtype].is_floating_point:
+        node = node.inputs[0]
+    return node
+
+
+def row_values(of: Attention) -> list[Node]:
+    """The operands of ``of`` that are one value for a row: its base, and what its weights are multiplied with."""
+    found = [] if of.base is None else [of.base]
+    node, last = of.weights, (of.last,)
+    while node is not of.power:
+        position = linear_operand(node, last)
+        assert position is not None
+        found += [child for number, child in enumerate(node.inputs) if number != position]
+        node = node.inputs[position]
+    return found
+
+
+def obstacle(of: Attention, values: Sequence[Node]) -> str | None:
+    """Why ``of`` cannot be one kernel, in words; None where it can.
+
+    Args:
+        values: the results that are computed together with it.
+    """
+    product, accumulator = of.product, of.result.attrs[1]
+    if len(axes(product.attrs[0]).contracted) != 1:
+        return "the product of queries and keys sums over several dimensions"
+    if accumulator != product.attrs[1] or compute_dtype(of.scores.dtype) != accumulator:
+        return f"the scores are {of.scores.dtype}, the values are summed in {accumulator}"
+    for reduction in row_sources(row_values(of)):
+        if of.product not in topological([reduction]):
+            continue
+        if not of.is_row_reduction(reduction):
+            return f"a {reduction.attrs[0]} over a row of something else than the scores' exponentials"
+    if is_needed_elsewhere(of, values):
+        return "the scores or the weights are also needed in memory"
+    return None
+
+
+def is_needed_elsewhere(of: Attention, values: Sequence[Node]) -> bool:
+    """Whether ``values`` need the product of queries and keys otherwise than for the result or a row's value."""
+    stack, seen = list(values), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or node is of.result:
+            continue
+        seen.add(id(node))
+        if node is of.product:
+            return True
+        if of.is_row_reduction(node):
+            continue
+        stack.extend(node.inputs)
+    return False

@@ -1,0 +1,129 @@
+"""How an attention kernel walks its rows and keys: pure functions from layout, sizes and target to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.attention.layout import PACKED_ROWS
+from jitgen.families.attention.match import matched
+from jitgen.families.family import Problem, SizeBuckets
+from jitgen.ir import symbols
+from jitgen.ir.graph import Graph, topological
+
+FEW_ROWS = 8
+"""Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
+vector of AVX2 has so many floats."""
+
+LEAST_BLOCK = 16
+"""Elements of a dimension of a product in Triton, at least."""
+SPLIT_ROWS = 16
+"""Rows that share keys, up to which keys are split among programs: one block of rows has them all."""
+SPLIT_TASKS = (31, 127)
+"""Tasks up to which keys are split into 16 and 4 ranges."""
+SPLIT_KEYS = (511, 4095)
+"""Keys up to which they are not split, and split into 4 ranges."""
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """On a CPU.
+
+    Attributes:
+        path: ``"tiles"``: lanes are rows; ``"few"``: lanes are elements of a key.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        return "rows in the lanes of vectors" if self.path == "tiles" else "few rows: keys in the lanes of vectors"
+
+
+@dataclass(frozen=True)
+class TritonSchedule:
+    """In Triton, a program for a block of rows.
+
+    Attributes:
+        block_m, block_n: rows of a program, and keys of a tile.
+        block_d, block_e: powers of two that D and E fit into.
+        even_d, even_e: whether D and E are these.
+        splits: ranges of the keys, each walked by a program of its own.
+        warps, stages: of a program; tiles in flight.
+        wide: 64-bit indices.
+    """
+
+    block_m: int
+    block_n: int
+    block_d: int
+    block_e: int
+    even_d: bool
+    even_e: bool
+    splits: int
+    warps: int
+    stages: int
+    wide: bool
+
+    def __str__(self) -> str:
+        """The schedule in words, for people."""
+        words = [
+            f"{self.block_m} rows a program, tiles of {self.block_n} keys, {self.warps} warps, {self.stages} stages"
+        ]
+        words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
+        return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
+
+
+def candidates(problem: Problem, device: Device) -> Sequence[Any]:
+    """The schedule that the rule of ``device``'s dialect has for ``problem``."""
+    (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
+    if not device.is_gpu:
+        return (CpuSchedule("few" if geometry.packed_rows <= FEW_ROWS else "tiles"),)
+    value = body.contractions[1]
+    deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
+    # As wide as tiles and sums of a program fit shared memory and registers together.
+    large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
+    rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
+    rows = min(rows, max(LEAST_BLOCK, _power_of_two(geometry.packed_rows)))
+    return (
+        TritonSchedule(
+            rows,
+            keys,
+            deep,
+            wide,
+            deep == geometry.depth,
+            wide == geometry.width,
+            value.k_splits,
+            8 if rows >= 128 and large >= 128 else 4,
+            2 if large > 256 else 3,
+            layout.wide,
+        ),
+    )
+
+
+def splits(tasks: int, rows: int, keys: int) -> int:
+    """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
+    once. ``rows`` share their keys. The bounds are those of ``buckets``."""
+    if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
+        return 1
+    return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is no less than ``number``."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """The rows of each attention: few of them have another kernel."""
+    found = []
+    for node in topological(graph.results):
+        of = matched(node)
+        if of is not None:
+            *lead, rows, keys = of.scores.shape
+            split_rows = (PACKED_ROWS, SPLIT_ROWS) if device.is_gpu else (FEW_ROWS, PACKED_ROWS)
+            found.append(SizeBuckets(rows, tuple(sorted({*split_rows, *((16, 32, 64) if device.is_gpu else ())}))))
+            found.append(SizeBuckets(keys, SPLIT_KEYS if device.is_gpu else ()))
+            found.append(SizeBuckets(symbols.product(lead), SPLIT_TASKS if device.is_gpu else ()))
+    return found

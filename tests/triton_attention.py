@@ -1,0 +1,122 @@
+"""Attention in Triton against float64 torch, under Triton's interpreter on CPU tensors.
+
+``tests/unit/test_attention_triton.py`` runs them, as ``tests/interpreter.py`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from tests.attention import INF, MASKS, failure, formula, operands, sample
+from tests.interpreter import Check, serve
+
+CHECKS: dict[str, Check] = {}
+SLOW = ("every_mask_at_the_edges_of_tiles",)
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def plain(q: Any, k: Any, v: Any) -> Any:
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
+
+
+def compared(function: Callable[..., Any], *args: torch.Tensor, kernels: int = 1) -> Iterator[str | None]:
+    """What is wrong with the result of ``function``, or with the number of its kernels."""
+    compiled = jitgen.jit(function, backend="triton")
+    low = compiled.lower(*args)
+    yield None if len(low.kernels) == kernels else low.explain()
+    wanted = function(*(a.double() if a.is_floating_point() else a for a in args))
+    found = compiled(*args)
+    # Weights are rounded to 16 bits where the values have these.
+    narrow = torch.finfo(found.dtype).eps * args[2].double().abs().amax() if found.element_size() == 2 else 0.0
+    error = (found.double() - wanted).abs().nan_to_num()
+    exact = failure(found, wanted, *args[:3])
+    yield exact if exact and (not narrow or error.max() > 2 * narrow) else None
+
+
+@check
+def dtypes() -> Iterator[str | None]:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield from compared(formula(["cap"], ["window"]), *operands((2, 2), 40, 140, 24, 40, dtype))
+
+
+@check
+def sizes() -> Iterator[str | None]:
+    edges = ((2, 2, 16), (15, 63, 17), (16, 64, 16), (17, 65, 33), (129, 129, 64))
+    for rows, keys, depth in (*edges, (20, 0, 16), (0, 9, 16)):
+        yield from compared(plain, *operands((1, 2), rows, keys, depth, depth))
+
+
+@check
+def masks() -> Iterator[str | None]:
+    for name in ("causal", "window", "extrema"):
+        yield from compared(formula(["distance"], [name]), *operands((1, 2), 70, 150, 16, 16))
+
+
+@check
+def every_mask_at_the_edges_of_tiles() -> Iterator[str | None]:
+    for name in MASKS:
+        for rows, keys in ((63, 63), (64, 64), (65, 65), (130, 200)):
+            yield from compared(formula(["scale"], [name]), *operands((1, 1), rows, keys, 16, 16))
+
+
+@check
+def a_bias_and_rows_without_keys() -> Iterator[str | None]:
+    def attend(q: Any, k: Any, v: Any, bias: Any, shown: Any) -> Any:
+        return torch.softmax(torch.where(shown, q @ k.transpose(-1, -2) + bias, -INF), -1) @ v
+
+    shown = sample((20, 70)) > 0
+    shown[3] = False
+    yield from compared(attend, *operands((2, 3), 20, 70, 16, 16), sample((3, 1, 70)), shown)
+
+    def sdpa(q: Any, k: Any, v: Any, shown: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, shown)
+
+    yield from compared(sdpa, *operands((2, 3), 20, 70, 16, 16), shown)
+
+
+@check
+def strides_and_shared_heads() -> Iterator[str | None]:
+    packed = sample((2, 33, 3, 4, 16))
+    q, k, v = (packed[:, :, number].transpose(1, 2) for number in range(3))
+    yield from compared(plain, q, k, v)
+    for rows in (2, 33):
+
+        def repeated(q: Any, k: Any, v: Any) -> Any:
+            return plain(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+
+        compiled = jitgen.jit(repeated, backend="triton")
+        found = compiled(q[:, :, :rows], k[:, :2], v[:, :2])
+        wide = [each.double() for each in (q[:, :, :rows], k[:, :2], v[:, :2])]
+        yield failure(found, repeated(*wide), q, k, v)
+        yield None if len(compiled.lower(q[:, :, :rows], k[:, :2], v[:, :2]).kernels) == 1 else "heads are copied"
+
+
+@check
+def split_keys() -> Iterator[str | None]:
+    for keys in (600, 4200):
+        yield from compared(plain, *operands((1, 2), 3, keys, 16, 24), kernels=2)
+    yield from compared(formula([], ["window"]), *operands((1, 2), 3, 600, 16, 24), kernels=2)
+
+    def beside(q: Any, k: Any, v: Any) -> Any:
+        s = q @ k.transpose(-1, -2)
+        return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+    q, k, v = operands((1, 2), 3, 600, 16, 24)
+    compiled = jitgen.jit(beside, backend="triton")
+    found, wanted = compiled(q, k, v), beside(q.double(), k.double(), v.double())
+    yield failure(found[0], wanted[0], q, k, v)
+    yield None if (found[1].double() - wanted[1]).abs().max() < 1e-5 else "log-sum-exp"
+    yield None if torch.equal(found[0], compiled(q, k, v)[0]) else "two calls differ"
+
+
+if __name__ == "__main__":
+    serve(CHECKS)
