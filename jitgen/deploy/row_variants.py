@@ -80,13 +80,18 @@ def enlarged(leaves: Sequence[Any], tree: Any) -> Iterator[list[Any]]:
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
     """The sizes of ``graph`` that vary, each once, with the ends of the buckets of all families."""
-    named = [each for family in registry.FAMILIES for each in family.buckets(graph, environment, device)]
+    named: list[SizeBuckets] = []
+    inside: set[int] = set()
+    for family in registry.FAMILIES:
+        found = family.buckets(graph, environment, device)
+        named += [each for each in found if id(each.node) not in inside]
+        inside |= {id(node) for each in found for node in each.inside}
     varying = {name for each in named if each.varies for name in _names(each.size)}
     ends: dict[Scalar, set[int]] = {}
     for each in named:
         if each.varies or varying.issuperset(_names(each.size)):
             ends.setdefault(each.size, set()).update(each.ends)
-    return [SizeBuckets(size, tuple(sorted(found))) for size, found in ends.items()]
+    return [SizeBuckets(size, tuple(sorted(bounds))) for size, bounds in ends.items()]
 
 
 def _names(size: Scalar) -> list[str]:

@@ -222,11 +222,16 @@ class SizeBuckets:
         ends: upper ends of the buckets; sizes beyond the last are one bucket more.
         varies: False for a size that mostly is a property of a model, such as the length of a row: its buckets count
             only where all sizes in it vary for another reason.
+        node: the node whose kernel they are about, if it is one node's.
+        inside: nodes that have no kernel of their own, because a kernel of this family computes them: the buckets that
+            families later in the registry name for these count for nothing.
     """
 
     size: Scalar
     ends: tuple[int, ...] = ()
     varies: bool = True
+    node: Node | None = None
+    inside: tuple[Node, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------------- the family

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitgen
+from jitgen.deploy import row_variants
+from jitgen.device import Device
+from jitgen.spec import Target
 from tests.attention import INF, MASKS, RULES, failure, formula, operands, sample
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -241,3 +246,18 @@ def test_several_attentions_of_one_function() -> None:
     compiled = jitgen.jit(twice)
     assert len(compiled.lower(q, k, v).kernels) == 3
     torch.testing.assert_close(compiled(q, k, v).double(), twice(q.double(), k.double(), v.double()), atol=1e-5, rtol=0)
+
+
+def test_the_products_inside_name_no_buckets_of_their_own(tmp_path: Path) -> None:
+    with jitgen.record(tmp_path / "specs.json"):
+        jitgen.jit(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))(
+            *(torch.randn(2, 4, 5, 16) for _ in range(3))
+        )
+    (entry,) = [
+        each for each in json.loads((tmp_path / "specs.json").read_text())["entries"] if each["name"] == "<lambda>"
+    ]
+    cpu, cuda = Device(Target.parse("x86-64-v3"), "cpp"), Device(Target.parse("sm_90a"), "cuda")
+    found = row_variants.variants(entry, cpu)
+    # Three ranges of numbers of rows; and each of batch, heads, rows and keys may be 1.
+    assert len(found) == 3 * 16
+    assert len(row_variants.variants(entry, cuda)) > len(found), "the cuda dialect has products and a softmax"

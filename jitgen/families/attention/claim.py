@@ -113,14 +113,18 @@ def _fused(values: Sequence[Node], partition: Partition) -> list[Attention]:
         of = matched(node)
         if of is None:
             continue
-        against = obstacle(of, values) or _stray_row_value(of, values, partition.mover) or ""
-        rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
-        inner = topological([of.scores], leaves="contract")
-        operations = tuple(each.op for each in inner if is_pointwise(each))
-        question = Fusion(rows, keys, depth, width, of.result.inputs[1].dtype, operations, against)
-        if partition.decide(NAME, question).fused:
+        if partition.decide(NAME, fusion_of(of, values, partition.mover)).fused:
             found.append(of)
     return found
+
+
+def fusion_of(of: Attention, values: Sequence[Node], mover: Mover) -> Fusion:
+    """The question about ``of``, where ``values`` are computed."""
+    against = obstacle(of, values) or _stray_row_value(of, values, mover) or ""
+    rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
+    inner = topological([of.scores], leaves="contract")
+    operations = tuple(each.op for each in inner if is_pointwise(each))
+    return Fusion(rows, keys, depth, width, of.result.inputs[1].dtype, operations, against)
 
 
 # -------------------------------------------------------------------------------------------------- values of the rows

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.attention.claim import decide, fusion_of
 from jitgen.families.attention.layout import PACKED_ROWS
-from jitgen.families.attention.match import matched
+from jitgen.families.attention.match import matched, row_sources, row_values
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, topological
+from jitgen.ir.graph import Builder, Graph, topological
+from jitgen.ir.views import Mover
 
 FEW_ROWS = 8
 """Rows that share keys up to which a CPU thread has the elements of a key in the lanes of its vectors, and not rows: a
@@ -116,14 +118,18 @@ def _power_of_two(number: int) -> int:
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """The rows of each attention: few of them have another kernel."""
+    """The rows of each attention that is one kernel: few of them have another one. On a GPU also its keys and tasks."""
     found = []
+    mover = Mover(Builder())
     for node in topological(graph.results):
         of = matched(node)
-        if of is not None:
-            *lead, rows, keys = of.scores.shape
-            split_rows = (PACKED_ROWS, SPLIT_ROWS) if device.is_gpu else (FEW_ROWS, PACKED_ROWS)
-            found.append(SizeBuckets(rows, tuple(sorted({*split_rows, *((16, 32, 64) if device.is_gpu else ())}))))
-            found.append(SizeBuckets(keys, SPLIT_KEYS if device.is_gpu else ()))
-            found.append(SizeBuckets(symbols.product(lead), SPLIT_TASKS if device.is_gpu else ()))
+        if of is None or not decide(fusion_of(of, graph.results, mover).at(environment), device).fused:
+            continue
+        *lead, rows, keys = of.scores.shape
+        split_rows = (PACKED_ROWS, SPLIT_ROWS) if device.is_gpu else (FEW_ROWS, PACKED_ROWS)
+        ends = tuple(sorted({*split_rows, *((16, 32, 64) if device.is_gpu else ())}))
+        inside = (of.result, of.product, *row_sources(row_values(of)))
+        found.append(SizeBuckets(rows, ends, inside=inside))
+        found.append(SizeBuckets(keys, SPLIT_KEYS if device.is_gpu else ()))
+        found.append(SizeBuckets(symbols.product(lead), SPLIT_TASKS if device.is_gpu else ()))
     return found

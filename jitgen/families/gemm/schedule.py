@@ -183,11 +183,12 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
     for product in topological(graph.results):
         if product.op == "contract":
             batch = len(axes(product.attrs[0]).batch)
-            found.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS))
+            found.append(SizeBuckets(symbols.product(product.shape[batch:-1]), ROW_BUCKETS, node=product))
             if batch:
                 matrices = symbols.product(product.shape[:batch])
-                found.append(SizeBuckets(matrices, MATRIX_BUCKETS if device.is_gpu else ()))
-                found += [SizeBuckets(product.shape[-1]), SizeBuckets(product.inputs[0].shape[-1])]
+                found.append(SizeBuckets(matrices, MATRIX_BUCKETS if device.is_gpu else (), node=product))
+                lengths = product.shape[-1], product.inputs[0].shape[-1]
+                found += [SizeBuckets(length, node=product) for length in lengths]
     return found
 
 

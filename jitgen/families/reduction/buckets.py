@@ -45,9 +45,10 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             length = symbols.evaluate(elements, environment)
             rows = symbols.product(size for dim, size in enumerate(shape) if dim not in reduced)
             ends = row_buckets(length, are_columns(node), occupancy(device.model)) if device.is_gpu else ()
-            found.append(SizeBuckets(rows, tuple(sorted({*ends, *_chunk_ends(node, length, blocks_per_row(device))}))))
+            ends = tuple(sorted({*ends, *_chunk_ends(node, length, blocks_per_row(device))}))
+            found.append(SizeBuckets(rows, ends, node=node))
             if not device.is_gpu:
-                found.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False))
+                found.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False, node=node))
     return found
 
 
