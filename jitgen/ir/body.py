@@ -196,7 +196,7 @@ class BodyBuilder:
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
         self._row_dims = tuple(range(rank - region.row_rank, rank))
-        values = [self._value(store.value) for store in region.stores if store.value.op != "scatter"]
+        values = [self.value(store.value) for store in region.stores if store.value.op != "scatter"]
         for store, value in zip(region.stores, values, strict=not region.is_update):
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
@@ -220,7 +220,7 @@ class BodyBuilder:
             self.instructions.append(instruction)
         return self._positions[key]
 
-    def _value(self, node: Node) -> int:
+    def value(self, node: Node) -> int:
         """The position of the instruction that computes ``node``; instructions for its inputs are emitted before it.
 
         A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
@@ -278,7 +278,7 @@ class BodyBuilder:
         x, weight = node.inputs
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
-        inner._value(x)
+        inner.value(x)
         nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
         if nested:
             raise AssertionError(f"a {nested[0]} in the activation of a product: a pass should have materialized it")
@@ -309,7 +309,7 @@ class BodyBuilder:
         """An update of ``buffer``, the only store of its region."""
         node = store.value
         _, value, *indices = node.inputs
-        arguments = tuple(self._value(source) for source in (value, *indices))
+        arguments = tuple(self.value(source) for source in (value, *indices))
         shape = self.buffers[buffer]
         self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(indices)))
         attr = (len(self.operands) - 1, node.attrs[0])
@@ -334,7 +334,7 @@ class BodyBuilder:
         elif base.op == "iota":
             operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs[0], row)
         elif base.op in ("const", "scalar"):
-            return self._value(base)
+            return self.value(base)
         else:
             raise AssertionError(f"a view of {base.op} reached code generation; a pass should have moved it")
         if operand not in self.operands:

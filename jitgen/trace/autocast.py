@@ -24,6 +24,7 @@ _LOSSES = (
 )
 _PRODUCTS = (
     *("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "prelu", "einsum"),
+    "scaled_dot_product_attention",
     *("linalg_vecdot", *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3))),
 )
 _RESAMPLED = (
@@ -43,6 +44,7 @@ FLOAT32: Mapping[str, frozenset[str]] = {
             *(*_LOSSES, "binary_cross_entropy", "prod", "cdist", "trace", "quantile", "nanquantile"),
             *("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
             *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
+            *("max_unpool2d", "max_unpool3d"),
         )
     ),
     "cuda": frozenset(

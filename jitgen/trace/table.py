@@ -198,7 +198,7 @@ def _swapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 ROW_MODULES: tuple[str, ...] = (
     "activations",
-    "attention",
+    "scaled_dot_product",
     "casts",
     "contractions",
     "factories",

@@ -29,7 +29,7 @@ def clone(tmp_path: Path) -> Path:
 
 def make(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run make with a compiler that exists, unless ``variables`` say otherwise."""
-    ignored = ("PYTHON", "MAKEFLAGS", "MAKELEVEL", "JITGEN_CXX")
+    ignored = ("PYTHON", "BASE_PYTHON", "MAKECMDGOALS", "MAKEFLAGS", "MAKELEVEL", "JITGEN_CXX")
     environment = {name: value for name, value in os.environ.items() if name not in ignored}
     environment |= {"CXX": sys.executable} | variables
     return subprocess.run(["make", *arguments], cwd=directory, env=environment, capture_output=True, text=True)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.families.attention.body import body_of
 from jitgen.families.attention.claim import NAME, claim, decide
-from jitgen.families.attention.explain import explain
 from jitgen.families.attention.launch import arguments, launch, work
 from jitgen.families.attention.layout import layout
 from jitgen.families.attention.schedule import buckets, candidates
@@ -37,6 +36,12 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
+def _explain(*of: Any) -> str:
+    from jitgen.families.attention.explain import explain
+
+    return explain(*of)
+
+
 FAMILY = Family(
     name=NAME,
     claim=claim,
@@ -49,6 +54,6 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
     buckets=buckets,
 )

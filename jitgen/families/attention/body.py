@@ -40,7 +40,7 @@ class _ResultBuilder(BodyBuilder):
         difference, dtype = power.inputs[0], value.dtype
         scores = _ScoreBuilder(self.buffers, self.scalars)
         scores.operands, scores._contractions = self.operands, self._contractions
-        found = scores._value(difference.inputs[0])
+        found = scores.value(difference.inputs[0])
         assert found == len(scores.instructions) - 1
         operands = (self._operand("value", value),)
         return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2])
@@ -57,6 +57,6 @@ class _ScoreBuilder(BodyBuilder):
         query, key = node.inputs
         elements = BodyBuilder(self.buffers, self.scalars)
         elements.operands, elements._load, elements._iota = self.operands, "query", "query"
-        elements._value(query)
+        elements.value(query)
         operands = (self._operand("key", key),)
         return Contraction(tuple(elements.instructions), operands, query.shape[-1], query.dtype, node.attrs[2])

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
 from jitgen.families.elementwise.claim import NAME, claim, joins
-from jitgen.families.elementwise.explain import explain
 from jitgen.families.elementwise.launch import arguments, launch, work
 from jitgen.families.elementwise.layout import layout
 from jitgen.families.elementwise.schedule import candidates
@@ -40,6 +39,12 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
     return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 
+def _explain(*of: Any) -> str:
+    from jitgen.families.elementwise.explain import explain
+
+    return explain(*of)
+
+
 FAMILY = Family(
     name=NAME,
     claim=claim,
@@ -50,6 +55,6 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
     buckets=_buckets,
 )

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.families.family import Family
 from jitgen.families.gemm.claim import claim, joins
-from jitgen.families.gemm.explain import explain
 from jitgen.families.gemm.integer_products import reduce_integer_products
 from jitgen.families.gemm.launch import arguments, launch, work
 from jitgen.families.gemm.layout import layout
@@ -42,6 +41,12 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     from jitgen.families.gemm.render import render
 
     return render(*of)
+
+
+def _explain(*of: Any) -> str:
+    from jitgen.families.gemm.explain import explain
+
+    return explain(*of)
 
 
 FAMILY = Family(
@@ -60,6 +65,6 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
     buckets=buckets,
 )

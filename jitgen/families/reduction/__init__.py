@@ -36,7 +36,6 @@ from jitgen.families.family import Family
 from jitgen.families.reduction.buckets import buckets
 from jitgen.families.reduction.claim import claim, merge
 from jitgen.families.reduction.even_rows import legalize
-from jitgen.families.reduction.explain import explain
 from jitgen.families.reduction.launch import arguments, launch, work
 from jitgen.families.reduction.layout import layout
 from jitgen.families.reduction.row_chunks import chunk_long_rows
@@ -53,6 +52,12 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
+def _explain(*of: Any) -> str:
+    from jitgen.families.reduction.explain import explain
+
+    return explain(*of)
+
+
 FAMILY = Family(
     name="reduction",
     rewrite_values=chunk_long_rows,
@@ -65,6 +70,6 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
     buckets=buckets,
 )

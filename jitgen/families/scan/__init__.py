@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from jitgen.families.family import Family
 from jitgen.families.scan.chunks import buckets, in_chunks
 from jitgen.families.scan.claim import NAME, claim, merge
-from jitgen.families.scan.explain import explain
 from jitgen.families.scan.launch import arguments, launch, work
 from jitgen.families.scan.layout import layout
 from jitgen.families.scan.schedule import candidates
@@ -33,6 +32,12 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
+def _explain(*of: Any) -> str:
+    from jitgen.families.scan.explain import explain
+
+    return explain(*of)
+
+
 FAMILY = Family(
     name=NAME,
     claim=claim,
@@ -44,6 +49,6 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
     buckets=buckets,
 )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from jitgen.families.family import Family
 from jitgen.families.scatter.by_element import decide
 from jitgen.families.scatter.claim import NAME, claim
-from jitgen.families.scatter.explain import explain
 from jitgen.families.scatter.launch import arguments, launch, work
 from jitgen.families.scatter.layout import layout
 from jitgen.families.scatter.schedule import candidates
@@ -33,6 +32,12 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
+def _explain(*of: Any) -> str:
+    from jitgen.families.scatter.explain import explain
+
+    return explain(*of)
+
+
 FAMILY = Family(
     name=NAME,
     claim=claim,
@@ -43,5 +48,5 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
 )

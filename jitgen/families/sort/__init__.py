@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from jitgen.families.family import Family
 from jitgen.families.sort.chunks import in_chunks
 from jitgen.families.sort.claim import NAME, claim, merge
-from jitgen.families.sort.explain import explain
 from jitgen.families.sort.launch import arguments, launch, work
 from jitgen.families.sort.layout import layout
 from jitgen.families.sort.schedule import candidates
@@ -32,6 +31,12 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
+def _explain(*of: Any) -> str:
+    from jitgen.families.sort.explain import explain
+
+    return explain(*of)
+
+
 FAMILY = Family(
     name=NAME,
     claim=claim,
@@ -43,6 +48,6 @@ FAMILY = Family(
     launch=launch,
     arguments=arguments,
     work=work,
-    explain=explain,
+    explain=_explain,
 )
 """What ``families/registry.py`` lists."""
