@@ -238,8 +238,11 @@ def test_integer_division_does_not_trap() -> None:
         x = torch.tensor([limits.min, limits.max, 7, 0], dtype=dtype)
         zero, one = torch.zeros_like(x), torch.full_like(x, -1 if limits.min else 1)
         function = jitgen.jit(lambda x, y: (x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc")))
-        with pytest.raises(RuntimeError, match="integer division by zero"):
-            function(x, zero)
+        if INTERPRETED:  # as on a GPU, whose kernels report nothing
+            assert [part.tolist() for part in function(x, zero)] == [[0] * 4] * 4
+        else:
+            with pytest.raises(RuntimeError, match="integer division by zero"):
+                function(x, zero)
         assert function(x, one)[0].tolist() == ([limits.min, -limits.max, -7, 0] if limits.min else x.tolist())
 
 
