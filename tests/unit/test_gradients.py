@@ -125,9 +125,7 @@ FIRST_ALONE = {"conv1d", "embedding", "attention"}
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick(
-    where=lambda case: case in {"softmax", "layer_norm", "swiglu", "embedding", "detached", "views", "unused"}
-)
+@pytest.mark.quick(where=lambda case: case in {"softmax", "layer_norm", "swiglu", "embedding", "detached", "unused"})
 def test_derivatives_are_those_of_eager_torch(case: str) -> None:
     function, inputs = CASES[case]
     check(function, *inputs(), second=case not in FIRST_ALONE)
@@ -150,7 +148,8 @@ def test_every_differentiable_operation_has_a_rule() -> None:
     assert without == {"fma", "exp2_normal"}  # which passes make, after a graph is differentiated
 
 
-def test_derivatives_of_unary_operations() -> None:
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_derivatives_of_unary_operations(second: bool) -> None:
     names = [name for name in UNARY if name not in ("signbit",)]
 
     def function(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -160,10 +159,11 @@ def test_derivatives_of_unary_operations() -> None:
     for name in names:
         low, high = DOMAIN.get(name, (0.2, 3.0) if name in POSITIVE else (-2.0, 2.0))
         inputs.append(torch.rand(7, dtype=torch.float64) * (high - low) + low)
-    check(function, *inputs)
+    check(function, *inputs, second=second)
 
 
-def test_derivatives_of_binary_operations() -> None:
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_derivatives_of_binary_operations(second: bool) -> None:
     def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         positive = z.abs() + 0.5
         return (
@@ -173,7 +173,7 @@ def test_derivatives_of_binary_operations() -> None:
             *(torch.maximum(x, x), torch.logaddexp(x, y), torch.lerp(x, y, z)),
         )
 
-    check(function, randn(3, 5), randn(3, 5), randn(3, 5))
+    check(function, randn(3, 5), randn(3, 5), randn(3, 5), second=second)
 
 
 @pytest.mark.slow
@@ -224,6 +224,7 @@ def test_parameters_that_a_function_closes_over() -> None:
             assert not function(x).requires_grad
 
 
+@pytest.mark.slow
 def test_training_goes_as_in_eager_torch() -> None:
     x = torch.randn(32, 4, dtype=torch.float64)
     y = x.sum(-1, keepdim=True)
@@ -248,6 +249,7 @@ def test_training_goes_as_in_eager_torch() -> None:
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "uint4"])
+@pytest.mark.quick(where=lambda format: format == "int4")
 @pytest.mark.quick(where=lambda format: format == "uint4")
 def test_gradients_of_what_a_quantised_weight_multiplies(format: str) -> None:
     weight = jitgen.quantize(torch.randn(24, 100), format, group_size=32)
