@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,11 @@ def test_dense_weights(rows: int, length: int, target: str) -> None:
     assert "HMMA.16816.F32.BF16" in built.asm["sass"]
     # Odd rows cannot be copied sixteen bytes at a time.
     assert ("LDGSTS.E.128" in built.asm["sass"]) == (length % 8 == 0)
+    # They are loaded element by element, several at once: a load waits for none of the stores before it.
+    singles = re.findall(r"\b(LDG|STS)\.(?:E\.)?U16", built.asm["sass"])
+    runs = [len(list(run)) for kind, run in itertools.groupby(singles) if kind == "LDG"]
+    assert bool(runs) == (length % 2 == 1)
+    assert all(run == 8 for run in runs) or rows < 64
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 16])
