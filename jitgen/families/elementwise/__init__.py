@@ -39,7 +39,7 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
     return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 
-def _explain(*of: Any) -> str:
+def _explain(*of: Any) -> list[str]:
     from jitgen.families.elementwise.explain import explain
 
     return explain(*of)

@@ -32,7 +32,7 @@ def _render(*of: Any) -> tuple[KernelSource, Rendered]:
     return render(*of)
 
 
-def _explain(*of: Any) -> str:
+def _explain(*of: Any) -> list[str]:
     from jitgen.families.scan.explain import explain
 
     return explain(*of)
