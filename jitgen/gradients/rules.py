@@ -27,6 +27,12 @@ def _chosen(g: Any, first: Any, other: Any) -> Any:
     return torch.where(other, g * 0.5, torch.where(first, g, 0.0))
 
 
+def _over_square(g: Any, a: Any, b: Any) -> Any:
+    """``g`` over the squared length of (a, b), and 0 at the origin."""
+    square = a * a + b * b
+    return torch.where(square == 0, 0.0, g / square)
+
+
 def _power(g: Any, a: Any, b: Any) -> Any:
     """The gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
     if isinstance(b, (int, float)) and not isinstance(a, (int, float)):
@@ -54,7 +60,7 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "fmod": (lambda g: g, lambda g, a, b: -g * torch.trunc(a / b)),
     "remainder": (lambda g: g, lambda g, a, b: -g * torch.floor(a / b)),
     "pow": (_power, _exponent),
-    "atan2": (lambda g, a, b: g * b / (a * a + b * b), lambda g, a, b: -g * a / (a * a + b * b)),
+    "atan2": (lambda g, a, b: _over_square(g * b, a, b), lambda g, a, b: _over_square(-g * a, a, b)),
     "copysign": (lambda g, a, out: torch.where(a == 0, 0.0, g * torch.sign(a) * torch.sign(out)), None),
     "minimum": (lambda g, a, b: _chosen(g, a < b, a == b), lambda g, a, b: _chosen(g, b < a, a == b)),
     "maximum": (lambda g, a, b: _chosen(g, a > b, a == b), lambda g, a, b: _chosen(g, b > a, a == b)),

@@ -15,7 +15,7 @@ from jitgen.ir.graph import Node
 from jitgen.trace.indexing import chunk
 from jitgen.trace.movement import dimension
 from jitgen.trace.pointwise import div
-from jitgen.trace.selection import clamp, where
+from jitgen.trace.selection import clamped, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import float_dtype, floats_only, is_float, not_bool, one_dtype, pointwise
 
@@ -32,13 +32,15 @@ def _compare(trace: Trace, op: str, input: Node, other: Any) -> Node:
 @row("relu")
 def relu(trace: Trace, input: Node, inplace: bool = False) -> Node:
     not_bool(input)
+    if trace.differentiable:  # no gradient flows where the input is 0
+        return clamped(trace, input, 0, None, flat_ends=True)
     return pointwise(trace, "maximum", input, 0)
 
 
 @row("relu6")
 def relu6(trace: Trace, input: Node, inplace: bool = False) -> Node:
     not_bool(input)
-    return clamp(trace, input, 0, 6)
+    return clamped(trace, input, 0, 6, flat_ends=True)
 
 
 @row("_nn.hardtanh")
@@ -48,7 +50,7 @@ def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 
         min_val, max_val = int(min_val), int(max_val)
         if input.dtype == "uint8" and min_val < 0:
             raise ValueError("negative limits for an unsigned tensor")
-    return clamp(trace, input, min_val, max_val)
+    return clamped(trace, input, min_val, max_val, flat_ends=True)
 
 
 @row("leaky_relu")
@@ -134,13 +136,13 @@ def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
 @row("hardsigmoid")
 @floats_only
 def hardsigmoid(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    return pointwise(trace, "div", clamp(trace, pointwise(trace, "add", input, 3), 0, 6), 6)
+    return pointwise(trace, "div", clamped(trace, pointwise(trace, "add", input, 3), 0, 6, flat_ends=True), 6)
 
 
 @row("hardswish")
 @floats_only
 def hardswish(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    gate = clamp(trace, pointwise(trace, "add", input, 3), 0, 6)
+    gate = clamped(trace, pointwise(trace, "add", input, 3), 0, 6, flat_ends=True)
     return pointwise(trace, "div", pointwise(trace, "mul", input, gate), 6)
 
 

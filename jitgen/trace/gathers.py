@@ -15,6 +15,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.trace.movement import dimension, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
+from jitgen.trace.selection import where
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise
 
@@ -79,13 +80,21 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Node:
-    """Of what the further arguments say, nothing concerns the forward computation."""
+    """The further arguments concern the gradient alone: the row ``padding_idx`` gets none."""
     require_index(indices)
     if len(weight.shape) != 2:
         raise ValueError("'weight' must be 2-D")
     rank = len(indices.shape)
     shape = (*indices.shape, weight.shape[1])
-    return gathered(trace, weight, [unsqueeze(trace, indices, rank)], (-1, rank), shape)
+    result = gathered(trace, weight, [unsqueeze(trace, indices, rank)], (-1, rank), shape)
+    if not trace.differentiable:
+        return result
+    if scale_grad_by_freq or sparse:
+        raise UnsupportedError("gradients are dense and not scaled: scale_grad_by_freq and sparse are not supported")
+    if int(padding_idx) < 0:
+        return result
+    is_padding = pointwise(trace, "eq", unsqueeze(trace, indices, rank), int(padding_idx), result="bool")
+    return where(trace, is_padding, trace.detached(result), result)
 
 
 @row("gather")

@@ -19,7 +19,7 @@ from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.selection import truth
+from jitgen.trace.selection import truth, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import as_node, expand, operand, pointwise, require_float
 
@@ -271,7 +271,10 @@ def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
     if p == 1:
         return reduce(trace, "sum", size, dims)
     if p == 2:
-        return pointwise(trace, "sqrt", reduce(trace, "sum", pointwise(trace, "mul", input, input), dims))
+        total = reduce(trace, "sum", pointwise(trace, "mul", input, input), dims)
+        if trace.differentiable:  # the gradient of the norm of zeros is 0, as in torch
+            total = where(trace, pointwise(trace, "eq", total, 0, result="bool"), trace.detached(total), total)
+        return pointwise(trace, "sqrt", total)
     total = reduce(trace, "sum", pointwise(trace, "pow", size, p), dims)
     return pointwise(trace, "pow", total, 1.0 / p)
 

@@ -166,12 +166,27 @@ def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
 
 @row("clamp", "clip")
 def clamp(trace: Trace, input: Node, min: Value = None, max: Value = None) -> Node:
+    return clamped(trace, input, min, max)
+
+
+def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool = False) -> Node:
+    """``input`` between ``min`` and ``max``, either of which may be None.
+
+    Args:
+        flat_ends: whether no gradient flows to an element that is equal to a bound, as in ``relu6``.
+    """
     if min is None and max is None:
         raise ValueError("clamp needs min, max or both")
     dtype = result_dtype(*(value for value in (input, min, max) if value is not None))
     if dtype == "bool" and min is not None and max is not None:
         raise TypeError("not defined for bool tensors")
     value = input
+    if trace.differentiable and is_float(input) and not any(isinstance(bound, Node) for bound in (min, max)):
+        # A minimum or maximum would give half the gradient to an element that is equal to a bound.
+        for bound, beyond in ((min, "le" if flat_ends else "lt"), (max, "ge" if flat_ends else "gt")):
+            if bound is not None:
+                value = where(trace, pointwise(trace, beyond, value, bound, result="bool"), bound, value)
+        return trace.cast(value, dtype)
     if min is not None:
         value = pointwise(trace, "maximum", value, min, dtype=dtype)
     if max is not None:

@@ -353,3 +353,35 @@ def test_a_training_step_is_recorded_prewarmed_and_served_strictly(
     jitgen.prewarm(tmp_path / "step.json", targets=["cpu"], jobs=1)
     with jitgen.strict():
         assert torch.equal(step(), wanted)
+
+
+ENDS: dict[str, Function] = {
+    **{f.__name__: f for f in (F.relu, F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish, F.leaky_relu, torch.abs)},
+    "clamp": lambda x: x.clamp(-1, 1) + x.clamp(min=0) + torch.clamp_max(x, 2.0),
+    "maximum": lambda x: torch.maximum(x, torch.ones_like(x)),
+    "norm": lambda x: torch.linalg.vector_norm(x[:1] * 0) + x.sum(),
+    "sinc": torch.sinc,
+    "atan2": lambda x: torch.atan2(x, x * 0),
+}
+
+
+def test_where_a_function_has_no_derivative_the_gradient_is_torchs() -> None:
+    """In float32: eager torch divides by 6 in float32 for float64 too."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(each(x) for each in ENDS.values())
+
+    x = torch.tensor([0.0, 1.0, -1.0, 6.0, 2.0, 3.0, -3.0, 0.5], requires_grad=True)
+    for found, wanted in zip(jitgen.jit(function)(x), function(x), strict=True):
+        gradients = [torch.autograd.grad(result.sum(), x, retain_graph=True)[0] for result in (found, wanted)]
+        # A few operations of float32 on numbers up to 6.
+        torch.testing.assert_close(*gradients, rtol=0, atol=6 * 4 * 2.0**-24)
+
+
+@pytest.mark.parametrize("padding", [2, -1, None])
+def test_the_padding_of_an_embedding_gets_no_gradient(padding: int | None) -> None:
+    check(lambda w, i: F.embedding(i, w, padding_idx=padding), randn(4, 3), torch.tensor([0, 2, 2, 3]), second=False)
+    weight = torch.randn(4, 3, requires_grad=True)
+    scaled = jitgen.jit(lambda i: F.embedding(i, weight, scale_grad_by_freq=True))
+    with pytest.raises(UnsupportedError, match="scale_grad_by_freq"):
+        scaled(torch.tensor([1]))

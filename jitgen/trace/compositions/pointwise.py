@@ -62,7 +62,7 @@ def logaddexp2(input: Tensor, other: Tensor) -> Tensor:
 @composition("sinc")
 def sinc(input: Tensor) -> Tensor:
     x = floating(input) * math.pi
-    return torch.where(x == 0, 1.0, x.sin() / x)
+    return torch.where(x == 0, 1.0, x.sin() / torch.where(x == 0, 1.0, x))  # whose derivative is no NaN
 
 
 @composition("xlog1py")
