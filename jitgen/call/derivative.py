@@ -180,7 +180,11 @@ class _Backward:
         given = [(derivative.results[index], g) for index, g in zip(self.given, grads, strict=True)]
         found = gradients(plan, given, forward)
         return tuple(
-            torch.zeros(forward.shape(_input(derivative.graph, index)), dtype=_dtype(plan, index)) if g is None else g
+            torch.zeros(
+                forward.shape(_input(derivative.graph, index)), dtype=_dtype(plan, index), device=grads[0].device
+            )
+            if g is None
+            else g
             for index, g in zip(plan.wanted, found, strict=True)
         )
 

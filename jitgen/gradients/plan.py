@@ -132,10 +132,9 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
         return structured.READS[node.op](node, positions)
     rules = RULES.get(node.op)
     if rules is None:
-        known = f"{node.op} of kind {node.attrs[0]}" if node.op in ("scan", "sort") else node.op
         where = f"\n  {node.location}" if node.location else ""
         raise UnsupportedError(
-            f"gradients of {known} are not supported{where}\n  call the function under torch.no_grad(), or compute "
+            f"gradients of {node.op} are not supported{where}\n  call the function under torch.no_grad(), or compute "
             "this step outside of it"
         )
     assert node.op in OPS

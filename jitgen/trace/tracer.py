@@ -277,7 +277,7 @@ class Trace:
         proxies = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, TensorProxy)]
         result = self._result(row, name, positional, named, proxies)
         with torch._C.DisableTorchFunction():
-            if not torch.is_grad_enabled():
+            if self.differentiable and not torch.is_grad_enabled():
                 result = pytree.tree_map(lambda leaf: self.detached(leaf) if isinstance(leaf, Node) else leaf, result)
             if row.inplace or kwargs.get("inplace"):
                 return self._update(args[0], result, name)
