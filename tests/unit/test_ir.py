@@ -324,6 +324,7 @@ ALLOWED: dict[str, set[str]] = {
     "ir": {"errors", "spec"},
     "quant": {"errors", "spec", "ir", "progress"},
     "trace": {"errors", "spec", "ir", "quant"},
+    "checkpoints": {"errors", "spec", "quant"},
     "gradients": {"errors", "spec", "ir"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
     "families": {"errors", "spec", "chips", "device", "tuned", "fingerprint", "ir", "codegen", "quant", "_version"},
