@@ -42,6 +42,7 @@ def description(tensor: QTensor) -> str:
         "shape": list(token.weight_shape),
         "dtype": str(token.dtype),
         "transposed": token.transposed,
+        **({"experts": token.experts} if token.experts is not None else {}),
     }
     return json.dumps(facts, sort_keys=True)
 
@@ -56,14 +57,14 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
     row = find(found["format"])
     group_size = check_group_size(found["group_size"], row)
     rows, columns = found["shape"]
-    dtype, transposed = _DTYPES[found["dtype"]], bool(found["transposed"])
+    dtype, transposed, experts = _DTYPES[found["dtype"]], bool(found["transposed"]), found.get("experts")
     names = [f"{name}.{suffix}" for suffix in row.tensor_names]
     missing = [stored for stored in names if stored not in tensors]
     if missing:
         raise FormatError(f"{name}: there is no tensor {', '.join(missing)}")
     values = tuple(tensors[stored].contiguous() for stored in names)
     try:
-        return QTensor(values, row.name, group_size, (rows, columns), dtype, transposed=transposed)
+        return QTensor(values, row.name, group_size, (rows, columns), dtype, transposed=transposed, experts=experts)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
 
@@ -80,6 +81,8 @@ def facts(name: str, text: str) -> dict[str, Any]:
         rows, columns = found["shape"]
         if not (type(rows) is type(columns) is int and found["dtype"] in _DTYPES and "transposed" in found):
             raise ValueError("shape, dtype or transposed")
+        if not (found.get("experts") is None or type(found["experts"]) is int):
+            raise ValueError("experts")
     except (KeyError, TypeError, ValueError, FormatError) as error:
         raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
     return found
