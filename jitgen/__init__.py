@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from jitgen.events import CompileEvent, on_compile
+    from jitgen.huggingface.quantizer import JitgenConfig
     from jitgen.quant.io import save_quantized
     from jitgen.quant.modules import quantize_
     from jitgen.quant.qtensor import QTensor
@@ -50,6 +51,7 @@ __all__ = [
     "FallbackWarning",
     "FormatError",
     "JitFunction",
+    "JitgenConfig",
     "JitgenError",
     "PrewarmReport",
     "QTensor",
@@ -79,6 +81,7 @@ _MODULES = {
     "jitgen.deploy.record": ("record",),
     "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "jitgen.events": ("CompileEvent", "on_compile"),
+    "jitgen.huggingface.quantizer": ("JitgenConfig",),
     "jitgen.quant.io": ("save_quantized",),
     "jitgen.quant.modules": ("quantize_",),
     "jitgen.quant.qtensor": ("QTensor",),
@@ -88,7 +91,7 @@ _MODULES = {
 }
 """Where each public name is."""
 _WITH_EAGER_PRODUCTS = (
-    *("jitgen.checkpoints.load", "jitgen.quant.io"),
+    *("jitgen.checkpoints.load", "jitgen.huggingface.quantizer", "jitgen.quant.io"),
     *("jitgen.quant.modules", "jitgen.quant.qtensor", "jitgen.quant.quantize"),
 )
 """Who has a quantised weight may multiply with it outside ``jitgen.jit``, by kernels that ``jitgen.api`` registers."""

@@ -113,6 +113,18 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
         UnsupportedError: safetensors is not installed.
     """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    tensors, metadata = flattened(state)
+    # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
+    separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    _safetensors().save_file(separate, os.fspath(path), metadata=metadata | {"format": "pt"})
+
+
+def flattened(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A state dict as a file has it: plain tensors, those that are tied once, and the metadata that says the rest.
+
+    Raises:
+        UnsupportedError: something in it is no tensor.
+    """
     tensors: dict[str, torch.Tensor] = {}
     descriptions: dict[str, str] = {}
     aliases: dict[str, str] = {}
@@ -128,10 +140,8 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
             tensors |= state_tensors(tensor, name)
         else:
             tensors[name] = tensor
-    # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
-    separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     recorded = json.dumps({"schema": SCHEMA, "weights": descriptions, "aliases": aliases}, sort_keys=True)
-    _safetensors().save_file(separate, os.fspath(path), metadata={METADATA_KEY: recorded, "format": "pt"})
+    return tensors, {METADATA_KEY: recorded}
 
 
 def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:

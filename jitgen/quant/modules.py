@@ -1,7 +1,7 @@
 """``quantize_`` quantises the weights of a model's layers in place, and reports what it did.
 
-Layers are every ``nn.Linear``, transformers' ``Conv1D`` (GPT-2), the matrices of experts that a mixture of experts has in
-one parameter of three dimensions, and every ``nn.Embedding`` where that is asked for. It works on one weight after
+Layers are every ``nn.Linear``, transformers' ``Conv1D`` (GPT-2), the matrices of experts that a mixture of experts has
+in one parameter of three dimensions, and every ``nn.Embedding`` where that is asked for. It works on one weight after
 another, and a weight's dense numbers are released as soon as it is quantised, so that memory never holds the model
 twice.
 """

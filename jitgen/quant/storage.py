@@ -75,7 +75,7 @@ class StoredWeight(torch.Tensor):
     def _of(cls: type[W], tensors: Tensors, token: Token, copies: Copies | None = None) -> W:
         """``copies``: of the tensors that this one is another view of."""
         *batch, rows, columns = token.shape
-        strides = (1, rows) if token.transposed else (columns, 1)
+        strides: tuple[int, ...] = (1, rows) if token.transposed else (columns, 1)
         strides = (rows * columns, *strides) if batch else strides
         made = torch.Tensor._make_wrapper_subclass(
             cls, token.shape, strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
