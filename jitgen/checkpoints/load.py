@@ -19,6 +19,7 @@ from jitgen.checkpoints import files, native
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.table import LABELS, READERS
 from jitgen.errors import FormatError
+from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
 
 CODES = (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -214,6 +215,8 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
         needs_grad = old is not None and old.requires_grad and tensor.is_floating_point()
         needs_grad &= not isinstance(tensor, QTensor) and not _has_quantized(found, name)
         module._parameters[leaf] = parameters.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=needs_grad))
+        if isinstance(tensor, QTensor):
+            QuantizedLinear.of(module)
 
 
 def _has_quantized(found: Mapping[str, torch.Tensor], name: str) -> bool:

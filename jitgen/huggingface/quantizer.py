@@ -16,6 +16,7 @@ from torch import nn
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import io
 from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.modules import quantize_
 from jitgen.quant.qtensor import QTensor
 
@@ -95,6 +96,7 @@ class JitgenQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for module in model.modules():
             if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
+                QuantizedLinear.of(module)
                 for parameter in module._parameters.values():
                     if parameter is not None and not isinstance(parameter, QTensor):
                         parameter.requires_grad_(False)

@@ -20,6 +20,7 @@ from jitgen import progress
 from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.formats import Format, check_group_size, find
+from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
 from jitgen.quant.quantize import check_method, quantize, sqnr
 
@@ -213,6 +214,7 @@ def quantize_(
             parameter = nn.Parameter(quantised.mT if transposed else quantised, requires_grad=False)
             for layer in owners:
                 setattr(layer.module, layer.leaf, parameter)
+                QuantizedLinear.of(layer.module)
                 bias = layer.module._parameters.get("bias")
                 if bias is not None and bias.requires_grad and not trainable_bias:
                     bias.requires_grad_(False)
