@@ -145,6 +145,11 @@ class Format:
         return find(self.name.removesuffix(".ordered")) if self.ordered else self
 
     @property
+    def row(self) -> str:
+        """The name of its row in ``FORMATS``: without qualifiers."""
+        return self.name.partition(".")[0]
+
+    @property
     def low(self) -> float:
         """The smallest value of a code in use."""
         return self.code.low if isinstance(self.code, Integer) else float(self.finite_values.min())
