@@ -286,7 +286,7 @@ def test_values_too_large_for_the_scale_are_refused() -> None:
     ("weight", "message"),
     [
         (torch.randn(4), "1 dimensions"),
-        (torch.randn(2, 4, 4), "3 dimensions"),
+        (torch.randn(2, 4, 4, 4), "4 dimensions"),
         (torch.ones(4, 4, dtype=torch.int8), "torch.int8"),
         (torch.ones(4, 4, dtype=torch.bool), "torch.bool"),
         (torch.ones(4, 4).to(torch.float8_e4m3fn), "float8"),
