@@ -1,4 +1,4 @@
-// The instructions the matmul kernels are built from, one small function each: asynchronous copies into shared memory,
+// The instructions that matrix kernels are built from, one small function each: asynchronous copies into shared memory,
 // matrix fragments out of it, tensor-core products, named barriers, and a cluster's distributed shared memory.
 // Addresses of shared memory are 32-bit, as the instructions take them.
 #pragma once

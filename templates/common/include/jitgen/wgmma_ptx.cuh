@@ -1,11 +1,11 @@
-// Hopper's instructions under the names the matmul mainloops use: tensor copies and descriptors of wgmma; mbarriers are
-// in barrier.cuh, wgmma itself in gemm_wgmma_atoms.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix",
-// "Tensor-map").
+// Hopper's instructions under the names that mainloops use: tensor copies and descriptors of wgmma; mbarriers are in
+// barrier.cuh, wgmma itself in wgmma_atoms.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous
+// Warpgroup Level Matrix", "Tensor-map").
 #pragma once
 
 #include "jitgen/barrier.cuh"
-#include "jitgen/gemm_ptx.cuh"
-#include "jitgen/gemm_wgmma_atoms.cuh"
+#include "jitgen/ptx.cuh"
+#include "jitgen/wgmma_atoms.cuh"
 
 namespace jitgen {
 
