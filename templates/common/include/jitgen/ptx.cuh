@@ -41,6 +41,12 @@ JITGEN_DEVICE void group_barrier(int id) {
   }
 }
 
+// Arrives at such a barrier without waiting there.
+template <int threads>
+JITGEN_DEVICE void group_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
+}
+
 JITGEN_DEVICE uint32_t block_of_cluster() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

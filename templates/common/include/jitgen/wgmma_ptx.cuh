@@ -106,6 +106,15 @@ JITGEN_DEVICE void copy_box_of_matrix(
       "l"(&map), "r"(column), "r"(row), "r"(inner), "r"(outer), "r"(barrier)
       : "memory");
 }
+// The same of a tensor of five dimensions.
+JITGEN_DEVICE void copy_box_of_batch(
+    uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+      "[%7];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(batch[2]), "r"(batch[1]), "r"(batch[0]), "r"(barrier)
+      : "memory");
+}
 JITGEN_DEVICE void copy_box_of_matrix_multicast(
     uint32_t to, const TensorMap& map, int column, int row, int inner, int outer, uint32_t barrier, uint16_t mask) {
   asm volatile(
