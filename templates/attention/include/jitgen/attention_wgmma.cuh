@@ -390,11 +390,12 @@ struct AttentionKernel {
         rule(tiles.tile, tiles.open);
         weigh(scores, rows, scale, factor);
         pack(weights, scores);
-        while (tiles.next(look)) {
-          const Ring of_values = ring;
-          ring.next();
+        bool more = tiles.next(look);
+        Ring of_values = ring;
+        ring.next();
+        if (more) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+        while (more) {
           if constexpr (Config::overlap) {
-            barrier_wait_in_place(key_full(ring.stage), ring.phase);
             wait_for_turn();
             multiply_keys(scores, ring.stage);
             barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
@@ -405,12 +406,10 @@ struct AttentionKernel {
             release(key_empty(ring.stage));
             rule(tiles.tile, tiles.open);
             weigh(scores, rows, scale, factor);
-            cute::warpgroup_wait<0>();
           } else {
             wait_for_turn();
             barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
             multiply_values(sums, weights, of_values.stage);
-            barrier_wait_in_place(key_full(ring.stage), ring.phase);
             multiply_keys(scores, ring.stage);
             end_turn();
             cute::warpgroup_wait<0>();
@@ -419,19 +418,26 @@ struct AttentionKernel {
             rule(tiles.tile, tiles.open);
             weigh(scores, rows, scale, factor);
           }
+          more = tiles.next(look);
+          const int finished = of_values.stage;
+          of_values = ring;
+          ring.next();
+          // The assembler moves a wait for products up to the last branch before it, which this one is: weights are
+          // computed under the products with the values before.
+          if (more) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+          cute::warpgroup_wait<0>();
           settle(sums);
-          release(value_empty(of_values.stage));
+          release(value_empty(finished));
           pack(weights, scores);
 #pragma unroll
           for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
         }
         if constexpr (Config::query_copied) release(query_empty());
-        barrier_wait_in_place(value_full(ring.stage), ring.phase);
-        multiply_values(sums, weights, ring.stage);
+        barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+        multiply_values(sums, weights, of_values.stage);
         cute::warpgroup_wait<0>();
         settle(sums);
-        release(value_empty(ring.stage));
-        ring.next();
+        release(value_empty(of_values.stage));
       }
       finish(piece, row, sums, rows, fold);
     }
