@@ -14,7 +14,7 @@ from jitgen.families.attention.addresses import base_of_task, indices, row_indic
 from jitgen.families.attention.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
 from jitgen.families.attention.layout import Layout
-from jitgen.families.attention.wgmma import BATCH_RANK, WgmmaSchedule
+from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
 from jitgen.ir.program import Kernel
 
 WORDS = Words("false", "true", "jitgen::lesser", "jitgen::greater", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
@@ -47,6 +47,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
         "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
         "index": "int64_t" if schedule.wide else "int32_t",
         "config": _config(of, schedule),
+        "own_atom": _own_atom(of, schedule),
         "cache_bytes": schedule.cache_bytes,
         "accumulator": of.accumulator,
         "ranges": schedule.splits,
@@ -94,6 +95,7 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
         "depth": schedule.block_d,
         "width": schedule.block_e,
         "stages": schedule.stages,
+        "staged": schedule.staged,
     }
     flags = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
     flags |= {"masked": of.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}
@@ -101,6 +103,21 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
         *(("int", name, str(number)) for name, number in numbers.items()),
         *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
     ]
+
+
+def _own_atom(of: Attention, schedule: WgmmaSchedule) -> dict[str, Any] | None:
+    """The wgmma of the scores where the header has none of that n; None where it has one."""
+    if schedule.block_n in WIDTHS:
+        return None
+    sums = schedule.block_n // 2
+    return {
+        "n": schedule.block_n,
+        "sums": sums,
+        "element": of.key.storage,
+        "type": "bf16" if of.key.dtype == "bfloat16" else "f16",
+        "registers": ", ".join(f"%{i}" for i in range(sums)),
+        "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
+    }
 
 
 def _pointer(operand: Operand) -> str:

@@ -38,6 +38,7 @@ class WgmmaSchedule:
         overlap: whether the products of a tile's keys are issued before those of the preceding tile's values.
         take_turns: whether warpgroups issue products in turns.
         splits: ranges of the keys.
+        staged: columns of results that a warp stages in shared memory at once.
         cache_bytes: keys and values that blocks read at a time, in bytes, so that they stay in the second-level cache.
         wide: 64-bit indices.
     """
@@ -51,6 +52,7 @@ class WgmmaSchedule:
     splits: int = 1
     overlap: bool = True
     take_turns: bool = True
+    staged: int = 32
     cache_bytes: int = 0
     wide: bool = False
 
@@ -77,8 +79,9 @@ class WgmmaSchedule:
         """Dynamic shared memory of a block, as the header's ``Shape::bytes``."""
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.block_m * deep + self.stages * self.block_n * (deep + wide)
-        staging = self.warpgroups * 4 * (16 * (min(self.block_e, 32) + 8) + 32) * 4
-        return tiles * 2 * CHUNK + staging + (2 + 4 * self.stages) * 8
+        staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
+        barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 4) * 16
+        return tiles * 2 * CHUNK + staging + barriers + tickets
 
 
 def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -> list[WgmmaSchedule]:
@@ -94,6 +97,7 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -
         stages=2,
         copied=copied(body, layout, geometry),
         splits=body.contractions[1].k_splits,
+        staged=min(wide, 32),
         cache_bytes=device.model.l2_bytes // 2,
         wide=layout.wide,
     )

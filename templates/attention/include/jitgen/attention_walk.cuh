@@ -49,6 +49,16 @@ struct PieceWalk {
   }
 };
 
+// What consumers learn of a tile of keys: its number, whether no mask hides any of its scores, and whether it is the
+// last one of its piece.
+struct TileTicket {
+  int tile;
+  bool open, last;
+  JITGEN_DEVICE TileTicket(int tile, bool open, bool last) : tile(tile), open(open), last(last) {}
+  JITGEN_DEVICE explicit TileTicket(int packed) : tile(packed >> 2), open(packed & 2), last(packed & 1) {}
+  JITGEN_DEVICE int packed() const { return tile << 2 | int(open) << 1 | int(last); }
+};
+
 // Tiles `begin` to `end` of a piece, from the last to the first, without those that a mask hides as a whole. `open`: no
 // mask hides any score of the tile, and all its keys exist. With masks, the lanes of a warp look at 32 tiles at once:
 // all of them call `next`.

@@ -1,7 +1,8 @@
 // Attention on Hopper's wgmma: for each row, sum_n exp(s[n] - max s) v[n], with s[n] a rule of q . k[n], in one walk over
 // the keys. (FlashAttention-3, Shah et al., 2024: warp specialisation, products of one tile under the softmax of another.)
 //
-// A producer warpgroup fills two rings of stages, of tiles of keys and of values. Each consumer warpgroup has 64 rows.
+// A producer warpgroup fills two rings of stages, of tiles of keys and of values, and leaves a ticket beside each piece of
+// work and each tile of keys: it alone computes which tiles a mask leaves. Each consumer warpgroup has 64 rows.
 // It multiplies the query, in shared memory, with a tile of keys, computes weights in registers, which there are the left
 // operand of their product with the tile's values. The products of the next keys are issued before those with this
 // tile's values, so that they are computed while weights are; and warpgroups take turns in issuing products, so that one
@@ -16,6 +17,7 @@
 //     static constexpr int depth = 128;       // of a key, rounded up to a multiple of 16
 //     static constexpr int width = 128;       // of a value, rounded up to n of a wgmma
 //     static constexpr int stages = 2;        // of each ring
+//     static constexpr int staged = 32;       // columns of results that a warp stages in shared memory at once
 //     static constexpr bool query_copied, key_copied, value_copied;  // by tensor maps, else element by element
 //     static constexpr bool masked;           // whether a mask may hide a tile
 //     static constexpr bool overlap = true;   // whether the next keys' products are issued first
@@ -44,9 +46,9 @@ struct AttentionShape {
   static constexpr int key_bytes = Config::keys * 128 * depth_chunks;
   static constexpr int value_bytes = Config::keys * 128 * width_chunks;
 
-  // The epilogue stages 32 columns of a warp's 16 rows; each row is padded by 8 floats (banks). Behind them are a row's
+  // The epilogue stages some columns of a warp's 16 rows; each row is padded by 8 floats (banks). Behind them are a row's
   // greatest score and its sum.
-  static constexpr int chunk = Config::width < 32 ? Config::width : 32;
+  static constexpr int chunk = Config::staged;
   static constexpr int pitch = chunk + 8;
   static constexpr int warp_floats = 16 * pitch + 32;
 
@@ -54,11 +56,12 @@ struct AttentionShape {
   static constexpr int values_at = keys_at + Config::stages * key_bytes;
   static constexpr int staging_at = values_at + Config::stages * value_bytes;
   static constexpr int barriers_at = staging_at + consumers / 32 * warp_floats * 4;
-  static constexpr int bytes = barriers_at + (2 + 4 * Config::stages) * 8;
+  static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
+  static constexpr int bytes = tickets_at + 16 + (Config::stages + 3) / 4 * 16;
 
   // Registers of a thread that computes and of one that copies: multiples of 8, 512 for one thread of each warpgroup.
-  static constexpr int copier_registers = Config::warpgroups == 2 ? 40 : 32;
-  static constexpr int registers = Config::warpgroups == 2 ? 232 : 160;
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 ? 24 : 40;
+  static constexpr int registers = Config::warpgroups == 3 ? 160 : Config::keys > 128 ? 240 : 232;
   static constexpr bool deals_registers = Config::warpgroups > 1;
 };
 
@@ -121,6 +124,7 @@ struct AttentionKernel {
   using Task = typename Operands::Task;
   static constexpr int stages = Config::stages, n = Config::keys / 2;
   static constexpr float log2_e = 1.44269504f;
+  static constexpr float greatest_exponent = 8.0f;  // weights are at most 2^8, which float16 and its sums hold
 
   const Operands& operands;
   uint8_t* const memory;
@@ -140,6 +144,10 @@ struct AttentionKernel {
   JITGEN_DEVICE uint32_t key_empty(int stage) const { return key_full(stage) + 8; }
   JITGEN_DEVICE uint32_t value_full(int stage) const { return key_full(stage) + 16; }
   JITGEN_DEVICE uint32_t value_empty(int stage) const { return key_full(stage) + 24; }
+  JITGEN_DEVICE int4* piece_ticket() const { return reinterpret_cast<int4*>(memory + Shape::tickets_at); }
+  JITGEN_DEVICE volatile int* tile_ticket(int stage) const {
+    return reinterpret_cast<volatile int*>(memory + Shape::tickets_at + 16) + stage;
+  }
   JITGEN_DEVICE int keys_at(int stage) const { return Shape::keys_at + stage * Shape::key_bytes; }
   JITGEN_DEVICE int values_at(int stage) const { return Shape::values_at + stage * Shape::value_bytes; }
 
@@ -179,7 +187,7 @@ struct AttentionKernel {
     constexpr bool alone = Config::key_copied && Config::value_copied;
     if (alone && thread >= 32) return;
     Ring ring;
-    uint32_t query_phase = 0;
+    uint32_t query_phase = 1;
     for (PieceWalk walk = pieces(); walk.more(); ++walk.round) {
       if (!walk.live()) continue;
       const Piece piece = walk.piece();
@@ -189,36 +197,51 @@ struct AttentionKernel {
       const Range of_keys = range(piece.range);
       Tiles tiles(of_keys.begin, of_keys.end);
       const auto look = [&](int tile) { return operands.template look<Config::keys>(task, rows, tile); };
+      bool more = tiles.next(look);
+      barrier_wait_in_place(query_empty(), query_phase);
+      query_phase ^= 1;
+      if (thread == 0) start({piece.task, piece.row_block, piece.range, more}, task, row);
       int before = -1;
-      while (tiles.next(look)) {
-        if (before < 0) {
-          if constexpr (Config::query_copied) {
-            barrier_wait_in_place(query_empty(), query_phase ^ 1);
-            if (thread == 0) {
-              barrier_arrive_expect(query_full(), Shape::query_bytes);
-#pragma unroll
-              for (int c = 0; c < Shape::depth_chunks; ++c) {
-                operands.copy_query(base + c * (Shape::rows * 128), task, c * 64, row, query_full());
-              }
-            }
-            query_phase ^= 1;
-          }
-        }
-        copy_keys(task, tiles.tile, ring, thread);
+      while (more) {
+        TileTicket ticket = {tiles.tile, tiles.open, false};
+        more = tiles.next(look);
+        ticket.last = !more;
+        copy_keys(task, ticket, ring, thread);
         if (before >= 0) copy_values(task, before, previous(ring), thread);
-        before = tiles.tile;
+        before = ticket.tile;
         ring.next();
       }
       if (before >= 0) copy_values(task, before, previous(ring), thread);
     }
+    barrier_wait_in_place(query_empty(), query_phase);
+    if (thread == 0) {
+      *piece_ticket() = {-1, 0, 0, 0};
+      barrier_arrive(query_full());
+    }
+  }
+  // Hands a piece to the consumers, with its query where that is copied.
+  JITGEN_DEVICE void start(const int4& ticket, const Task& task, int row) const {
+    *piece_ticket() = ticket;
+    if constexpr (Config::query_copied) {
+      if (ticket.w) {
+        barrier_arrive_expect(query_full(), Shape::query_bytes);
+#pragma unroll
+        for (int c = 0; c < Shape::depth_chunks; ++c) {
+          operands.copy_query(base + c * (Shape::rows * 128), task, c * 64, row, query_full());
+        }
+        return;
+      }
+    }
+    barrier_arrive(query_full());
   }
   static JITGEN_DEVICE Ring previous(Ring ring) {
     if (--ring.stage < 0) ring.stage = stages - 1, ring.phase ^= 1;
     return ring;
   }
-  JITGEN_DEVICE void copy_keys(const Task& task, int tile, const Ring& ring, int thread) const {
-    const int stage = ring.stage;
+  JITGEN_DEVICE void copy_keys(const Task& task, const TileTicket& ticket, const Ring& ring, int thread) const {
+    const int stage = ring.stage, tile = ticket.tile;
     barrier_wait_in_place(key_empty(stage), ring.phase ^ 1);
+    if (thread == 0) *tile_ticket(stage) = ticket.packed();
     if constexpr (Config::key_copied) {
       if (thread == 0) {
         barrier_arrive_expect(key_full(stage), Shape::key_bytes);
@@ -294,13 +317,16 @@ struct AttentionKernel {
     }
   }
 
-  // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16.
+  // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Weights are 2^(score * factor - base).
   struct Rows {
-    float top[2], total[2];
+    float top[2], total[2], base[2];
   };
 
-  // Scores become weights; `rows` and `scale`, what sums so far are multiplied with, follow.
-  JITGEN_DEVICE void weigh(float (&scores)[n], Rows& rows, float (&scale)[2], float factor) const {
+  // Scores become weights; `rows` and `scale`, what sums so far are multiplied with, follow. A base remains where it is
+  // little below the greatest score, so that sums seldom have to be multiplied (FlashAttention-4, Dao et al., 2025).
+  // Returns whether one of the warp's rows has another base.
+  JITGEN_DEVICE bool weigh(float (&scores)[n], Rows& rows, float (&scale)[2], float factor) const {
+    bool moves = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float most = rows.top[r];
@@ -308,10 +334,15 @@ struct AttentionKernel {
       for (int i = 0; i < n / 4; ++i) most = fmaxf(most, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      // Rows without any score yet have sums of zero, and not of NaN.
-      const float base = most == minus_infinity() ? 0.0f : most * factor;
-      scale[r] = exp2_normal(rows.top[r] * factor - base);
       rows.top[r] = most;
+      // A row without any score yet has the base -inf, and weights of zero and not of NaN.
+      const float wanted = most * factor;
+      const bool far = !(wanted - rows.base[r] <= greatest_exponent);
+      const bool moved = far && most != minus_infinity();
+      scale[r] = moved ? exp2_normal(rows.base[r] - wanted) : 1.0f;
+      rows.base[r] = moved ? wanted : rows.base[r];
+      moves |= moved;
+      const float base = rows.base[r] == minus_infinity() ? 0.0f : rows.base[r];
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < n / 4; ++i) {
@@ -324,6 +355,7 @@ struct AttentionKernel {
       }
       rows.total[r] = __fmaf_rn(rows.total[r], scale[r], sum);
     }
+    return __any_sync(0xffffffffu, moves);
   }
   static JITGEN_DEVICE void pack(uint32_t (&weights)[Config::keys / 16][4], const float (&scores)[n]) {
 #pragma unroll
@@ -336,128 +368,126 @@ struct AttentionKernel {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
     if (Config::take_turns && warpgroup == Config::warpgroups - 1) end_turn();
     Ring ring;
-    uint32_t query_phase = 0;
     float scores[n];
 #pragma unroll
     for (int i = 0; i < n; ++i) scores[i] = 0.0f;
-    for (PieceWalk walk = pieces(); walk.more(); ++walk.round) {
-      if (!walk.live()) continue;
-      const Piece piece = walk.piece();
-      const Task task = operands.task(piece.task);
-      const int row = piece.row_block * Shape::rows;
-      const auto of_block = operands.rows_of_block(task, row, Shape::rows);
-      const auto of_rows = operands.rows_of_thread(task, row + warp * 16 + lane / 4);
+    for (uint32_t query_phase = 0;; query_phase ^= 1) {
+      barrier_wait_in_place(query_full(), query_phase);
+      const int4 piece = *piece_ticket();
+      if (piece.x < 0) return;
+      const int row = piece.y * Shape::rows;
       const float fold = operands.fold(), factor = fold * log2_e;
-      const Range of_keys = range(piece.range);
-      Tiles tiles(of_keys.begin, of_keys.end);
-      const auto look = [&](int tile) { return operands.template look<Config::keys>(task, of_block, tile); };
-      const auto rule = [&](int tile, bool open) {
-        const int column = tile * Config::keys + lane % 4 * 2;
-        if (open) {
-          operands.open_rule(scores, task, of_rows, column);
-        } else {
-          operands.masked_rule(scores, task, of_rows, column);
-        }
-      };
       Rows rows;
       float sums[Config::width / 2];
-      uint32_t weights[Config::keys / 16][4];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) rows.top[r] = minus_infinity(), rows.total[r] = 0.0f;
+      for (int r = 0; r < 2; ++r) {
+        rows.top[r] = rows.base[r] = minus_infinity();
+        rows.total[r] = 0.0f;
+      }
 #pragma unroll
       for (int i = 0; i < Config::width / 2; ++i) sums[i] = 0.0f;
-      if (tiles.next(look)) {
-        if constexpr (Config::query_copied) {
-          barrier_wait_in_place(query_full(), query_phase);
-          query_phase ^= 1;
-        } else {
-          // The warpgroup's own rows: it has read those before.
-          group_barrier<128>(4 + warpgroup);
-          const int from = row + warpgroup * 64;
-          copy_elements<typename Config::Key>(
-              memory + warpgroup * 8192, Shape::rows, 64, Config::depth, int(operands.packed_rows()) - from,
-              int(operands.depth),
-              [&](int m, int d) { return operands.template query<typename Config::Key>(task, from + m, d); });
-          proxy_fence();
-          group_barrier<128>(4 + warpgroup);
-        }
+      if (piece.w == 0) {
+        release(query_empty());
+      } else {
+        const Task task = operands.task(piece.x);
+        const auto of_rows = operands.rows_of_thread(task, row + warp * 16 + lane / 4);
+        const auto rule = [&](const TileTicket& ticket) {
+          const int column = ticket.tile * Config::keys + lane % 4 * 2;
+          if (ticket.open) {
+            operands.open_rule(scores, task, of_rows, column);
+          } else {
+            operands.masked_rule(scores, task, of_rows, column);
+          }
+        };
+        if constexpr (!Config::query_copied) compute_query(task, row + warpgroup * 64, warpgroup);
+        uint32_t weights[Config::keys / 16][4];
         float scale[2];
         barrier_wait_in_place(key_full(ring.stage), ring.phase);
+        TileTicket ticket(*tile_ticket(ring.stage));
         multiply_keys(scores, ring.stage);
         cute::warpgroup_wait<0>();
         settle(scores);
         release(key_empty(ring.stage));
-        rule(tiles.tile, tiles.open);
+        rule(ticket);
         weigh(scores, rows, scale, factor);
         pack(weights, scores);
-        bool more = tiles.next(look);
         Ring of_values = ring;
         ring.next();
-        if (more) barrier_wait_in_place(key_full(ring.stage), ring.phase);
-        while (more) {
+        if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+        while (!ticket.last) {
+          ticket = TileTicket(*tile_ticket(ring.stage));
+          wait_for_turn();
           if constexpr (Config::overlap) {
-            wait_for_turn();
             multiply_keys(scores, ring.stage);
             barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
             multiply_values(sums, weights, of_values.stage);
             end_turn();
             cute::warpgroup_wait<1>();
-            settle(scores);
-            release(key_empty(ring.stage));
-            rule(tiles.tile, tiles.open);
-            weigh(scores, rows, scale, factor);
           } else {
-            wait_for_turn();
             barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
             multiply_values(sums, weights, of_values.stage);
             multiply_keys(scores, ring.stage);
             end_turn();
             cute::warpgroup_wait<0>();
-            settle(scores);
-            release(key_empty(ring.stage));
-            rule(tiles.tile, tiles.open);
-            weigh(scores, rows, scale, factor);
           }
-          more = tiles.next(look);
+          settle(scores);
+          release(key_empty(ring.stage));
+          rule(ticket);
+          const bool moves = weigh(scores, rows, scale, factor);
           const int finished = of_values.stage;
           of_values = ring;
           ring.next();
           // The assembler moves a wait for products up to the last branch before it, which this one is: weights are
           // computed under the products with the values before.
-          if (more) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+          if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
           cute::warpgroup_wait<0>();
           settle(sums);
           release(value_empty(finished));
           pack(weights, scores);
+          if (moves) {
 #pragma unroll
-          for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
+            for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
+          }
         }
-        if constexpr (Config::query_copied) release(query_empty());
+        release(query_empty());
         barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
         multiply_values(sums, weights, of_values.stage);
         cute::warpgroup_wait<0>();
         settle(sums);
         release(value_empty(of_values.stage));
       }
-      finish(piece, row, sums, rows, fold);
+      finish(piece.x, piece.z, row, sums, rows, fold);
     }
+  }
+  // The warpgroup's own rows, which nothing else reads; it has read those before.
+  JITGEN_DEVICE void compute_query(const Task& task, int first, int warpgroup) const {
+    group_barrier<128>(4 + warpgroup);
+    copy_elements<typename Config::Key>(
+        memory + warpgroup * 8192, Shape::rows, 64, Config::depth, int(operands.packed_rows()) - first,
+        int(operands.depth),
+        [&](int m, int d) { return operands.template query<typename Config::Key>(task, first + m, d); });
+    proxy_fence();
+    group_barrier<128>(4 + warpgroup);
   }
 
   // ------------------------------------------------------------------------------------------------------- results
 
   JITGEN_DEVICE void finish(
-      const Piece& piece, int first, const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
+      int number, int range, int first, const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
     constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Task task = operands.task(piece.task);
+    const Task task = operands.task(number);
     float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * Shape::warp_floats;
     float* const of_rows = staging + 16 * pitch;
     const int row = first + warp * 16, packed_rows = int(operands.packed_rows());
     if (row >= packed_rows) return;
+    float scale[2];  // results know of weights exp(score - top)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      scale[r] = rows.base[r] == minus_infinity() ? 1.0f : exp2_normal(rows.base[r] - rows.top[r] * (fold * log2_e));
       rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 1);
       rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 2);
+      rows.total[r] *= scale[r];
       rows.top[r] *= fold;
     }
     __syncwarp();
@@ -471,10 +501,10 @@ struct AttentionKernel {
 #pragma unroll 1
     for (int turn = 0; turn < Config::width / chunk; ++turn) {
       if (turn > 0) __syncwarp();
-      spread<0>(turn, staging, sums);
+      spread<0>(turn, staging, sums, scale);
       __syncwarp();
       if (turn == 0 && lane < 16 && row + lane < packed_rows) {
-        operands.row_results(task, piece.range, row + lane, of_rows[lane], of_rows[16 + lane]);
+        operands.row_results(task, range, row + lane, of_rows[lane], of_rows[16 + lane]);
       }
 #pragma unroll
       for (int i = 0; i < 16 * runs; i += 32) {
@@ -486,13 +516,14 @@ struct AttentionKernel {
         const float4 low = from[0], high = from[1];
         of_run[0] = low.x, of_run[1] = low.y, of_run[2] = low.z, of_run[3] = low.w;
         of_run[4] = high.x, of_run[5] = high.y, of_run[6] = high.z, of_run[7] = high.w;
-        operands.results(task, piece.range, row + m, e, of_run, of_rows[m], of_rows[16 + m], live);
+        operands.results(task, range, row + m, e, of_run, of_rows[m], of_rows[16 + m], live);
       }
     }
   }
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
   template <int turn>
-  static JITGEN_DEVICE void spread(int wanted, float* staging, const float (&sums)[Config::width / 2]) {
+  static JITGEN_DEVICE void spread(
+      int wanted, float* staging, const float (&sums)[Config::width / 2], const float (&scale)[2]) {
     constexpr int chunk = Shape::chunk, pitch = Shape::pitch;
     if constexpr (turn < Config::width / chunk) {
       if (wanted == turn) {
@@ -501,11 +532,11 @@ struct AttentionKernel {
 #pragma unroll
         for (int i = 0; i < chunk / 8; ++i) {
           const float* const from = sums + (turn * (chunk / 8) + i) * 4;
-          *reinterpret_cast<float2*>(corner + i * 8) = make_float2(from[0], from[1]);
-          *reinterpret_cast<float2*>(corner + i * 8 + 8 * pitch) = make_float2(from[2], from[3]);
+          *reinterpret_cast<float2*>(corner + i * 8) = make_float2(from[0] * scale[0], from[1] * scale[0]);
+          *reinterpret_cast<float2*>(corner + i * 8 + 8 * pitch) = make_float2(from[2] * scale[1], from[3] * scale[1]);
         }
       }
-      spread<turn + 1>(wanted, staging, sums);
+      spread<turn + 1>(wanted, staging, sums, scale);
     }
   }
 };
