@@ -8,6 +8,7 @@ import torch
 
 from jitgen.bench import (
     ahead,
+    attention,
     batched,
     coldstart,
     columns,
@@ -29,6 +30,7 @@ GROUPS = {
     "reductions": reductions.run,
     "products": products.run,
     "batched": batched.run,
+    "attention": attention.run,
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
@@ -36,6 +38,8 @@ GROUPS = {
 }
 NOT_BY_DEFAULT = ("sweep",)
 """The groups that run only where they are named."""
+SWEEPS = {"products": sweep.run, "attention": attention.sweep}
+"""What ``sweep`` together with the name of a group draws; alone it draws products."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,
     "rows": rows.cases,
@@ -80,5 +84,12 @@ def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Meas
         ahead.compile_ahead(
             [case for name in names or default if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
         )
-    for name in names or default:
-        yield from GROUPS[name](bench)
+    if "sweep" in names and len(names) > 1:
+        groups = {name: SWEEPS.get(name) for name in names if name != "sweep"}
+        unknown = [name for name, sweep_of in groups.items() if sweep_of is None]
+        if unknown:
+            raise UnsupportedError(f"bench: no sweep of {', '.join(unknown)}; there is one of {', '.join(SWEEPS)}")
+    else:
+        groups = {name: GROUPS[name] for name in names or default}
+    for measure in groups.values():
+        yield from measure(bench)

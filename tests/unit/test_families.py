@@ -64,14 +64,11 @@ def test_nothing_else_names_a_family(name: str) -> None:
     assert [str(path.relative_to(JITGEN)) for path in outside(name) if name in literals(path)] == []
 
 
-WITHOUT = {"attention": {"cu"}}
-"""Dialects that a family has no template for; other families then compute what it would."""
-
-
 def test_every_family_has_a_package_and_templates_of_its_name() -> None:
     packages = {path.parent.name for path in (JITGEN / "families").glob("*/__init__.py")}
     assert packages == set(NAMES)
     for name in NAMES:
         folder = JITGEN.parent / "templates" / name
-        dialects = {"cpp", "cu", "py"} - WITHOUT.get(name, set())
-        assert {path.name for path in folder.glob(f"{name}.*.j2")} == {f"{name}.{end}.j2" for end in dialects}
+        assert {path.name for path in folder.glob(f"{name}.*.j2")} == {
+            f"{name}.{end}.j2" for end in ("cpp", "cu", "py")
+        }

@@ -84,7 +84,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
         "stores": [_run(o, layout, schedule) for o in of.stores],
         "tops": of.tops,
         "totals": of.totals,
-    }, {}
+    }, {"fmad": True}
 
 
 def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:

@@ -336,7 +336,7 @@ struct AttentionKernel {
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       rows.top[r] = most;
       // A row without any score yet has the base -inf, and weights of zero and not of NaN.
-      const float wanted = most * factor;
+      const float wanted = __fmul_rn(most, factor);  // rounded, so that all that is done with it agrees
       const bool far = !(wanted - rows.base[r] <= greatest_exponent);
       const bool moved = far && most != minus_infinity();
       scale[r] = moved ? exp2_normal(rows.base[r] - wanted) : 1.0f;
