@@ -202,12 +202,12 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
         try:
             peer(*first)
             calls[name] = [partial(peer, *each) for each in copies]
-        except Exception as error:  # whatever a peer raises where it does not take a case
-            notes.append(f"{name}: {type(error).__name__}")
+        except Exception as refusal:  # whatever a peer raises where it does not take a case
+            notes.append(f"{name}: {type(refusal).__name__}")
     for backend in bench.backends:
-        plan = jitgen.jit(function, backend=backend).bind(*first)
+        plan = jitgen.jit(backend=backend)(function).bind(*first)
         error = relative_error(plan(*first)[:1, :1], reference)
-        own = {"jitgen": [partial(plan, *each) for each in copies]}
+        own: list[Callable[[], Any]] = [partial(plan, *each) for each in copies]
         yield Measurement(
             group=group,
             name=str(case),
@@ -215,7 +215,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
             backend=backend,
             dtype=dtype_name(dtype),
             shape=tuple(first[0].shape),
-            seconds=medians(own | calls, bench.device, bench.budget),
+            seconds=medians({"jitgen": own, **calls}, bench.device, bench.budget),
             error=error,
             moved=case.moved * dtype.itemsize,
             flops=case.flops,

@@ -84,12 +84,11 @@ def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Meas
         ahead.compile_ahead(
             [case for name in names or default if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
         )
+    groups = GROUPS
     if "sweep" in names and len(names) > 1:
-        groups = {name: SWEEPS.get(name) for name in names if name != "sweep"}
-        unknown = [name for name, sweep_of in groups.items() if sweep_of is None]
+        names, groups = [name for name in names if name != "sweep"], SWEEPS
+        unknown = ", ".join(name for name in names if name not in SWEEPS)
         if unknown:
-            raise UnsupportedError(f"bench: no sweep of {', '.join(unknown)}; there is one of {', '.join(SWEEPS)}")
-    else:
-        groups = {name: GROUPS[name] for name in names or default}
-    for measure in groups.values():
-        yield from measure(bench)
+            raise UnsupportedError(f"bench: no sweep of {unknown}; there is one of {', '.join(SWEEPS)}")
+    for name in names or default:
+        yield from groups[name](bench)

@@ -25,7 +25,6 @@ struct Config {
   static constexpr bool masked = true;
   static constexpr bool overlap = true;
   static constexpr bool take_turns = true;
-  static constexpr int64_t cache_bytes = 31457280;
 };
 using Shape = jitgen::AttentionShape<Config>;
 static_assert(Shape::bytes == 122480, "shared memory as the launch has it");
@@ -115,7 +114,6 @@ struct Operands {
 
   JITGEN_DEVICE int tasks() const { return int(b0 * b1); }
   JITGEN_DEVICE Index packed_rows() const { return rows; }
-  JITGEN_DEVICE int sharing() const { return (s3_1 == 0 ? int(b1) : 1); }  // neighbouring tasks with the same keys
 
   JITGEN_DEVICE Task task(int number) const {
     Task found;

@@ -42,7 +42,9 @@ def scaled(rule: Sequence[Instruction]) -> Scaled:
     for instruction in rule:
         for argument in instruction.args:
             uses[argument] += 1
-    masks, chain, factors = masks_of(rule), [], []
+    masks = masks_of(rule)
+    chain: list[int] = []
+    factors: list[int] = []
     position = len(rule) - 1
     while not chain or uses[position] == 1:
         instruction = rule[position]

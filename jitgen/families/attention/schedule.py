@@ -84,7 +84,7 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     if not device.is_gpu:
         return (CpuSchedule("few" if geometry.packed_rows <= FEW_ROWS else "tiles"),)
     if device.dialect == "cuda":
-        return wgmma.candidates(body, layout, geometry, device)
+        return wgmma.candidates(body, layout, geometry)
     value = body.contractions[1]
     deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
     # As wide as tiles and sums of a program fit shared memory and registers together.

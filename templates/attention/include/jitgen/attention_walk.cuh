@@ -22,9 +22,10 @@ JITGEN_DEVICE Ends ends_of_warp(Ends ends) {
 }
 
 // The pieces of one block, in order: a piece is a block of rows of a task, and one range of its keys. The last rows of a
-// sequence see most keys under most masks, so they come first, and blocks take pieces in alternating directions: pieces
-// of one round differ little, and who has a longer one in a round has a shorter one in the next. `section` tasks are
-// finished before others begin, so that their keys and values stay in the second-level cache.
+// sequence see most keys under most masks, so they come first, those of all tasks of a section, and blocks take pieces in
+// alternating directions: who has a longer one in a round has a shorter one in the next. (With masks a section is all
+// tasks. By simulation of causal masks blocks then differ by 1 % where there are several rounds, and by up to 6 % with
+// small sections.) Without masks a section is one task, so that blocks share its keys and values in the cache.
 struct Piece {
   int task, row_block, range;
 };

@@ -22,7 +22,6 @@
 //     static constexpr bool masked;           // whether a mask may hide a tile
 //     static constexpr bool overlap = true;   // whether the next keys' products are issued first
 //     static constexpr bool take_turns = true;  // whether warpgroups issue products in turns
-//     static constexpr int64_t cache_bytes;   // of keys and values that blocks should share at a time
 //   };
 //
 // `Operands` is generated (attention.cu.j2): where everything is, the rule of scores, and the results.
@@ -164,11 +163,9 @@ struct AttentionKernel {
   }
 
   JITGEN_DEVICE PieceWalk pieces() const {
-    const int tasks = operands.tasks(), blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
-    const int64_t bytes = int64_t(operands.keys) * (Config::depth + Config::width) * 2;
-    const int64_t resident = Config::cache_bytes / (bytes > 0 ? bytes : 1) + 1;
-    const int64_t section = Config::masked ? resident * operands.sharing() : 1;
-    return {tasks, blocks, Operands::ranges, int(lesser(section, tasks))};
+    const int tasks = operands.tasks();
+    const int blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
+    return {tasks, blocks, Operands::ranges, Config::masked ? tasks : 1};
   }
   struct Range {
     int begin, end;
@@ -305,7 +302,9 @@ struct AttentionKernel {
     }
     cute::warpgroup_commit_batch();
   }
+  // All lanes have read what the producer may overwrite now: a ticket, and with wgmma a tile.
   JITGEN_DEVICE void release(uint32_t barrier) const {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
   }
   JITGEN_DEVICE void wait_for_turn() const {
