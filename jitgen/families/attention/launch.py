@@ -7,7 +7,6 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.layout import Geometry, Layout
-from jitgen.families.attention.wgmma import WgmmaSchedule, tensor_maps
 from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
 from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
 from jitgen.ir.program import Kernel
@@ -57,7 +56,9 @@ def arguments(
         for _, what, operand, dim in integer_names(kernel, layout)
     )
     maps: tuple[MappedTensor, ...] = ()
-    if isinstance(schedule, WgmmaSchedule) and geometry.tasks * geometry.packed_rows * geometry.width:
+    if device.dialect == "cuda" and geometry.tasks * geometry.packed_rows * geometry.width:
+        from jitgen.families.attention.wgmma import tensor_maps
+
         maps = tuple(tensor_maps(kernel, layout, geometry, schedule))
     return Arguments(pointers, integers, layout.wide, maps)
 
@@ -93,7 +94,7 @@ def launch(
         return LaunchShape(grid=(max(geometry.tasks, 1), 1, 1))
     blocks = -(-geometry.packed_rows // schedule.block_m)
     attributes = frozenset({OVERLAPS} if device.overlaps_launches else ())
-    if isinstance(schedule, WgmmaSchedule):
+    if device.dialect == "cuda":
         return LaunchShape(
             grid=(max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
             block=(schedule.threads, 1, 1),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention import wgmma
 from jitgen.families.attention.claim import decide, fusion_of
 from jitgen.families.attention.layout import PACKED_ROWS
 from jitgen.families.attention.match import matched, row_sources, row_values
@@ -84,6 +83,8 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     if not device.is_gpu:
         return (CpuSchedule("few" if geometry.packed_rows <= FEW_ROWS else "tiles"),)
     if device.dialect == "cuda":
+        from jitgen.families.attention import wgmma
+
         return wgmma.candidates(body, layout, geometry)
     value = body.contractions[1]
     deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
