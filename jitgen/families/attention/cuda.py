@@ -94,6 +94,7 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
         "width": schedule.block_e,
         "stages": schedule.stages,
         "staged": schedule.staged,
+        "most_splits": schedule.cluster_splits,
     }
     flags = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
     flags |= {"masked": of.masked, "overlap": schedule.overlap, "take_turns": schedule.take_turns}

@@ -95,12 +95,17 @@ def launch(
     blocks = -(-geometry.packed_rows // schedule.block_m)
     attributes = frozenset({OVERLAPS} if device.overlaps_launches else ())
     if device.dialect == "cuda":
+        from jitgen.families.attention.wgmma import cluster
+
+        sharing = cluster(schedule, geometry, device.model)
         return LaunchShape(
-            grid=(max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
+            grid=(sharing * max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
             block=(schedule.threads, 1, 1),
+            cluster=sharing,
+            any_cluster=schedule.cluster_splits > 1,
             shared_bytes=schedule.shared_bytes,
             attributes=attributes,
-            persistence=Persistence("multiprocessors"),
+            persistence=Persistence("clusters" if sharing > 1 else "multiprocessors"),
         )
     return LaunchShape(
         grid=(max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),

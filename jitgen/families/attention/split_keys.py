@@ -40,7 +40,7 @@ def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -
     keys = symbols.evaluate(body.contractions[1].length, environment)
     tasks = symbols.product(lead)
     assert isinstance(tasks, int)
-    count = splits(tasks, rows, keys)
+    count = splits(tasks, rows, keys, device.dialect)
     if count == 1:
         return None
     column = (*body.shape[:-1], 1)

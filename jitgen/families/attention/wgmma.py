@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from jitgen.chips import Chip
 from jitgen.families.attention.bounds import masks_of
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
@@ -23,6 +24,13 @@ BATCH_RANK = 3
 """Batch dimensions of a tensor map, which has two more."""
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block at most, on every chip with wgmma."""
+CLUSTER = 8
+"""Blocks of a cluster at most, on every chip with clusters."""
+MULTIPROCESSOR_RATE = 70e9
+"""Bytes/s that one multiprocessor reads at most: about two thirds of the 64 bytes a cycle that its port to the
+second-level cache has."""
+PIECE_SECONDS, EXCHANGE_SECONDS = 1e-6, 1.5e-6
+"""Of the first copies and the results of a piece of work, and of the exchange of a cluster's sums."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,8 @@ class WgmmaSchedule:
         copied: whether the query, the keys and the values are copied by tensor maps, else element by element.
         overlap: whether the products of a tile's keys are issued before those of the preceding tile's values.
         take_turns: whether warpgroups issue products in turns.
-        splits: ranges of the keys.
+        splits: ranges of the keys, of kernels of their own programs that another one joins.
+        cluster_splits: blocks of a cluster, at most, that share the keys of a block of rows.
         staged: columns of results that a warp stages in shared memory at once.
         wide: 64-bit indices.
     """
@@ -49,6 +58,7 @@ class WgmmaSchedule:
     stages: int
     copied: tuple[bool, bool, bool]
     splits: int = 1
+    cluster_splits: int = 1
     overlap: bool = True
     take_turns: bool = True
     staged: int = 32
@@ -61,6 +71,7 @@ class WgmmaSchedule:
         names = [n for n, copied in zip(("query", "keys", "values"), self.copied, strict=True) if not copied]
         words += [f"{' and '.join(names)} copied element by element"] if names else []
         words += [f"keys in {self.splits} ranges"] if self.splits > 1 else []
+        words += [f"shared by clusters of up to {self.cluster_splits} blocks"] if self.cluster_splits > 1 else []
         return ", ".join([*words, *(["64-bit indices"] if self.wide else [])])
 
     @property
@@ -87,7 +98,11 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
     masked = bool(masks_of(body.contractions[1].x))
-    warpgroups, keys, most_stages = _tiles(max(deep, wide), geometry.packed_rows, masked)
+    masked = bool(masks_of(body.contractions[1].x))
+    few = geometry.rows <= ROWS
+    warpgroups, keys, most_stages = (
+        _few_rows(max(deep, wide)) if few else _tiles(max(deep, wide), geometry.rows, masked)
+    )
     found = WgmmaSchedule(
         warpgroups,
         keys,
@@ -96,7 +111,8 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
         stages=2,
         copied=copied(body, layout, geometry),
         splits=body.contractions[1].k_splits,
-        staged=min(wide, 32),
+        cluster_splits=CLUSTER if few else 1,
+        staged=wide if few else min(wide, 32),
         wide=layout.wide,
     )
     staged = (replace(found, stages=count) for count in range(2, most_stages + 1))
@@ -110,13 +126,38 @@ def _tiles(large: int, rows: int, masked: bool) -> tuple[int, int, int]:
     two; of 128 elements 0.97 with tiles of 160 keys, 0.96 with 128 and 0.92 with 176. With a causal mask tiles of 128
     keys are faster than of 160, by 1 %.
     """
-    if rows <= ROWS:
-        return 1, 128 if large <= 128 else 64, 4
     if large <= 64:
         return (3, 128, 2) if rows > 2 * ROWS else (2, 128, 2)
     if large <= 128:
         return 2, 128 if masked else 160, 2
     return 2, 96 if large <= 192 else 64, 2
+
+
+def _few_rows(large: int) -> tuple[int, int, int]:
+    """The same where one warpgroup has all rows of a block: a decoder's step, which reads keys as fast as it can."""
+    return 1, 128 if large <= 128 else 64 if large <= 192 else 32, 4
+
+
+def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
+    """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
+    values is all that takes time."""
+    if schedule.cluster_splits == 1:
+        return 1
+    pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits
+    tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
+    tile_bytes = schedule.block_n * (geometry.depth + geometry.width) * 2
+    rate = chip.read_rate or chip.bandwidth
+
+    def seconds(splits: int, clusters: int) -> float:
+        rounds = -(-pieces // clusters)
+        reading = min(MULTIPROCESSOR_RATE, rate / (splits * min(pieces, clusters)))
+        each = -(-tiles // splits) * tile_bytes / reading + PIECE_SECONDS
+        return rounds * (each + (EXCHANGE_SECONDS if splits > 1 else 0.0))
+
+    found = {
+        splits: seconds(splits, clusters) for splits, clusters in chip.clusters if splits <= schedule.cluster_splits
+    }
+    return min(found, key=lambda splits: found[splits]) if found and pieces else 1
 
 
 # ---------------------------------------------------------------------------------------------------------- tensor maps

@@ -31,15 +31,13 @@ struct Piece {
 };
 struct PieceWalk {
   const int tasks, row_blocks, ranges, section;
+  const int block, blocks;  // this block and all, or clusters of them that share pieces
   int round = 0;
 
   JITGEN_DEVICE int count() const { return tasks * row_blocks * ranges; }
-  JITGEN_DEVICE int number() const {
-    const int place = round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x);
-    return round * int(gridDim.x) + place;
-  }
+  JITGEN_DEVICE int number() const { return round * blocks + (round % 2 ? blocks - 1 - block : block); }
   // Whether there is a piece in this round or in a later one.
-  JITGEN_DEVICE bool more() const { return round * int(gridDim.x) < count(); }
+  JITGEN_DEVICE bool more() const { return round * blocks < count(); }
   JITGEN_DEVICE bool live() const { return number() < count(); }
   JITGEN_DEVICE Piece piece() const {
     const int of_section = section * row_blocks * ranges;

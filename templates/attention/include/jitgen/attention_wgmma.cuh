@@ -18,11 +18,15 @@
 //     static constexpr int width = 128;       // of a value, rounded up to n of a wgmma
 //     static constexpr int stages = 2;        // of each ring
 //     static constexpr int staged = 32;       // columns of results that a warp stages in shared memory at once
+//     static constexpr int most_splits = 1;   // blocks of a cluster, at most, that share the keys of each piece of work
 //     static constexpr bool query_copied, key_copied, value_copied;  // by tensor maps, else element by element
 //     static constexpr bool masked;           // whether a mask may hide a tile
 //     static constexpr bool overlap = true;   // whether the next keys' products are issued first
 //     static constexpr bool take_turns = true;  // whether warpgroups issue products in turns
 //   };
+//
+// Cluster: with most_splits above 1 any number of blocks up to that, as the launch says; else one block. A cluster adds
+// up what its blocks have, by rank, from their shared memories; then a warp stages all columns of results at once.
 //
 // `Operands` is generated (attention.cu.j2): where everything is, the rule of scores, and the results.
 //
@@ -50,6 +54,7 @@ struct AttentionShape {
   static constexpr int chunk = Config::staged;
   static constexpr int pitch = chunk + 8;
   static constexpr int warp_floats = 16 * pitch + 32;
+  static_assert(Config::most_splits == 1 || chunk == Config::width, "a row of sums is staged as a whole");
 
   static constexpr int keys_at = query_bytes;
   static constexpr int values_at = keys_at + Config::stages * key_bytes;
@@ -128,6 +133,8 @@ struct AttentionKernel {
   const Operands& operands;
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
+  const int rank;       // this block's, in a cluster that shares keys
+  const int splits;     // blocks of that cluster; else 1
 
   struct Ring {
     int stage = 0;
@@ -165,7 +172,8 @@ struct AttentionKernel {
   JITGEN_DEVICE PieceWalk pieces() const {
     const int tasks = operands.tasks();
     const int blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
-    return {tasks, blocks, Operands::ranges, Config::masked ? tasks : 1};
+    const int section = Config::masked ? tasks : 1;
+    return {tasks, blocks, Operands::ranges, section, int(blockIdx.x) / splits, int(gridDim.x) / splits};
   }
   struct Range {
     int begin, end;
@@ -173,7 +181,8 @@ struct AttentionKernel {
   JITGEN_DEVICE Range range(int number) const {
     const int all = int((operands.keys + Config::keys - 1) / Config::keys);
     const int each = (all + Operands::ranges - 1) / Operands::ranges;
-    return {smaller(number * each, all), smaller(number * each + each, all)};
+    const int begin = smaller(number * each, all), tiles = smaller(begin + each, all) - begin;
+    return {begin + tiles * rank / splits, begin + tiles * (rank + 1) / splits};
   }
   using Tiles = typename TilesOf<Config::masked>::type;
 
@@ -181,7 +190,7 @@ struct AttentionKernel {
 
   JITGEN_DEVICE void produce() const {
     const int thread = threadIdx.x - Shape::consumers;
-    constexpr bool alone = Config::key_copied && Config::value_copied;
+    constexpr bool alone = Config::key_copied && Config::value_copied && Config::most_splits == 1;
     if (alone && thread >= 32) return;
     Ring ring;
     uint32_t query_phase = 1;
@@ -209,6 +218,11 @@ struct AttentionKernel {
         ring.next();
       }
       if (before >= 0) copy_values(task, before, previous(ring), thread);
+      if (Config::most_splits > 1 && splits > 1) {
+        __syncwarp();
+        cluster_sync();
+        cluster_sync();
+      }
     }
     barrier_wait_in_place(query_empty(), query_phase);
     if (thread == 0) {
@@ -455,7 +469,16 @@ struct AttentionKernel {
         settle(sums);
         release(value_empty(of_values.stage));
       }
-      finish(piece.x, piece.z, row, sums, rows, fold);
+      if (Config::most_splits > 1 && splits > 1) {
+        leave(sums, rows, fold);
+        __syncwarp();
+        cluster_sync();
+        finish_split(piece.x, piece.z, row);
+        __syncwarp();
+        cluster_sync();
+      } else {
+        finish(piece.x, piece.z, row, sums, rows, fold);
+      }
     }
   }
   // The warpgroup's own rows, which nothing else reads; it has read those before.
@@ -471,32 +494,36 @@ struct AttentionKernel {
 
   // ------------------------------------------------------------------------------------------------------- results
 
-  JITGEN_DEVICE void finish(
-      int number, int range, int first, const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
-    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Task task = operands.task(number);
-    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * Shape::warp_floats;
-    float* const of_rows = staging + 16 * pitch;
-    const int row = first + warp * 16, packed_rows = int(operands.packed_rows());
-    if (row >= packed_rows) return;
-    float scale[2];  // results know of weights exp(score - top)
+  JITGEN_DEVICE float* staging() const {
+    return reinterpret_cast<float*>(memory + Shape::staging_at) + threadIdx.x / 32 * Shape::warp_floats;
+  }
+  // The greatest scores and the sums of this warp's rows, staged behind the columns; `scale` is what its products are
+  // still to be multiplied with, so that weights are exp(score - top), as results know them.
+  JITGEN_DEVICE void stage_rows(Rows& rows, float fold, float (&scale)[2]) const {
+    const int lane = threadIdx.x % 32;
+    float* const of_rows = staging() + 16 * Shape::pitch;
+    __syncwarp();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       scale[r] = rows.base[r] == minus_infinity() ? 1.0f : exp2_normal(rows.base[r] - rows.top[r] * (fold * log2_e));
       rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 1);
       rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 2);
-      rows.total[r] *= scale[r];
-      rows.top[r] *= fold;
-    }
-    __syncwarp();
-    if (lane % 4 == 0) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        of_rows[lane / 4 + r * 8] = rows.top[r];
-        of_rows[16 + lane / 4 + r * 8] = rows.total[r];
+      if (lane % 4 == 0) {
+        of_rows[lane / 4 + r * 8] = rows.top[r] * fold;
+        of_rows[16 + lane / 4 + r * 8] = rows.total[r] * scale[r];
       }
     }
+  }
+  JITGEN_DEVICE void finish(
+      int number, int range, int first, const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const Task task = operands.task(number);
+    float *const staging = this->staging(), *const of_rows = staging + 16 * pitch;
+    const int row = first + warp * 16, packed_rows = int(operands.packed_rows());
+    if (row >= packed_rows) return;
+    float scale[2];
+    stage_rows(rows, fold, scale);
 #pragma unroll 1
     for (int turn = 0; turn < Config::width / chunk; ++turn) {
       if (turn > 0) __syncwarp();
@@ -505,7 +532,7 @@ struct AttentionKernel {
       if (turn == 0 && lane < 16 && row + lane < packed_rows) {
         operands.row_results(task, range, row + lane, of_rows[lane], of_rows[16 + lane]);
       }
-#pragma unroll
+#pragma unroll 2
       for (int i = 0; i < 16 * runs; i += 32) {
         const int m = (i + lane) / runs, e = turn * chunk + lane % runs * 8;
         const int live = smaller(8, int(operands.width) - e);
@@ -516,6 +543,44 @@ struct AttentionKernel {
         of_run[0] = low.x, of_run[1] = low.y, of_run[2] = low.z, of_run[3] = low.w;
         of_run[4] = high.x, of_run[5] = high.y, of_run[6] = high.z, of_run[7] = high.w;
         operands.results(task, range, row + m, e, of_run, of_rows[m], of_rows[16 + m], live);
+      }
+    }
+  }
+
+  // Where a cluster shares keys: each block stages what it has; block r adds up its share of the results, by rank.
+  JITGEN_DEVICE void leave(const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
+    if constexpr (Config::most_splits > 1) {
+      float scale[2];
+      stage_rows(rows, fold, scale);
+      spread<0>(0, staging(), sums, scale);
+    }
+  }
+  JITGEN_DEVICE void finish_split(int number, int range, int first) const {
+    if constexpr (Config::most_splits > 1) {
+      constexpr int pitch = Shape::pitch, runs = Config::width / 8;
+      const Task task = operands.task(number);
+      const int all = smaller(int(operands.packed_rows()) - first, Shape::rows) * runs;
+      const int last = all * (rank + 1) / splits;
+#pragma unroll 1
+      for (int i = all * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
+        const int m = i / runs, e = i % runs * 8, live = smaller(8, int(operands.width) - e);
+        const uint32_t staged = base + Shape::staging_at + m / 16 * (Shape::warp_floats * 4);
+        const uint32_t of_row = staged + (16 * pitch + m % 16) * 4, from = staged + (m % 16 * pitch + e) * 4;
+        float top = minus_infinity(), total = 0.0f, of_run[8];
+        for (int r = 0; r < splits; ++r) top = fmaxf(top, load_remote_float(of_row, r));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) of_run[j] = 0.0f;
+        for (int r = 0; r < splits; ++r) {
+          const float other = load_remote_float(of_row, r);
+          const float scale = other == minus_infinity() ? 1.0f : exp2_normal((other - top) * log2_e);
+          const float4 low = load_remote(from, r), high = load_remote(from + 16, r);
+          total = __fmaf_rn(scale, load_remote_float(of_row + 64, r), total);
+          const float more[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+          for (int j = 0; j < 8; ++j) of_run[j] = __fmaf_rn(scale, more[j], of_run[j]);
+        }
+        if (e == 0) operands.row_results(task, range, first + m, top, total);
+        if (live > 0) operands.results(task, range, first + m, e, of_run, top, total, live);
       }
     }
   }
@@ -544,7 +609,10 @@ template <class Config, class Operands>
 JITGEN_DEVICE void attention_wgmma(const Operands& operands) {
   using Shape = AttentionShape<Config>;
   extern __shared__ __align__(1024) uint8_t attention_memory[];
-  const AttentionKernel<Config, Operands> kernel{operands, attention_memory, shared_address(attention_memory)};
+  constexpr bool clusters = Config::most_splits > 1;
+  const AttentionKernel<Config, Operands> kernel{
+      operands, attention_memory, shared_address(attention_memory), clusters ? cluster_rank() : 0,
+      clusters ? cluster_blocks() : 1};
   if (threadIdx.x == 0) kernel.initialise();
   __syncthreads();
   // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.

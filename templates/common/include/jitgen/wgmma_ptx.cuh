@@ -80,6 +80,17 @@ JITGEN_DEVICE float4 load_remote(uint32_t address, int rank) {  // reads the sha
   return value;
 }
 
+JITGEN_DEVICE float load_remote_float(uint32_t address, int rank) {
+  float value;
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}"
+      : "=f"(value)
+      : "r"(address), "r"(rank));
+  return value;
+}
+
 // ----------------------------------------------------------------------------------------------------------- copies
 
 constexpr uint64_t keep_normal = 0x1000000000000000;  // createpolicy's encodings of whole-range L2 policies
