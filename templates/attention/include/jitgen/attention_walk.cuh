@@ -1,7 +1,7 @@
 // Which pieces of work a block takes, and which tiles of keys a piece walks.
 #pragma once
 
-#include "jitgen/wgmma_ptx.cuh"
+#include "jitgen/ptx.cuh"
 
 namespace jitgen {
 

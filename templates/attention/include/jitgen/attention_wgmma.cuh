@@ -35,6 +35,7 @@
 #pragma once
 
 #include "jitgen/attention_walk.cuh"
+#include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
 

@@ -1,0 +1,100 @@
+"""Schedules, tensor maps and launches of the CUDA attention kernel, without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec
+from jitgen.runtime.tensor_map import TensorMap
+
+SHARED_BYTES = 227 * 1024
+
+
+def attend(q: Any, k: Any, v: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def lowered(batch: int, heads: int, shared: int, rows: int, keys: int, depth: int, width: int = 0) -> Any:
+    sizes = ((heads, rows, depth), (shared, keys, depth), (shared, keys, width or depth))
+    specs = (TensorSpec((batch, *size), torch.bfloat16) for size in sizes)
+    return jitgen.jit(attend).lower(*specs, backend="cuda", target="sm_90a").lowered
+
+
+def bucket(size: int, ends: tuple[int, ...]) -> int:
+    return 0 if size == 1 else 1 + sum(size > end for end in ends)
+
+
+def test_sizes_of_one_bucket_have_one_schedule() -> None:
+    """So that what is built for a recorded size serves all others of its buckets (``schedule.buckets``)."""
+    found: dict[tuple[int, ...], Any] = {}
+    sizes = itertools.product((2, 9), (2, 15, 16, 17, 32, 33, 64, 65, 128, 129, 900), (2, 600, 4095, 4096, 9000))
+    for batch, rows, keys in sizes:
+        kernels = lowered(batch, 4, 2, rows, keys, 64)
+        key = (bucket(batch * 4, (4,)), bucket(rows, (16, 32, 64, 128)), bucket(keys, (4095,)))
+        facts = kernels.schedules, kernels.layouts
+        assert found.setdefault(key, facts) == facts, (batch, rows, keys)
+
+
+@pytest.mark.parametrize(("depth", "width"), [(8, 8), (64, 64), (70, 30), (128, 128), (192, 64), (256, 256)])
+@pytest.mark.parametrize("rows", [1, 40, 100, 1000])
+def test_shared_memory_fits(depth: int, width: int, rows: int) -> None:
+    kernels = lowered(2, 4, 4, rows, 300, depth, width)
+    launch = kernels.launch(0)
+    assert launch.shared_bytes <= SHARED_BYTES
+    schedule = kernels.schedules[0]
+    assert schedule.stages >= 2
+    assert schedule.block_d >= depth
+    assert schedule.block_e >= width
+    assert launch.block[0] == (schedule.warpgroups + 1) * 128
+
+
+def test_tensor_maps_describe_heads_of_any_strides() -> None:
+    packed = torch.empty(2, 200, 3, 4, 64, dtype=torch.bfloat16)
+    q, k, v = (packed[:, :, number].transpose(1, 2) for number in range(3))
+    for args in ((q, k, v), (q, k[:, :2], v[:, :2])):
+        kernels = jitgen.jit(attend).lower(*args, backend="cuda", target="sm_90a").lowered
+        maps = [TensorMap(**dataclasses.asdict(each)) for each in kernels.arguments(0).maps]
+        assert [each.sizes[-2:] for each in maps] == [(200, 64)] * 3
+        assert all(each.strides[-2:] == (3 * 4 * 64, 1) for each in maps)
+        heads = args[1].shape[1]
+        assert sorted(maps[1].sizes[:-2])[-2:] == [2, heads]
+        assert [each.offset for each in maps] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("change", ["odd", "flipped", "transposed", "repeated"])
+def test_what_no_tensor_map_describes_is_copied_element_by_element(change: str) -> None:
+    whole = torch.empty(2, 4, 200, 72, dtype=torch.bfloat16)
+    q, v = torch.empty(2, 4, 200, 64, dtype=torch.bfloat16), torch.empty(2, 4, 200, 64, dtype=torch.bfloat16)
+    k = {
+        "odd": whole[..., 1:65],
+        "flipped": whole[..., :64].flip(-2),
+        "transposed": torch.empty(2, 4, 64, 200, dtype=torch.bfloat16).transpose(-1, -2),
+        "repeated": whole[:, :, :1, :64].expand(-1, -1, 200, -1),
+    }[change]
+    low = jitgen.jit(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -1) @ v).lower(
+        q, k, v, backend="cuda", target="sm_90a"
+    )
+    (schedule,) = low.lowered.schedules
+    assert not schedule.copied[1]
+    assert "copied element by element" in low.explain()
+
+
+def test_few_rows_share_keys_among_a_cluster_where_that_is_faster() -> None:
+    def cluster(batch: int, keys: int) -> int:
+        kernels = lowered(batch, 32, 8, 1, keys, 128)
+        assert len(kernels.program.kernels) == 1
+        launch = kernels.launch(0)
+        assert launch.grid[0] % launch.cluster == 0
+        assert launch.any_cluster
+        return int(launch.cluster)
+
+    assert cluster(1, 8192) == 8
+    assert cluster(64, 4096) == 1
+    assert cluster(2, 100) == 1
