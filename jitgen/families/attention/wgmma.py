@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from jitgen.chips import Chip
 from jitgen.families.attention.bounds import masks_of
 from jitgen.families.attention.layout import Geometry, Layout
+from jitgen.families.attention.scales import scaled
 from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
@@ -97,12 +98,13 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
     """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
-    masked = bool(masks_of(body.contractions[1].x))
-    masked = bool(masks_of(body.contractions[1].x))
-    few = geometry.rows <= ROWS
-    warpgroups, keys, most_stages = (
-        _few_rows(max(deep, wide)) if few else _tiles(max(deep, wide), geometry.rows, masked)
-    )
+    rule, few = body.contractions[1].x, geometry.rows <= ROWS
+    if few:
+        warpgroups, keys, most_stages = _few_rows(max(deep, wide))
+    else:
+        warpgroups, keys, most_stages = _tiles(
+            max(deep, wide), geometry.rows, bool(masks_of(rule)), scaled(rule).linear
+        )
     found = WgmmaSchedule(
         warpgroups,
         keys,
@@ -119,23 +121,24 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
     return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
 
 
-def _tiles(large: int, rows: int, masked: bool) -> tuple[int, int, int]:
-    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements.
+def _tiles(large: int, rows: int, masked: bool, linear: bool) -> tuple[int, int, int]:
+    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``linear``: whether scores are
+    products and masks alone, so that they need few registers.
 
     On an H200 (bf16, 4096 rows, of the speed of cuDNN): heads of 64 elements 1.01 with three warpgroups and 0.88 with
     two; of 128 elements 0.97 with tiles of 160 keys, 0.96 with 128 and 0.92 with 176. With a causal mask tiles of 128
     keys are faster than of 160, by 1 %.
     """
     if large <= 64:
-        return (3, 128, 2) if rows > 2 * ROWS else (2, 128, 2)
+        return (3, 128 if linear else 96, 2) if rows > 2 * ROWS else (2, 128, 2)
     if large <= 128:
-        return 2, 128 if masked else 160, 2
+        return 2, 128 if masked or not linear else 160, 2
     return 2, 96 if large <= 192 else 64, 2
 
 
 def _few_rows(large: int) -> tuple[int, int, int]:
     """The same where one warpgroup has all rows of a block: a decoder's step, which reads keys as fast as it can."""
-    return 1, 128 if large <= 128 else 64 if large <= 192 else 32, 4
+    return (1, 128, 4) if large <= 64 else (1, 64, 5) if large <= 192 else (1, 32, 5)
 
 
 def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:

@@ -535,11 +535,11 @@ struct AttentionKernel {
       }
 #pragma unroll 2
       for (int i = 0; i < 16 * runs; i += 32) {
-        const int m = (i + lane) / runs, e = turn * chunk + lane % runs * 8;
+        const int m = (i + lane) / runs, run = (i + lane) % runs, e = turn * chunk + run * 8;
         const int live = smaller(8, int(operands.width) - e);
         if (m >= 16 || row + m >= packed_rows || live <= 0) continue;
         float of_run[8];
-        const float4* const from = reinterpret_cast<const float4*>(staging + m * pitch + lane % runs * 8);
+        const float4* const from = reinterpret_cast<const float4*>(staging + m * pitch + run * 8);
         const float4 low = from[0], high = from[1];
         of_run[0] = low.x, of_run[1] = low.y, of_run[2] = low.z, of_run[3] = low.w;
         of_run[4] = high.x, of_run[5] = high.y, of_run[6] = high.z, of_run[7] = high.w;
