@@ -12,7 +12,10 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec
+from jitgen.device import Device
+from jitgen.families.attention import schedule
 from jitgen.runtime.tensor_map import TensorMap
+from jitgen.spec import Target
 
 SHARED_BYTES = 227 * 1024
 
@@ -34,12 +37,18 @@ def bucket(size: int, ends: tuple[int, ...]) -> int:
 def test_sizes_of_one_bucket_have_one_schedule() -> None:
     """So that what is built for a recorded size serves all others of its buckets (``schedule.buckets``)."""
     found: dict[tuple[int, ...], Any] = {}
-    sizes = itertools.product((2, 9), (2, 15, 16, 17, 32, 33, 64, 65, 128, 129, 900), (2, 600, 4095, 4096, 9000))
-    for batch, rows, keys in sizes:
-        kernels = lowered(batch, 4, 2, rows, keys, 64)
-        key = (bucket(batch * 4, (4,)), bucket(rows, (16, 32, 64, 128)), bucket(keys, (4095,)))
-        facts = kernels.schedules, kernels.layouts
-        assert found.setdefault(key, facts) == facts, (batch, rows, keys)
+    device = Device(Target.parse("sm_90a"), "cuda")
+    row_counts = (2, 3, 5, 8, 9, 10, 11, 16, 17, 21, 22, 32, 33, 64, 65, 128, 129, 900)
+    for group in (1, 3, 4):
+        graph = lowered(2, 4 * group, 4, 20, 20, 64).graph
+        shapes = ((2, 4 * group, 20, 64), (2, 4, 20, 64), (2, 4, 20, 64))
+        environment = {f"s{i}_{dim}": size for i, shape in enumerate(shapes) for dim, size in enumerate(shape)}
+        of_rows, of_keys, of_tasks = (each.ends for each in schedule.buckets(graph, environment, device))
+        for batch, rows, keys in itertools.product((2,), row_counts, (2, 4095, 4096)):
+            kernels = lowered(batch, 4 * group, 4, rows, keys, 64)
+            key = (group, bucket(batch * 4 * group, of_tasks), bucket(rows, of_rows), bucket(keys, of_keys))
+            facts = kernels.schedules, kernels.layouts
+            assert found.setdefault(key, facts) == facts, (group, batch, rows, keys)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(8, 8), (64, 64), (70, 30), (128, 128), (192, 64), (256, 256)])
@@ -48,11 +57,12 @@ def test_shared_memory_fits(depth: int, width: int, rows: int) -> None:
     kernels = lowered(2, 4, 4, rows, 300, depth, width)
     launch = kernels.launch(0)
     assert launch.shared_bytes <= SHARED_BYTES
-    schedule = kernels.schedules[0]
-    assert schedule.stages >= 2
-    assert schedule.block_d >= depth
-    assert schedule.block_e >= width
-    assert launch.block[0] == (schedule.warpgroups + 1) * 128
+    (chosen,) = kernels.schedules
+    assert chosen.stages >= 2
+    assert chosen.block_d >= depth
+    assert chosen.block_e >= width
+    assert launch.block[0] == (chosen.warpgroups + 1) * 128
+    assert 32 % (chosen.staged // 8) == 0
 
 
 def test_tensor_maps_describe_heads_of_any_strides() -> None:
@@ -84,8 +94,8 @@ def test_what_no_tensor_map_describes_is_copied_element_by_element(change: str) 
         return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
 
     low = jitgen.jit(attend).lower(q, k, v, backend="cuda", target="sm_90a")
-    (schedule,) = low.lowered.schedules
-    assert not schedule.copied[1]
+    (chosen,) = low.lowered.schedules
+    assert not chosen.copied[1]
     assert "copied element by element" in low.explain()
 
 

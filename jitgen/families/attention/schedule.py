@@ -148,5 +148,7 @@ def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, 
     if not device.is_gpu:
         return (FEW_ROWS, PACKED_ROWS), (), ()
     if device.dialect == "cuda":
-        return (SPLIT_ROWS, PACKED_ROWS, 64, 128), SPLIT_KEYS[1:], (CLUSTER_TASKS,)
+        from jitgen.families.attention.wgmma import FEW_ROWS as WARPGROUP_ROWS
+
+        return (*WARPGROUP_ROWS[1:], 128), SPLIT_KEYS[1:], (CLUSTER_TASKS,)
     return (16, 32, 64), SPLIT_KEYS, SPLIT_TASKS

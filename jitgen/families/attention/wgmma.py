@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,10 @@ BATCH_RANK = 3
 """Batch dimensions of a tensor map, which has two more."""
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block at most, on every chip with wgmma."""
+FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Upper ends of the buckets of rows of which one warpgroup may have all."""
+CLUSTER_WIDTHS = (16, 32, 64, 128, 256)
+"""Columns of results, as wgmma takes them, that a warp can stage as a whole: a lane has the same ones of each row."""
 CLUSTER = 8
 """Blocks of a cluster at most, on every chip with clusters."""
 MULTIPROCESSOR_RATE = 70e9
@@ -98,13 +103,14 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
     """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
-    rule, few = body.contractions[1].x, geometry.rows <= ROWS
-    if few:
-        warpgroups, keys, most_stages = _few_rows(max(deep, wide))
+    large = max(deep, wide)
+    rule = body.contractions[1].x
+    shares = few_rows(geometry) and wide in CLUSTER_WIDTHS
+    if few_rows(geometry):
+        warpgroups, keys, most_stages = 1, 128 if large <= 128 else 64 if large <= 192 or not shares else 32, 4
     else:
-        warpgroups, keys, most_stages = _tiles(
-            max(deep, wide), geometry.rows, bool(masks_of(rule)), scaled(rule).linear
-        )
+        masked = bool(masks_of(rule)) or not scaled(rule).linear
+        warpgroups, keys, most_stages = _tiles(large, geometry.rows, masked, body.contractions[0].dtype)
     found = WgmmaSchedule(
         warpgroups,
         keys,
@@ -113,32 +119,33 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
         stages=2,
         copied=copied(body, layout, geometry),
         splits=body.contractions[1].k_splits,
-        cluster_splits=CLUSTER if few else 1,
-        staged=wide if few else min(wide, 32),
+        cluster_splits=CLUSTER if shares else 1,
+        staged=wide if shares else min(wide, 32),
         wide=layout.wide,
     )
     staged = (replace(found, stages=count) for count in range(2, most_stages + 1))
     return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
 
 
-def _tiles(large: int, rows: int, masked: bool, linear: bool) -> tuple[int, int, int]:
-    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``linear``: whether scores are
-    products and masks alone, so that they need few registers.
+def few_rows(geometry: Geometry) -> bool:
+    """Whether one warpgroup has all rows that share keys. The answer is the same for all rows of one bucket."""
+    end = next((end for end in FEW_ROWS if geometry.rows <= end), None)
+    return end is not None and end * math.prod(geometry.packed) <= ROWS
+
+
+def _tiles(large: int, rows: int, masked: bool, dtype: str) -> tuple[int, int, int]:
+    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``masked``: whether scores are
+    more than products by a number.
 
     On an H200 (bf16, 4096 rows, of the speed of cuDNN): heads of 64 elements 1.01 with three warpgroups and 0.88 with
     two; of 128 elements 0.97 with tiles of 160 keys, 0.96 with 128 and 0.92 with 176. With a causal mask tiles of 128
     keys are faster than of 160, by 1 %.
     """
     if large <= 64:
-        return (3, 128 if linear else 96, 2) if rows > 2 * ROWS else (2, 128, 2)
+        return 3 if rows > 2 * ROWS else 2, 128, 2
     if large <= 128:
-        return 2, 128 if masked or not linear else 160, 2
+        return 2, 128 if masked or dtype != "bfloat16" else 160, 2
     return 2, 96 if large <= 192 else 64, 2
-
-
-def _few_rows(large: int) -> tuple[int, int, int]:
-    """The same where one warpgroup has all rows of a block: a decoder's step, which reads keys as fast as it can."""
-    return (1, 128, 4) if large <= 64 else (1, 64, 5) if large <= 192 else (1, 32, 5)
 
 
 def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:

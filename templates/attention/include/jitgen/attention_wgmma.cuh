@@ -55,6 +55,7 @@ struct AttentionShape {
   static constexpr int chunk = Config::staged;
   static constexpr int pitch = chunk + 8;
   static constexpr int warp_floats = 16 * pitch + 32;
+  static_assert(32 % (chunk / 8) == 0 && Config::width % chunk == 0, "a lane has the same columns of each row it stores");
   static_assert(Config::most_splits == 1 || chunk == Config::width, "a row of sums is staged as a whole");
 
   static constexpr int keys_at = query_bytes;
@@ -535,11 +536,11 @@ struct AttentionKernel {
       }
 #pragma unroll 2
       for (int i = 0; i < 16 * runs; i += 32) {
-        const int m = (i + lane) / runs, run = (i + lane) % runs, e = turn * chunk + run * 8;
+        const int m = (i + lane) / runs, e = turn * chunk + lane % runs * 8;
         const int live = smaller(8, int(operands.width) - e);
         if (m >= 16 || row + m >= packed_rows || live <= 0) continue;
         float of_run[8];
-        const float4* const from = reinterpret_cast<const float4*>(staging + m * pitch + run * 8);
+        const float4* const from = reinterpret_cast<const float4*>(staging + m * pitch + lane % runs * 8);
         const float4 low = from[0], high = from[1];
         of_run[0] = low.x, of_run[1] = low.y, of_run[2] = low.z, of_run[3] = low.w;
         of_run[4] = high.x, of_run[5] = high.y, of_run[6] = high.z, of_run[7] = high.w;
