@@ -1,5 +1,5 @@
 // jitgen 0.1.0: alibi, template attention/attention.cu.j2
-// target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 96 keys
+// target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 128 keys
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
 // (s0_0, s0_1, s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous,
 //     store bfloat16 contiguous
@@ -14,7 +14,7 @@ struct Config {
   using Key = jitgen::bfloat16;
   using Value = jitgen::bfloat16;
   static constexpr int warpgroups = 3;
-  static constexpr int keys = 96;
+  static constexpr int keys = 128;
   static constexpr int depth = 64;
   static constexpr int width = 64;
   static constexpr int stages = 2;
@@ -28,7 +28,7 @@ struct Config {
   static constexpr bool take_turns = true;
 };
 using Shape = jitgen::AttentionShape<Config>;
-static_assert(Shape::bytes == 106096, "shared memory as the launch has it");
+static_assert(Shape::bytes == 122480, "shared memory as the launch has it");
 static_assert(Shape::threads == 512, "threads as the launch has them");
 
 struct Operands {

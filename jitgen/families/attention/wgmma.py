@@ -104,13 +104,13 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
     large = max(deep, wide)
-    rule = body.contractions[1].x
-    shares = few_rows(geometry) and wide in CLUSTER_WIDTHS
+    rule, whole = body.contractions[1].x, geometry.depth % CHUNK == geometry.width % CHUNK == 0
+    shares = few_rows(geometry) and wide in CLUSTER_WIDTHS and whole
     if few_rows(geometry):
         warpgroups, keys, most_stages = 1, 128 if large <= 128 else 64 if large <= 192 or not shares else 32, 4
     else:
-        masked = bool(masks_of(rule)) or not scaled(rule).linear
-        warpgroups, keys, most_stages = _tiles(large, geometry.rows, masked, body.contractions[0].dtype)
+        plain = whole and not masks_of(rule) and scaled(rule).linear and body.contractions[0].dtype == "bfloat16"
+        warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain)
     found = WgmmaSchedule(
         warpgroups,
         keys,
@@ -133,9 +133,9 @@ def few_rows(geometry: Geometry) -> bool:
     return end is not None and end * math.prod(geometry.packed) <= ROWS
 
 
-def _tiles(large: int, rows: int, masked: bool, dtype: str) -> tuple[int, int, int]:
-    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``masked``: whether scores are
-    more than products by a number.
+def _tiles(large: int, rows: int, plain: bool) -> tuple[int, int, int]:
+    """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``plain``: whether scores are
+    bfloat16 products by a number, of heads of whole chunks.
 
     On an H200 (bf16, 4096 rows, of the speed of cuDNN): heads of 64 elements 1.01 with three warpgroups and 0.88 with
     two; of 128 elements 0.97 with tiles of 160 keys, 0.96 with 128 and 0.92 with 176. With a causal mask tiles of 128
@@ -144,7 +144,7 @@ def _tiles(large: int, rows: int, masked: bool, dtype: str) -> tuple[int, int, i
     if large <= 64:
         return 3 if rows > 2 * ROWS else 2, 128, 2
     if large <= 128:
-        return 2, 128 if masked or dtype != "bfloat16" else 160, 2
+        return 2, 160 if plain else 128, 2
     return 2, 96 if large <= 192 else 64, 2
 
 
