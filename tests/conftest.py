@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ import pytest
 
 # Before anything imports torch: threads that spin while they wait take the other worker's processors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Tests start many processes. Without bytecode each would compile all of jitgen again, in 0.3 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 CHECKOUT = Path(__file__).parents[1]
 KEPT = CHECKOUT / "cache" / "test-store"
@@ -73,6 +77,13 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = tmp_path / "store"
     monkeypatch.setenv("JITGEN_CACHE_DIR", str(store))
     return store
+
+
+@pytest.fixture(autouse=True)
+def own_flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test marked ``optimised`` has the kernels that users have, whatever ``make test`` adds."""
+    if request.node.get_closest_marker("optimised") is not None:
+        monkeypatch.delenv("JITGEN_CXXFLAGS", raising=False)
 
 
 # ----------------------------------------------------------------------------------------------- quick and slow tests
