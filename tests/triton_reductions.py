@@ -407,5 +407,7 @@ def _as_tuple_of(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+within = quick_reductions
+
 if __name__ == "__main__":
-    serve(CHECKS, quick_reductions())
+    serve(CHECKS, within())
