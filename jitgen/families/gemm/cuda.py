@@ -274,8 +274,8 @@ def _mapped_config(schedule: WgmmaSchedule, products: GemmContext) -> Iterator[t
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}
-    if isinstance(schedule, WgmmaDense) and schedule.epilogue_steps > 1:
-        numbers |= {"turn": schedule.epilogue_steps}
+    if isinstance(schedule, WgmmaDense):
+        numbers |= {"staged": schedule.staged}
     for name, value in numbers.items():
         yield "int", name, str(value)
 

@@ -312,7 +312,7 @@ class WgmmaMainloop:
     shared_bytes: int = 0
     wide: bool = False
 
-    def described(self, tile: tuple[int, int, int], warps: int, multicast: int, steps: int, resident: int) -> str:
+    def described(self, tile: tuple[int, int, int], warps: int, multicast: int, resident: int, steps: int = 1) -> str:
         """As ``BlockMainloop.described``."""
         m, n, k = tile
         words = [f"{self.path} mainloop", f"tiles of {m} x {n}, {k} of K a step"]
@@ -378,7 +378,7 @@ class WgmmaQuantized(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = [self.described(tile, self.warps, self.multicast, self.steps, self.resident)]
+        words = [self.described(tile, self.warps, self.multicast, self.resident, self.steps)]
         words += _counted([(self.stagger, "neighbouring tiles begin {} steps of K apart")], 1)
         return ", ".join(filter(None, [*words, self.described_end()]))
 
@@ -392,7 +392,7 @@ class WgmmaDense(WgmmaMainloop):
         columns: columns of a tile, of each contraction.
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all.
         resident: blocks that a multiprocessor holds at once.
-        epilogue_steps: an epilogue takes 32 times as many columns through shared memory at once.
+        staged: columns that an epilogue takes through shared memory at once.
     """
 
     path: ClassVar[str] = "wgmma_dense"
@@ -402,7 +402,7 @@ class WgmmaDense(WgmmaMainloop):
     columns: int
     multicast: int = 1
     resident: int = 1
-    epilogue_steps: int = 1
+    staged: int = 64
 
     @property
     def block_m(self) -> int:
@@ -423,7 +423,7 @@ class WgmmaDense(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = self.described(tile, self.warps, self.multicast, self.epilogue_steps, self.resident)
+        words = self.described(tile, self.warps, self.multicast, self.resident)
         return ", ".join(filter(None, [words, self.described_end()]))
 
 

@@ -54,7 +54,7 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     count, warpgroups = len(contractions), schedule.warpgroups
     if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
-        staging = warpgroups * 4 * count * 16 * (32 * schedule.epilogue_steps // count + 8) * 4
+        staging = warpgroups * 4 * 16 * schedule.staged * 4
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
     format = formats.find(first.format or "")
@@ -102,7 +102,7 @@ def dense_tiles_of(schedule: WgmmaDense) -> DenseTiles:
         multicast=schedule.multicast,
         most_splits=schedule.cluster_k_splits,
         resident=schedule.resident,
-        epilogue_steps=schedule.epilogue_steps,
+        staged=schedule.staged,
     )
 
 

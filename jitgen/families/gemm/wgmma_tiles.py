@@ -147,7 +147,8 @@ class DenseTiles:
         multicast: blocks of a cluster that share the weight's tile.
         most_splits: the most blocks of a cluster that share K; with ``multicast`` equal to it. A launch chooses.
         resident: blocks that a multiprocessor holds at once.
-        epilogue_steps: an epilogue takes 32 times as many columns through shared memory at once (``Config::turn``).
+        staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
+            of 16 bits are a whole line of memory, and 32 leave room for a stage more.
     """
 
     down: int
@@ -157,7 +158,7 @@ class DenseTiles:
     multicast: int = 1
     most_splits: int = 1
     resident: int = 1
-    epilogue_steps: int = 1
+    staged: int = 64
 
 
 @dataclass(frozen=True)
@@ -181,26 +182,26 @@ class DenseWeights:
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
-    DenseTiles(2, 1, 192, 5),
+    DenseTiles(2, 1, 192, 4),
     DenseTiles(2, 1, 128, 6),
-    DenseTiles(2, 1, 96, 7),
+    DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
-    DenseTiles(1, 2, 256, 5),
-    DenseTiles(1, 2, 192, 6),
+    DenseTiles(1, 2, 256, 5, staged=32),
+    DenseTiles(1, 2, 192, 6, staged=32),
     DenseTiles(1, 2, 128, 8),
     DenseTiles(1, 1, 128, 8),
-    DenseTiles(1, 1, 96, 8),
-    DenseTiles(1, 1, 32, 8, resident=2),
+    DenseTiles(1, 1, 96, 8, staged=32),
+    DenseTiles(1, 1, 32, 8, resident=2, staged=32),
 )
 """Tiles of one product of matrices."""
 
 _BATCHED = (
-    DenseTiles(2, 1, 256, 3, epilogue_steps=2),
-    DenseTiles(2, 1, 192, 4, epilogue_steps=2),
-    DenseTiles(2, 1, 128, 5, epilogue_steps=2),
-    DenseTiles(2, 1, 64, 3, resident=2, epilogue_steps=2),
-    DenseTiles(1, 1, 128, 4, resident=2, epilogue_steps=2),
-    DenseTiles(1, 1, 64, 4, resident=3, epilogue_steps=2),
+    DenseTiles(2, 1, 256, 4),
+    DenseTiles(2, 1, 192, 4),
+    DenseTiles(2, 1, 128, 5),
+    DenseTiles(2, 1, 64, 3, resident=2),
+    DenseTiles(1, 1, 128, 4, resident=2),
+    DenseTiles(1, 1, 64, 4, resident=3),
 )
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 

@@ -142,8 +142,8 @@ def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
             cluster_k_splits=tiles.most_splits,
             multicast=tiles.multicast,
             resident=tiles.resident,
+            staged=tiles.staged,
             raster=8,
-            epilogue_steps=tiles.epilogue_steps,
         )
         for tiles in found
     ]
