@@ -165,8 +165,8 @@ def _language_arguments(source: KernelSource) -> dict[str, Any]:
     if source.language == "cpp":
         tools = host.toolchain()
         flags = host.code_flags(source, tools.compiler if tools else "gcc")
-        seed = f"-frandom-seed={source.name}"
-        return {"cpp_sources": source.text, "extra_cflags": [*flags, seed, *host.added_flags(source)], "extra_ldflags": linking}
+        flags = (*flags, f"-frandom-seed={source.name}", *host.added_flags(source))
+        return {"cpp_sources": source.text, "extra_cflags": list(flags), "extra_ldflags": linking}
     return {
         "cpp_sources": "",
         "cuda_sources": source.text,
