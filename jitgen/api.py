@@ -11,13 +11,13 @@ from typing import Any, overload
 import torch
 
 from jitgen import settings
-from jitgen.call import eager_linear
+from jitgen.call import eager_linear, linear_operator, traced_call
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
 from jitgen.compile import routes
 from jitgen.errors import UnsupportedError
 
-__all__ = ["JitFunction", "jit", "quantized_linear"]
+__all__ = ["JitFunction", "jit", "linear_operator", "quantized_linear", "traced_call"]
 
 eager_linear.register()
 

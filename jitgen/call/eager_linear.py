@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +66,10 @@ class QuantizedLinear:
         """The product, by a generated kernel."""
         return self._plain(x, weight) if bias is None else self._biased(x, weight, bias)
 
+    def layout_of(self, weight: Any) -> str:
+        """The layout in which its kernels read ``weight``."""
+        return self._plain.layout_of(weight)
+
     def note_fallback(self, reason: str, remedy: str) -> None:
         """Count a product that runs in torch.
 
@@ -91,3 +96,4 @@ def register() -> None:
     """Make ``F.linear`` of a model after ``quantize_`` run generated kernels."""
     eager.kernel = quantized_linear.launch
     eager.fallbacks = quantized_linear.note_fallback
+    eager.layout_of = quantized_linear.layout_of

@@ -29,7 +29,7 @@ from jitgen.call.arguments import Parameters
 from jitgen.call.dispatch import Dispatchers
 from jitgen.call.keywords import Keywords
 from jitgen.call.lower import lower
-from jitgen.call.opaque import opaque
+from jitgen.call.opaque import call_in_dynamo, followed_as, method_in_dynamo
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
@@ -81,7 +81,7 @@ class JitFunction:
         self._by_form = self._keywords.table
         self._methods: methods.Rows = {}
 
-    @opaque
+    @followed_as(call_in_dynamo)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             call = self._by_form.get((len(args), *kwargs))
@@ -113,7 +113,7 @@ class JitFunction:
 
     # -------------------------------------------------------------------------------------------------------- methods
 
-    @opaque
+    @followed_as(method_in_dynamo)
     def __get__(self, instance: Any, owner: type | None = None) -> JitFunction:
         """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
         not, and is found again by every look-up of the method."""
@@ -172,6 +172,10 @@ class JitFunction:
         if found is self:
             return self.__wrapped__.__qualname__
         return _made_of, (self.__wrapped__, self.backend, self.compiler, self.name)
+
+    def layout_of(self, weight: Any) -> str:
+        """The layout in which its kernels read a quantised weight, where that is now."""
+        return self._resolver.layout_of(weight)
 
     # ---------------------------------------------------------------------------------------------------- inspection
 
