@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jitgen.api import JitFunction, jit, quantized_linear
     from jitgen.deploy.prewarm import PrewarmReport, prewarm
     from jitgen.deploy.record import record
+    from jitgen.dynamo.report import report
     from jitgen.errors import (
         CacheError,
         CacheMissError,
@@ -65,6 +66,7 @@ __all__ = [
     "quantize_",
     "quantized_linear",
     "record",
+    "report",
     "strict",
 ]
 
@@ -72,6 +74,7 @@ _MODULES = {
     "jitgen.api": ("JitFunction", "jit", "quantized_linear"),
     "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
     "jitgen.deploy.record": ("record",),
+    "jitgen.dynamo.report": ("report",),
     "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "jitgen.events": ("CompileEvent", "on_compile"),
     "jitgen.quant.modules": ("quantize_",),

@@ -5,6 +5,8 @@ Everything public is exported by ``jitgen/__init__.py``; what a decorated functi
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -14,12 +16,18 @@ from jitgen import settings
 from jitgen.call import eager_linear, linear_operator, traced_call
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
+from jitgen.call.opaque import followed_as
 from jitgen.compile import routes
+from jitgen.dynamo import stand_ins
 from jitgen.errors import UnsupportedError
 
 __all__ = ["JitFunction", "jit", "linear_operator", "quantized_linear", "traced_call"]
 
 eager_linear.register()
+followed_as(stand_ins.call)(JitFunction.__call__)
+followed_as(stand_ins.look_up)(JitFunction.__get__)
+if "torch._dynamo.backends.registry" in sys.modules:  # else torch finds the backend by its entry point
+    importlib.import_module("jitgen.dynamo.registration")
 
 
 @overload

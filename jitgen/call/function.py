@@ -29,7 +29,6 @@ from jitgen.call.arguments import Parameters
 from jitgen.call.dispatch import Dispatchers
 from jitgen.call.keywords import Keywords
 from jitgen.call.lower import lower
-from jitgen.call.opaque import call_in_dynamo, followed_as, method_in_dynamo
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
@@ -81,7 +80,6 @@ class JitFunction:
         self._by_form = self._keywords.table
         self._methods: methods.Rows = {}
 
-    @followed_as(call_in_dynamo)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             call = self._by_form.get((len(args), *kwargs))
@@ -113,7 +111,6 @@ class JitFunction:
 
     # -------------------------------------------------------------------------------------------------------- methods
 
-    @followed_as(method_in_dynamo)
     def __get__(self, instance: Any, owner: type | None = None) -> JitFunction:
         """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
         not, and is found again by every look-up of the method."""

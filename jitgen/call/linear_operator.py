@@ -55,7 +55,7 @@ def _shape(x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor |
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, ctx.token = inputs
+    x, weight, _, ctx.token = inputs
     ctx.dtype = x.dtype
     ctx.save_for_backward(*weight)
 
@@ -68,11 +68,10 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
         grad_x = grad @ weight.dequantize(ctx.dtype)
     if ctx.needs_input_grad[2]:
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-    return grad_x, None, grad_bias, None
+    return grad_x, [None] * len(ctx.saved_tensors), grad_bias, None
 
 
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("linear", _run, _key)
 torch.library.register_fake("jitgen::linear", _shape, lib=_LIBRARY)
 torch.library.register_autograd("jitgen::linear", _gradients, setup_context=_remember, lib=_LIBRARY)
-

@@ -1,8 +1,8 @@
 """What torch.compile makes of a decorated function: an operator of its graph.
 
 Dynamo would follow a call into jitgen's look-ups, and on a cold call into the tracer, which it does not understand. So
-it is led elsewhere: where it traces, the call is ``in_dynamo``, which it follows into the original function, as the
-inner graph of one operator (``jitgen/dynamo/region.py``). What is ``opaque`` is neither followed nor compiled: Dynamo
+it is led elsewhere: where it traces, a function that is ``followed_as`` another is that other one
+(``jitgen/dynamo/stand_ins.py``). What is ``opaque`` is neither followed nor compiled: Dynamo
 ends its graph before it, runs it, and goes on behind it (a "graph break"). With ``fullgraph=True`` it says so in an
 error that has ``REASON``.
 """
@@ -42,22 +42,7 @@ def followed_as(stand_in: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _run_as_it_is(function: Function) -> Function:
-    code: Any = function.__code__  # type: ignore[attr-defined]
+    code: Any = function.__code__
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
     return function
-
-
-def call_in_dynamo(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of the decorated ``function``, as Dynamo traces it."""
-    from jitgen.dynamo.region import region
-
-    original = function.__wrapped__
-    return region(lambda: original(*args, **kwargs))
-
-
-def method_in_dynamo(function: Any, instance: Any, owner: Any = None) -> Any:
-    """The look-up of a decorated method, as Dynamo traces it."""
-    if instance is None:
-        return function
-    return lambda *args, **kwargs: call_in_dynamo(function, instance, *args, **kwargs)

@@ -75,10 +75,11 @@ class Program:
             UnsupportedError: it is not.
         """
         for guard in self.graph.guards:
-            if not bool(symbols.evaluate(guard.expr, environment) == guard.value):
+            found = symbols.evaluate(guard.expr, environment)
+            if not (bool(found) is guard.value if isinstance(guard.value, bool) else bool(found == guard.value)):
                 raise UnsupportedError(
-                    f"{self.graph.name}: this graph is for calls where {guard}; compile or export the function for others "
-                    "by themselves"
+                    f"{self.graph.name}: this graph is for calls where {guard}; compile or export the function for "
+                    "others by themselves"
                 )
 
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
@@ -41,7 +42,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS or isinstance(leaf, torch.SymInt)]
     if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves):
-        raise UnsupportedError(f"{resolver.name}: a symbolic float or bool; pass a number, or a tensor without dimensions")
+        raise UnsupportedError(f"{resolver.name}: a symbolic float or bool; pass a tensor without dimensions")
     device = tensors[0].device if tensors else torch.device("cpu")
     route = resolver.routing.on_device(device)
     needs_grad = torch.is_grad_enabled()
@@ -53,6 +54,11 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     inputs = [*tensors, *captured]
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
+    if wanted and any(map(is_functorch_wrapped_tensor, inputs)):
+        raise UnsupportedError(
+            f"{resolver.name}: gradients within a transform of torch.func are not supported; use backward() or "
+            "torch.autograd.grad, or call the function's own .reference there"
+        )
     if wanted:
         return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
     return found.returned(_results(found.traced.graph, resolver.routing, inputs, numbers), environment)
@@ -136,8 +142,7 @@ def _described(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shape, strides = tuple(map(_hint, leaf.shape)), tuple(map(_hint, leaf.stride()))
-    made = torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta")
-    return made.requires_grad_() if leaf.requires_grad else made
+    return torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta", requires_grad=leaf.requires_grad)
 
 
 def _hint(size: Any) -> int:
@@ -155,37 +160,25 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
-    """The gradients of the tensors: the forward is computed again with what its backward reads."""
-    program = parsed(ctx.graph)
+    """The gradients of the tensors: the forward is computed again, with what its backward reads."""
+    program, tensors = parsed(ctx.graph), ctx.saved_tensors
     numbers = program.numbers(ctx.integers, ctx.floats)
-    wanted = [index for index, tensor in enumerate(ctx.saved_tensors) if ctx.needs_input_grad[0][index]]
-    with torch.enable_grad():
-        tensors = [
-            tensor.detach().requires_grad_(index in wanted) if tensor.is_floating_point() else tensor
-            for index, tensor in enumerate(ctx.saved_tensors)
-        ]
-        results = _with_history(program, tensors, numbers, wanted)
-        given = [
-            (result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None and result.requires_grad
-        ]
-        found = torch.autograd.grad(
-            [result for result, _ in given],
-            [tensors[index] for index in wanted],
-            [grad for _, grad in given],
-            allow_unused=True,
-        )
+    wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
+    specialization = Specialization(
+        program.graph.name, Traced.of(program.graph), program.routing.on_device(tensors[0].device)
+    )
+    derivative = derivative_of(specialization, wanted, program.routing)
+    results = derivative.forward(tensors, numbers)
+    given: list[Any] = [None] * len(results)
+    for position, grad in zip(derivative.outputs, grads, strict=True):
+        if grad is not None and isinstance(position, int):
+            given[position] = grad if given[position] is None else given[position] + grad
+    shapes = [tensors[index].shape for index in derivative.sizes_of]
+    found = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
     by_index = dict(zip(wanted, found, strict=True))
-    return [by_index.get(index) for index in range(len(tensors))], None, None, None
-
-
-def _with_history(
-    program: Program, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], wanted: Sequence[int]
-) -> list[torch.Tensor]:
-    """The results of ``program``, for gradients of the tensors ``wanted``."""
-    routing = program.routing
-    device = tensors[0].device
-    specialization = Specialization(program.graph.name, Traced.of(program.graph), routing.on_device(device))
-    return derivative_of(specialization, wanted, routing)(tensors, numbers)
+    # torch takes an empty list for one of tensors.
+    of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
+    return [by_index.get(index) for index in range(len(tensors))], *of_numbers, None
 
 
 for _name in NAMES:

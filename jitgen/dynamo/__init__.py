@@ -8,14 +8,6 @@
         segment -> Program                    a decorated function; equal layers share one            program.py
         report                                shares of nodes, FLOPs and time in generated kernels    report.py
 
-Importing this imports Dynamo, and registers the backend ``"jitgen"``. Where jitgen is installed, torch finds it by its
-entry point without that.
+Torch finds the backend by its entry point. Where jitgen is on the path and not installed, ``import
+jitgen.dynamo.registration`` registers it.
 """
-from torch._dynamo.backends import registry
-
-from jitgen.dynamo.backend import backend
-
-__all__ = ["backend"]
-
-if "jitgen" not in registry._COMPILER_FNS:
-    registry.register_backend(backend, name="jitgen")

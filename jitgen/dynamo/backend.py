@@ -11,10 +11,12 @@ Neighbours: ``cut.py`` decides what is a program; ``program.py`` runs one; ``rep
 
 from __future__ import annotations
 
+import itertools
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +27,12 @@ from torch.utils import _pytree as pytree
 from jitgen import settings
 from jitgen.dynamo import cut
 from jitgen.dynamo.program import Program, called, program_of, value_of
+from jitgen.dynamo.region import inline
 from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
+from jitgen.quant import weights
 from jitgen.spec import TensorSpec
 
+SIZES = cut.SIZES
 MAX_ATTEMPTS = 64
 """Nodes of one graph that are tried and turn out to be none that a kernel computes; then the rest stays with torch."""
 
@@ -50,6 +55,25 @@ class Part:
     failures: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        if _clock is not None:
+            return self._timed(_clock, values)
+        return self.run(values)
+
+    def _timed(self, clock: Clock, values: Sequence[Any]) -> tuple[Any, ...]:
+        synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+        synchronize()
+        start = time.perf_counter()
+        found = self.run(values)
+        synchronize()
+        taken = time.perf_counter() - start
+        if self.program is not None and not self.failures:
+            clock.in_kernels += taken
+        elif self.segment.reason != SIZES:
+            clock.in_torch += taken
+        return found
+
+    def run(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The step: values of ``inputs`` to those of ``outputs``."""
         if self.program is None or self.failures:
             return self.in_torch(values)
         try:
@@ -65,8 +89,7 @@ class Part:
     def in_torch(self, values: Sequence[Any]) -> tuple[Any, ...]:
         known = dict(zip(self.inputs, values, strict=True))
         for node in self.segment.nodes:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = called(node, args, kwargs)
+            known[node] = called(node, known)
         return tuple(known[node] for node in self.outputs)
 
     def _note(self, reason: str) -> None:
@@ -78,34 +101,68 @@ class Part:
         )
 
 
-@dataclass(eq=False)
 class CompiledGraph:
     """One graph of Dynamo's, as it runs.
 
     Attributes:
+        module: the graph.
         parts: in the order in which they run.
-        parameters: the parameters and buffers that calls had, by which ``report`` finds the graphs of a model.
     """
 
-    module: fx.GraphModule
-    parts: list[Part]
-    parameters: Any = field(default_factory=weakref.WeakSet)
-    run: Callable[..., Any] = lambda *leaves: None
+    def __init__(self, module: fx.GraphModule, parts: list[Part]):
+        self.module = module
+        self.parts = parts
+        self._run = _runner(module, parts)
+        self._read: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __call__(self, *leaves: Any) -> Any:
-        return self.run(*leaves)
+        if not self._read:
+            self._read = {id(leaf): weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return self._run(*leaves)
+
+    def reads(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
+        return any(id(tensor) in self._read and self._read[id(tensor)]() is tensor for tensor in tensors)
 
 
-compiled: list[CompiledGraph] = []
-"""Every graph that this process has compiled."""
+@dataclass
+class Clock:
+    """The time that calls took, in seconds."""
+
+    in_kernels: float = 0.0
+    in_torch: float = 0.0
 
 
-def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> CompiledGraph:
+_clock: Clock | None = None
+
+
+@contextmanager
+def timed() -> Iterator[Clock]:
+    """A context in which the calls of compiled graphs are timed, part by part."""
+    global _clock
+    before, _clock = _clock, Clock()
+    try:
+        yield _clock
+    finally:
+        _clock = before
+
+
+_compiled: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def compiled() -> list[CompiledGraph]:
+    """Every graph that this process has compiled and Dynamo has not forgotten, in their order."""
+    return [graph for _, graph in sorted(_compiled.items())]
+
+
+def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> CompiledGraph:
     """The backend, as ``torch.compile`` calls it.
 
     Raises:
         JitgenError: in strict mode, for a node without kernels.
     """
+    inline(module)
     graph = module.graph
     rejected: dict[fx.Node, str] = {}
     for _ in range(MAX_ATTEMPTS):
@@ -115,8 +172,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], **options: An
             break
         rejected.update(found)
     made = CompiledGraph(module, parts)
-    made.run = _runner(module, parts)
-    compiled.append(made)
+    _compiled[next(_numbers)] = made
     return made
 
 
@@ -155,6 +211,9 @@ def _tried(part: Part) -> tuple[fx.Node, str] | None:
 
 def _spec(value: Any) -> Any:
     """What a trace is tried with, in place of what Dynamo knows of a value; None where that cannot be."""
+    if weights.is_quantized(value):
+        token = value.token
+        return TensorSpec(token.shape, token.dtype, format=token.format, group_size=token.group_size)
     if isinstance(value, torch.Tensor):
         if type(value).__name__ != "FakeTensor" and type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
@@ -177,9 +236,7 @@ def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]
     last = {found: part for part in parts for found in part.inputs}
     kept = set(graph.output_node().all_input_nodes)
     lines = [f"def run({', '.join(placeholders)}):"]
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            lines.append(f"    {names[node]} = module.{node.target}")
+    lines += [f"    {names[node]} = module.{node.target}" for node in graph.find_nodes(op="get_attr")]
     for index, part in enumerate(parts):
         namespace[f"part{index}"] = part
         read = ", ".join(names[node] for node in part.inputs)

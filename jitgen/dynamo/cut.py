@@ -19,13 +19,17 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from jitgen.dynamo.program import is_call, picks_an_item, value_of
+from jitgen.quant import weights
 from jitgen.spec import DTYPES
 from jitgen.trace import table
 
+SIZES = "arithmetic of sizes"
+"""The reason why Python computes it."""
 DEVICES = ("cpu", "cuda")
 _IGNORED = ("_log_api_usage_once",)
 """Functions that compute nothing."""
 _MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode", "_enter_inference_mode")
+_UPDATES = ("setitem", *(f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor")))
 _LAYER = re.compile(r"^(.*?\.(?:\d+))(?:\.|$)")
 
 
@@ -69,10 +73,8 @@ def rejection(node: fx.Node) -> str | None:
         leaf
         for value in (value_of(node), *map(value_of, node.all_input_nodes))
         for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, torch.Tensor) and not weights.is_quantized(leaf)
     ]
-    if not tensors:
-        return f"{name} has no tensors"
     for tensor in tensors:
         if tensor.device.type not in DEVICES:
             return f"{name} of a tensor on {tensor.device.type}"
@@ -114,7 +116,7 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
         if not is_call(node) or getattr(node.target, "__name__", "") in _IGNORED:
             continue
         if is_size(node) and not inside.intersection(node.all_input_nodes):
-            done.append(Segment([node], "arithmetic of sizes"))
+            done.append(Segment([node], SIZES))
             continue
         reason = rejected.get(node) or rejection(node)
         source = node.args[0] if picks_an_item(node) else None
@@ -139,9 +141,8 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
 def updates(node: fx.Node) -> bool:
     """Whether ``node`` writes to a tensor that is there already."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "iadd", "imul", "isub", "itruediv") or (
-        "out" in node.kwargs or node.kwargs.get("inplace") is True
-    )
+    is_named_so = (name.endswith("_") and not name.endswith("__")) or name in _UPDATES
+    return is_named_so or "out" in node.kwargs or node.kwargs.get("inplace") is True
 
 
 def is_pure(node: fx.Node) -> bool:
@@ -167,9 +168,8 @@ def extracted(nodes: Sequence[fx.Node], inputs: Iterable[fx.Node], outputs: Sequ
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = graph.placeholder(f"input{len(copies)}")
-        copies[node].meta = dict(node.meta)
+        copies[node].meta = {"example_value": value_of(node)}
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        copies[node].meta["original"] = node
     graph.output(tuple(copies[node] for node in outputs))
     return graph

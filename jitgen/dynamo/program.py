@@ -9,7 +9,7 @@ Neighbours: ``region.py`` and ``backend.py`` make programs of graphs; ``jitgen.c
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import fx
 
 from jitgen.call.function import JitFunction
 from jitgen.errors import JitgenError
+from jitgen.quant import weights
 
 
 class Program:
@@ -29,7 +30,7 @@ class Program:
     """
 
     def __init__(self, graph: fx.Graph, name: str):
-        self.graph = graph
+        self.graph = _bare(graph)
         self.tried = False
         self.failed: tuple[int, str] | None = None
         self.function = JitFunction(self.run, name=name)
@@ -46,18 +47,41 @@ class Program:
                 values[node] = next(rest)
                 continue
             if node.op == "output":
-                return fx.map_arg(node.args[0], values.__getitem__)
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                return with_values(node.args[0], values)
             try:
-                values[node] = called(node, args, kwargs)
+                values[node] = called(node, values)
             except JitgenError as error:
                 self.failed = number, str(error).strip().splitlines()[0]
                 raise
         raise AssertionError("a graph without an output")
 
 
-def called(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``node`` computes of these arguments."""
+def _bare(graph: fx.Graph) -> fx.Graph:
+    """A copy of ``graph`` without what Dynamo knows of its nodes, tensors among that."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    for node in copied.nodes:
+        node.meta = {}
+    return copied
+
+
+def with_values(argument: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """An argument of a node, with the values of nodes in their place, in plain containers."""
+    if isinstance(argument, fx.Node):
+        return values[argument]
+    if isinstance(argument, (list, tuple)) and not isinstance(argument, torch.Size):
+        found = [with_values(item, values) for item in argument]
+        return found if isinstance(argument, list) else tuple(found)
+    if isinstance(argument, dict):
+        return {key: with_values(item, values) for key, item in argument.items()}
+    if isinstance(argument, slice):
+        return slice(*(with_values(item, values) for item in (argument.start, argument.stop, argument.step)))
+    return argument
+
+
+def called(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """What ``node`` computes of these values of other nodes."""
+    args, kwargs = with_values(node.args, values), with_values(node.kwargs, values)
     target: Any = node.target
     if node.op == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
@@ -84,11 +108,23 @@ def identity(graph: fx.Graph) -> tuple[Any, ...] | None:
 
     try:
         return tuple(
-            (node.op, None if node.op == "placeholder" else node.target, entered(node.args), entered(node.kwargs))
+            ("placeholder", _kind(value_of(node)))
+            if node.op == "placeholder"
+            else (node.op, node.target, entered(node.args), entered(node.kwargs))
             for node in graph.nodes
         )
     except TypeError:
         return None
+
+
+def _kind(value: Any) -> Any:
+    """What traces of a placeholder's values have in common."""
+    if weights.is_quantized(value):
+        return value.token
+    if isinstance(value, torch.Tensor):
+        sizes = tuple(size if isinstance(size, int) and size <= 1 else None for size in value.shape)
+        return value.dtype, value.device.type, sizes
+    return type(value)
 
 
 _programs: dict[tuple[Any, ...], Program] = {}

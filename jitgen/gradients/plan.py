@@ -9,7 +9,7 @@ function returns is not saved twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.errors import UnsupportedError

@@ -196,7 +196,7 @@ class Trace:
             UnsupportedError: kernels read such weights in another layout.
         """
         if token.layout != self.layout:
-            raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels here read {self.layout!r}")
+            raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {self.layout!r}")
         attrs = (token.format, token.group_size, token.layout)
         node = self.builder.make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
         if token.transposed:
