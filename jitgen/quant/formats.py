@@ -136,6 +136,11 @@ class Format:
     tiled: bool = False
 
     @property
+    def row(self) -> str:
+        """The name of its row in ``FORMATS``: without qualifiers."""
+        return self.name.partition(".")[0]
+
+    @property
     def low(self) -> float:
         """The smallest value of a code in use."""
         return self.code.low if isinstance(self.code, Integer) else float(self.finite_values.min())

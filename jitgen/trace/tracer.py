@@ -626,8 +626,9 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     try:
         with _as_in_eager_torch(state), _InterceptFunctions(state):
             result = state.function(*arguments, **keywords)
-    except TypeError as error:
-        if TensorProxy.__name__ not in str(error):
+    except (TypeError, RuntimeError) as error:
+        # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.
+        if TensorProxy.__name__ not in str(error) and "tuple is not a Tensor" not in str(error):
             raise
         why = str(error).replace(TensorProxy.__name__, "Tensor")
         raise TraceError(

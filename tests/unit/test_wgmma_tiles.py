@@ -30,7 +30,6 @@ from jitgen.families.gemm.wgmma_tiles import (
     candidates,
     cost,
     dense_candidates,
-    dense_cost,
     dense_splits_and_microseconds,
     splits_and_microseconds,
 )
@@ -59,11 +58,11 @@ def test_the_model_is_near_what_was_measured(
 
 
 def choose(fewest: int, most: int, weights: Weights) -> Tiles:
-    return min(candidates(fewest, most, weights), key=lambda tiles: cost(tiles, fewest, most, weights))
+    return min(candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))
 
 
 def choose_dense(fewest: int, most: int, weights: DenseWeights) -> DenseTiles:
-    return min(dense_candidates(fewest, most, weights), key=lambda tiles: dense_cost(tiles, fewest, most, weights))
+    return min(dense_candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))
 
 
 def _time(rows: int, weights: Weights) -> float:
