@@ -33,8 +33,16 @@ if "torch._dynamo.backends.registry" in sys.modules:  # else torch finds the bac
 @overload
 def jit(function: Callable[..., Any]) -> JitFunction: ...
 @overload
-def jit(*, backend: str | None = None, compiler: str | None = None) -> Callable[[Callable[..., Any]], JitFunction]: ...
-def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, compiler: str | None = None) -> Any:
+def jit(
+    *, backend: str | None = None, compiler: str | None = None, batch_invariant: bool | None = None
+) -> Callable[[Callable[..., Any]], JitFunction]: ...
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    backend: str | None = None,
+    compiler: str | None = None,
+    batch_invariant: bool | None = None,
+) -> Any:
     """Make calls of a plain PyTorch function run as generated, compiled, cached kernels.
 
     Args:
@@ -44,6 +52,8 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
             default is ``JITGEN_BACKEND``.
         compiler: another route to the same kernel: ``"load_inline"`` builds ``cpp`` and ``cuda`` sources as torch
             operators through ``torch.utils.cpp_extension``.
+        batch_invariant: whether the bits of a row's result must not depend on how many rows come with it: kernels are
+            then chosen as for ``device.INVARIANT_ROWS`` rows. The default is ``JITGEN_BATCH_INVARIANT``.
 
     Returns:
         a ``JitFunction``.
@@ -72,6 +82,6 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
             function, name = function.__call__, type(function).__name__
         if not callable(function):
             raise TypeError(f"jit decorates functions, not {type(function).__name__}")
-        return JitFunction(function, backend, compiler, name)
+        return JitFunction(function, backend, compiler, name, batch_invariant)
 
     return decorate if function is None else decorate(function)

@@ -47,20 +47,21 @@ class Program:
     Attributes:
         graph: its results are computed, none is an argument or a view of one; it updates none.
         kinds: for each number that it takes ``"i"`` or ``"f"``.
-        backend, compiler: as the function asked for them.
+        backend, compiler, batch_invariant: as the function asked for them.
     """
 
     graph: Graph
     kinds: str
     backend: str
     compiler: str | None
+    batch_invariant: bool
 
     @property
     def routing(self) -> Routing:
-        return Routing(self.graph.name, self.backend, self.compiler)
+        return Routing(self.graph.name, self.backend, self.compiler, self.batch_invariant)
 
     def text(self) -> str:
-        facts = {"graph": to_json(self.graph), "kinds": self.kinds, "backend": self.backend, "compiler": self.compiler}
+        facts = vars(self) | {"graph": to_json(self.graph)}
         return json.dumps(facts, separators=(",", ":"))
 
     def numbers(self, integers: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
@@ -87,7 +88,7 @@ class Program:
 def parsed(text: str) -> Program:
     """What ``Program.text`` wrote."""
     facts = json.loads(text)
-    return Program(from_json(facts["graph"]), facts["kinds"], facts["backend"], facts["compiler"])
+    return Program(**facts | {"graph": from_json(facts["graph"])})
 
 
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +70,7 @@ def derivative_of(specialization: Specialization, wanted: Sequence[int], routing
     from jitgen.call.derivative import Derivative
 
     def backward_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        resolver = Resolver(function, Routing(name, *routing.requested))
+        resolver = Resolver(function, replace(routing, name=name))
         return lambda *leaves: call(resolver, leaves, None)
 
     def forward_of(traced: Any) -> Callable[..., Any]:
@@ -103,7 +104,7 @@ def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Seq
 def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     count = len(graph.inputs)
     kinds = "".join("f" if isinstance(number, float) else "i" for number in leaves[count:])
-    program = Program(graph, kinds, *routing.requested)
+    program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
     _compile_ahead(program, leaves[:count], leaves[count:])
     return operator_of(program)(*leaves)
 
