@@ -47,7 +47,9 @@ def _weight(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
 def _run(x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str) -> torch.Tensor:
     plain = x.detach() if type(x) is not torch.Tensor else x
     with torch.no_grad():
-        return quantized_linear.launch(plain, _weight(weight, token), bias).contiguous()
+        whole = _weight(weight, token)
+        product = quantized_linear.plain(plain, whole) if bias is None else quantized_linear.biased(plain, whole, bias)
+        return product.contiguous()
 
 
 def _shape(x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str) -> torch.Tensor:
