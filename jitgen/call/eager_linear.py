@@ -27,6 +27,10 @@ def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
     return F.linear(x, weight, bias)
 
 
+def _embedding(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.embedding(indices, weight)
+
+
 @dataclass
 class Fallback:
     """A cause for which products with quantised weights ran in torch, on the dequantised weight.
@@ -48,6 +52,7 @@ class QuantizedLinear:
     """``(x, weight, bias=None) -> y``: what ``F.linear`` with a quantised weight runs outside of ``jitgen.jit``."""
 
     def __init__(self) -> None:
+        self.embedding = JitFunction(_embedding)
         self.plain, self.biased = JitFunction(_linear), JitFunction(_linear_with_bias)
         self._fallbacks: dict[str, Fallback] = {}
 
@@ -90,6 +95,7 @@ quantized_linear = QuantizedLinear()
 
 def register() -> None:
     """Make ``F.linear`` of a model after ``quantize_`` run generated kernels."""
+    eager.embedding = quantized_linear.embedding
     eager.plain, eager.biased = quantized_linear.plain, quantized_linear.biased
     eager.fallbacks = quantized_linear.note_fallback
     eager.layout_of = quantized_linear.layout_of

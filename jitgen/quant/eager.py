@@ -24,6 +24,9 @@ plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 """The same of ``(x, weight, bias)``."""
 
+embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+"""``(indices, weight) -> rows``: ``F.embedding`` by a generated kernel."""
+
 fallbacks: Callable[[str, str], None] | None = None
 """Takes the reason and the remedy of each product that runs in torch (``call/eager_linear.py`` registers it)."""
 

@@ -36,7 +36,7 @@ from jitgen.ir.graph import (
     topological,
     under_views,
 )
-from jitgen.quant import formats, weights
+from jitgen.quant import formats, lookup, weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import autocast, escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
@@ -174,6 +174,8 @@ class Trace:
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
+        self._tokens: dict[int, Any] = {}
+        """The token of a quantised weight, by the id of its node."""
         self.column_orders: dict[int, Node] = {}
         """The order in which the columns of a quantised weight are stored, by the id of its node; see ``contract``."""
         self.host_scalars: list[TensorProxy] = []
@@ -204,10 +206,22 @@ class Trace:
         attrs = (format.stored.name, token.group_size, token.layout)
         tensors = tensors[: len(format.stored.tensor_names)]
         node = self.builder.make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
+        self._tokens[id(node)] = token
         if order is not None:
             self.column_orders[id(node)] = order
         if token.transposed:
             node = self.builder.make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
+        return node
+
+    def decoded_rows(self, weight: Node, index: Node) -> Node:
+        """The rows of a quantised weight that ``index`` numbers, by torch operations on its tensors (``lookup.py``)."""
+        token = self._tokens.get(id(weight))
+        if token is None:
+            raise UnsupportedError("an embedding takes a quantised weight as it is, not a view of it")
+        proxies = [TensorProxy(node, self) for node in (*weight.inputs, index)]
+        with torch._C._EnableTorchFunction(), _InterceptFunctions(self):
+            found = lookup.rows(proxies[:-1], token.replace(device=self.device), proxies[-1])
+        node: Node = self._enter(found)
         return node
 
     def _captured_quantized(self, weight: Any) -> Node:
