@@ -218,7 +218,7 @@ class Trace:
         token = self._tokens.get(id(weight))
         if token is None:
             raise UnsupportedError("an embedding takes a quantised weight as it is, not a view of it")
-        proxies = [TensorProxy(node, self) for node in (*weight.inputs, index)]
+        proxies: list[Any] = [TensorProxy(node, self) for node in (*weight.inputs, index)]
         with torch._C._EnableTorchFunction(), _InterceptFunctions(self):
             found = lookup.rows(proxies[:-1], token.replace(device=self.device), proxies[-1])
         node: Node = self._enter(found)

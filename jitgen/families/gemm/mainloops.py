@@ -331,7 +331,7 @@ class WgmmaMainloop:
             [
                 (warps, "{} warps a block"),
                 (self.stages, "{} stages"),
-                (self.cluster_k_splits, "{} blocks of a cluster share K"),
+                (self.cluster_k_splits, "at most {} blocks of a cluster share K"),
                 (multicast, "multicast to {} blocks"),
                 (steps, "{} products or loads at once"),
             ]
