@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,10 @@ class QuantizedLinear:
         """What this process has resolved, and then the causes for which calls ran in torch, with their number."""
         return (*self.plain.specializations, *self.biased.specializations, *self._fallbacks.values())
 
+    def layout_of(self, weight: Any) -> str:
+        """The layout in which its kernels read ``weight``."""
+        return self.plain.layout_of(weight)
+
     def note_fallback(self, reason: str, remedy: str) -> None:
         """Count a product that runs in torch.
 
@@ -93,3 +98,4 @@ def register() -> None:
     eager.embedding = quantized_linear.embedding
     eager.plain, eager.biased = quantized_linear.plain, quantized_linear.biased
     eager.fallbacks = quantized_linear.note_fallback
+    eager.layout_of = quantized_linear.layout_of

@@ -16,8 +16,8 @@ A schedule is a part of the request key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 WARP = 32
 WARPGROUP = 4
@@ -42,6 +42,7 @@ class CppTiles:
         block_m: rows of the tallest tile. The header has columns and K of its own.
         fewest_rows: rows of x that a call has at least, so that no tiles are compiled for fewer.
         wide: whether indices are 64-bit.
+        invariant: whether a row's sums must have the same bits in tiles of every height.
     """
 
     path: ClassVar[str] = "tiles"
@@ -51,10 +52,11 @@ class CppTiles:
     block_m: int
     fewest_rows: int
     wide: bool = False
+    invariant: bool = False
 
     def __str__(self) -> str:
         words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.block_k} of K a step"]
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
+        return ", ".join([*words, *["64-bit indices"] * self.wide, *["sums that no batch changes"] * self.invariant])
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,9 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
+        alternative: other tiles of the same mainloop, whose entry the generated source has too. A launch takes the one
+            that is estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from
+            one number of rows to the next.
     """
 
     path: ClassVar[str]
@@ -311,6 +316,12 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
+    alternative: Any = None
+
+    @property
+    def tilings(self) -> tuple[Any, ...]:
+        """This schedule and its alternative, if it has one, each without alternatives."""
+        return (replace(self, alternative=None), self.alternative) if self.alternative else (self,)
 
     def described(self, tile: tuple[int, int, int], warps: int, multicast: int, resident: int, steps: int = 1) -> str:
         """As ``BlockMainloop.described``."""
@@ -320,7 +331,7 @@ class WgmmaMainloop:
             [
                 (warps, "{} warps a block"),
                 (self.stages, "{} stages"),
-                (self.cluster_k_splits, "{} blocks of a cluster share K"),
+                (self.cluster_k_splits, "at most {} blocks of a cluster share K"),
                 (multicast, "multicast to {} blocks"),
                 (steps, "{} products or loads at once"),
             ]
@@ -330,9 +341,10 @@ class WgmmaMainloop:
         return ", ".join(words)
 
     def described_end(self) -> str:
-        """Shared memory and indices."""
+        """Shared memory, indices and the alternative."""
         words = _counted([(self.shared_bytes, "{} bytes of shared memory")], 1)
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
+        other = [f"or, for some numbers of rows: {self.alternative}"] if self.alternative else []
+        return ", ".join([*words, *["64-bit indices"] * self.wide, *other])
 
 
 @dataclass(frozen=True)

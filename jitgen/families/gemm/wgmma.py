@@ -7,7 +7,6 @@ is computed here: shared memory for the schedule, tensor maps for the launch, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -15,14 +14,15 @@ from jitgen.chips import Chip
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaSchedule
 from jitgen.families.gemm.wgmma_tiles import (
+    AnyTiles,
+    AnyWeights,
     DenseTiles,
     DenseWeights,
     Tiles,
     Weights,
-    dense_splits_and_microseconds,
-    splits_and_microseconds,
+    estimate,
 )
-from jitgen.families.operands import item_size
+from jitgen.families.operands import MappedTensor, item_size
 from jitgen.ir.body import Body, Contraction
 from jitgen.quant import formats
 
@@ -32,20 +32,6 @@ EPILOGUE_WIDTH = 8
 """Columns of the result that one call of the epilogue computes."""
 BATCH_RANK = 2
 """Batch dimensions of the dense mainloop; its tensor maps have two more dimensions."""
-
-
-@dataclass(frozen=True)
-class MappedTensor:
-    """A matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
-    ``runtime/tensor_map.TensorMap``."""
-
-    buffer: int
-    offset: int
-    dtype: str
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int
 
 
 def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -> int:
@@ -71,29 +57,17 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     return schedule.stages * (stage + 16) + staging
 
 
-def tiles_of(schedule: WgmmaQuantized) -> Tiles:
-    """The tiles that a schedule of the quantised mainloop stands for."""
-    return Tiles(
-        tokens=schedule.tokens,
-        warpgroups=schedule.warpgroups,
-        blocks=schedule.blocks_of_rows,
-        span=schedule.span,
-        most_splits=schedule.cluster_k_splits,
-        steps=schedule.steps,
-    )
-
-
-def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip) -> Weights:
-    """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
-    first = contractions[0]
-    format = formats.find(first.format or "")
-    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
-    light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
-    return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
-
-
-def dense_tiles_of(schedule: WgmmaDense) -> DenseTiles:
-    """The tiles that a schedule of the dense mainloop stands for."""
+def tiles_of(schedule: WgmmaSchedule) -> AnyTiles:
+    """The tiles that a schedule stands for, without those of its alternative."""
+    if isinstance(schedule, WgmmaQuantized):
+        return Tiles(
+            tokens=schedule.tokens,
+            warpgroups=schedule.warpgroups,
+            blocks=schedule.blocks_of_rows,
+            span=schedule.span,
+            most_splits=schedule.cluster_k_splits,
+            steps=schedule.steps,
+        )
     return DenseTiles(
         down=schedule.down,
         across=schedule.across,
@@ -106,17 +80,37 @@ def dense_tiles_of(schedule: WgmmaDense) -> DenseTiles:
     )
 
 
-def splits(schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip) -> int:
-    """How many blocks of a cluster share K in one launch on ``chip``."""
+def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip) -> Weights:
+    """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
+    first = contractions[0]
+    format = formats.find(first.format or "")
+    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
+
+
+def entry_suffix(number: int) -> str:
+    """What follows the kernel's name in the name of the entry of tiling ``number``."""
+    return f"_{number}" if number else ""
+
+
+def tiling(
+    schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip
+) -> tuple[int, int]:
+    """(which of the schedule's tilings one launch on ``chip`` takes, how many blocks of a cluster share K)."""
     contractions, first = bodies[0].contractions, geometries[0]
-    if schedule.multicast > 1 or schedule.cluster_k_splits == 1 or not first.elements:
-        return schedule.cluster_k_splits
-    columns = [geometry.columns for geometry in geometries]
+    if first.matrices > 1 or not first.elements:
+        return 0, schedule.cluster_k_splits
+    columns = tuple(geometry.columns for geometry in geometries)
+    weights: AnyWeights
     if isinstance(schedule, WgmmaDense):
-        dense = DenseWeights(tuple(columns), first.length, len(contractions), False, chip)
-        return dense_splits_and_microseconds(dense_tiles_of(schedule), first.rows, dense)[0]
-    weights = weights_of(contractions, columns, first.length, chip)
-    return splits_and_microseconds(tiles_of(schedule), first.rows, weights)[0]
+        weights = DenseWeights(columns, first.length, len(contractions), False, chip)
+    else:
+        weights = weights_of(contractions, columns, first.length, chip)
+    found = [estimate(tiles_of(each), first.rows, weights) for each in schedule.tilings]
+    number = min(range(len(found)), key=lambda each: found[each][1])
+    fixed = schedule.tilings[number].multicast > 1  # then a cluster always has all its blocks
+    return number, schedule.tilings[number].cluster_k_splits if fixed else found[number][0]
 
 
 def tensor_maps(

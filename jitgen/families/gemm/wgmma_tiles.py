@@ -7,12 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.chips import Chip
-from jitgen.families.gemm.wgmma_model import AREA, BATCHED, DECODE, DENSE, DENSE_WARPGROUP, QUANTIZED, Times
+from jitgen.families.gemm.wgmma_model import (
+    AREA,
+    BATCHED,
+    DECODE,
+    DENSE,
+    DENSE_MISSING_BYTES,
+    DENSE_WARPGROUP,
+    QUANTIZED,
+    Times,
+)
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
 WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256)
-"""The n's of wgmma that ``gemm_wgmma_ptx.cuh`` has."""
+"""The n's of wgmma that ``wgmma_ptx.cuh`` has."""
 MANY_TOKENS = (128, 96, 64, 192, 256)
 """Rows of a tile where x has more than 64; up to 128 rows, those that are not above it."""
 SAMPLES = 9
@@ -81,21 +90,37 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
     return found
 
 
-def cost(tiles: Tiles, fewest: int, most: int, weights: Weights) -> float:
-    """The time of ``tiles`` as a multiple of the best tiles' for the same rows, on average over rows from ``fewest`` to
-    ``most``. Tiles that are the best for the most rows may take twice the time that others take for fewer."""
-    least = _least(fewest, most, weights)
-    times = [splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
-    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
+def cost(tilings: Sequence[AnyTiles], fewest: int, most: int, weights: AnyWeights) -> float:
+    """The time of the best of ``tilings`` for each number of rows, as a multiple of the time of the best tiles there
+    are, on average over rows from ``fewest`` to ``most``."""
+    return excess([times(tiles, fewest, most, weights) for tiles in tilings], least(fewest, most, weights))
+
+
+def excess(of_tilings: Sequence[Sequence[float]], shortest: Sequence[float]) -> float:
+    """``cost`` from the ``times`` of tilings and the ``least`` times."""
+    return sum(min(each) / best for *each, best in zip(*of_tilings, shortest, strict=True)) / len(shortest)
+
+
+@functools.lru_cache(maxsize=4096)
+def times(tiles: AnyTiles, fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
+    """The estimated time of ``tiles`` in microseconds, for each of the sampled rows."""
+    return tuple(estimate(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most))
 
 
 @functools.lru_cache(maxsize=256)
-def _least(fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
-    """The estimated time of the best tiles, for each of the sampled rows."""
-    every = list(_all_tiles(most, weights))
-    return tuple(
-        min(splits_and_microseconds(tiles, rows, weights)[1] for tiles in every) for rows in sampled_rows(fewest, most)
-    )
+def least(fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
+    """The estimated time of the best tiles in microseconds, for each of the sampled rows."""
+    every = list(_all_tiles(most, weights)) if isinstance(weights, Weights) else _all_dense_tiles(most, weights)
+    return tuple(map(min, zip(*(times(tiles, fewest, most, weights) for tiles in every), strict=True)))
+
+
+def estimate(tiles: AnyTiles, rows: int, weights: AnyWeights) -> tuple[int, float]:
+    """(splits, microseconds) of tiles for quantised or for dense weights."""
+    if isinstance(tiles, Tiles):
+        assert isinstance(weights, Weights)
+        return splits_and_microseconds(tiles, rows, weights)
+    assert isinstance(weights, DenseWeights)
+    return dense_splits_and_microseconds(tiles, rows, weights)
 
 
 def sampled_rows(fewest: int, most: int) -> list[int]:
@@ -180,6 +205,9 @@ class DenseWeights:
     chip: Chip
 
 
+AnyTiles = Tiles | DenseTiles
+AnyWeights = Weights | DenseWeights
+
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
     DenseTiles(2, 1, 192, 4),
@@ -213,22 +241,6 @@ def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[Dens
         splits = [dense_splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
         found.append(replace(tiles, most_splits=max(splits)))
     return found
-
-
-def dense_cost(tiles: DenseTiles, fewest: int, most: int, weights: DenseWeights) -> float:
-    """As ``cost``, for dense weights."""
-    least = _least_dense(fewest, most, weights)
-    times = [dense_splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
-    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
-
-
-@functools.lru_cache(maxsize=256)
-def _least_dense(fewest: int, most: int, weights: DenseWeights) -> tuple[float, ...]:
-    every = _all_dense_tiles(most, weights)
-    return tuple(
-        min(dense_splits_and_microseconds(tiles, rows, weights)[1] for tiles in every)
-        for rows in sampled_rows(fewest, most)
-    )
 
 
 def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
@@ -274,7 +286,9 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     products = height * width / 32 * DENSE.product
-    cycles = max(max(products, fetched / DENSE.l2_bytes) * sharing + DENSE.wait, alone)
+    held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
+    copies = fetched / (DENSE.l2_bytes if held else DENSE_MISSING_BYTES)
+    cycles = max(max(products, copies) * sharing + DENSE.wait, alone)
     area = height * width / AREA
     chunk = cycles / weights.chip.microsecond_cycles
     times = Times(DENSE, -(-weights.length // CHUNK), chunk, DENSE.epilogue * area, DENSE.split_epilogue * area)

@@ -45,7 +45,7 @@ _FEW_TILES: list[tuple[float, Shape]] = [
     (48, (1, 1, 16, 2, 2)),
     (160, (2, 1, 8, 4, 2)),
 ]
-"""So few row tiles occupy a GPU only if many warps and blocks share K (H200; 72 to 2176 columns, K from 1024 to 56960)."""
+"""Few row tiles occupy a GPU only if many warps and blocks share K (H200; 72 to 2176 columns, K from 1024 to 56960)."""
 _MMA: dict[int, list[tuple[float, Shape]]] = {
     1: [*_FEW_TILES, (264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
     4: [*_FEW_TILES, (264, (2, 1, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (1200, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
