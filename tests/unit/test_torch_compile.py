@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import checkpoint_writers
 import pytest
 import torch
 import torch.nn.functional as F
@@ -255,3 +256,16 @@ def test_inference_mode_and_deterministic_algorithms() -> None:
         assert torch.equal(added(x, index), added(x, index))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_ordered_weights_and_embeddings_are_in_one_graph() -> None:
+    state, _ = checkpoint_writers.gptq(act=True)
+    weight = jitgen.load_quantized(state, config={"checkpoint_format": "gptq"}, dtype=torch.float32)["l.weight"]
+    x = torch.randn(3, 128)
+    product = torch.compile(lambda x: F.linear(x, weight) + 1, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(product(x), F.linear(x, weight) + 1)
+    embedding = torch.nn.Embedding(37, 64)
+    jitgen.quantize_(embedding, "int8", embeddings=True)
+    index = torch.tensor([[1, 36], [0, 5]])
+    compiled = torch.compile(embedding, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(index), embedding(index))
