@@ -11,7 +11,6 @@ import checkpoint_writers as writers
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
 import jitgen
@@ -19,6 +18,9 @@ from jitgen.checkpoints import gguf
 from jitgen.checkpoints.table import READERS
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
+
+pytest.importorskip("safetensors", reason="needs safetensors: pip install safetensors")
+from safetensors.torch import save_file
 
 
 @pytest.fixture(autouse=True)
