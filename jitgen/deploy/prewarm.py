@@ -231,4 +231,4 @@ def _route(entry: Entry, target: Target) -> Route:
     backend = routes.backend_for(entry["backend"], target.kind)
     compiler = entry["compiler"] or routes.default_compiler(backend)
     routes.check(backend, compiler, target)
-    return Route(backend, compiler, target)
+    return Route(backend, compiler, target, None, entry.get("batch_invariant", False))

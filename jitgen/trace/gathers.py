@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.trace.movement import dimension, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
@@ -72,7 +72,7 @@ def at_least_1d(trace: Trace, node: Node) -> Node:
     return node if node.shape else unsqueeze(trace, node, 0)
 
 
-@row("torch.embedding")
+@row("torch.embedding", weights=True)
 def embedding(
     trace: Trace,
     weight: Node,
@@ -83,6 +83,10 @@ def embedding(
 ) -> Node:
     """The further arguments concern the gradient alone: the row ``padding_idx`` gets none."""
     require_index(indices)
+    if is_weight(indices):
+        raise UnsupportedError("a quantised weight is no index")
+    if is_weight(weight):
+        return trace.decoded_rows(weight, indices)
     if len(weight.shape) != 2:
         raise ValueError("'weight' must be 2-D")
     rank = len(indices.shape)
