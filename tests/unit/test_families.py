@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,16 @@ def test_only_the_registry_imports_a_family(name: str) -> None:
     for path in outside(name):
         theirs = {module for module in imported(path) if module == package or module.startswith(f"{package}.")}
         assert not theirs or path == REGISTRY, f"{path.relative_to(JITGEN)} imports {', '.join(sorted(theirs))}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_function_of_a_family_exists(name: str) -> None:
+    """Those that are ``deferred`` are looked up by name when they are called."""
+    family = registry.named(name)
+    functions = [value for field in fields(family) if callable(value := getattr(family, field.name))]
+    assert len(functions) > 8
+    for function in functions:
+        assert callable(getattr(import_module(function.__module__), function.__name__))
 
 
 @cache

@@ -90,6 +90,10 @@ def _cuda_obstacle(question: Fusion, device: Device) -> str:
     """Why the cuda dialect has no kernel for ``question``; empty where it has one."""
     if device.target.arch != "sm_90a":
         return f"the cuda dialect has an attention kernel for sm_90a, not for {device.target}; backend='triton' has one"
+    if device.batch_invariant:
+        return (
+            "in the cuda dialect's kernel a row's tiles of keys and its rescaling depend on the rows that come with it"
+        )
     if not set(question.dtypes) <= {"bfloat16", "float16"}:
         return "the cuda dialect's kernel takes keys and values of 16 bits; backend='triton' has one for float32"
     if max(question.depth, question.width) > MOST_CUDA_DEPTH:

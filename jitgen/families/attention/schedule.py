@@ -83,7 +83,7 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
-        return (CpuSchedule("few" if geometry.packed_rows <= FEW_ROWS else "tiles"),)
+        return (CpuSchedule("few" if device.rows(geometry.packed_rows) <= FEW_ROWS else "tiles"),)
     if device.dialect == "cuda":
         from jitgen.families.attention import wgmma
 
@@ -93,7 +93,7 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     # As wide as tiles and sums of a program fit shared memory and registers together.
     large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
     rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
-    rows = min(rows, max(LEAST_BLOCK, _power_of_two(geometry.packed_rows)))
+    rows = min(rows, max(LEAST_BLOCK, _power_of_two(device.rows(geometry.packed_rows))))
     return (
         TritonSchedule(
             rows,

@@ -32,6 +32,8 @@ DTYPE = "float32"
 def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
     """``kernel`` as two kernels, where its rows are few and its keys many at the sizes of this call; else None."""
     (body,) = kernel.bodies
+    if device.batch_invariant:
+        return None
     if device.dialect not in DIALECTS or any(
         i.dtype != DTYPE for i in body.instructions if i.op in ("contract", "reduce")
     ):

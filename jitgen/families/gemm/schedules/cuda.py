@@ -71,8 +71,10 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         candidate = stream(problem) or _simt(problem)
     elif _takes_wgmma(problem):
         found: Sequence[WgmmaSchedule] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+        if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
+            found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
         fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
-        return fitted if problem.matrices > 1 else [*fitted, *_pairs(problem, fitted)]
+        return fitted if problem.matrices > 1 or problem.device.batch_invariant else [*fitted, *_pairs(problem, fitted)]
     else:
         candidate = mma(problem) if problem.quantized else rows(problem) or _dense(problem)
     candidate = replace(candidate, wide=problem.wide)
