@@ -2,7 +2,6 @@
 // at barriers; and what the headers of the attention kernel need of those that have PTX. Products of wgmma are computed
 // where they are issued, from the operands' places in shared memory. Each block's shared memory begins at address 0.
 #pragma once
-#include <barrier>
 #include <condition_variable>
 #include <cmath>
 #include <memory>
@@ -20,8 +19,31 @@
 struct Dim { int x; };
 inline thread_local Dim threadIdx, blockIdx, gridDim;
 
+// Where a number of threads meet.
+class Meeting {
+ public:
+  explicit Meeting(int threads) : threads(threads), missing(threads) {}
+  void arrive_and_wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    const uint32_t now = round;
+    if (--missing == 0) {
+      missing = threads;
+      ++round;
+      changed.notify_all();
+      return;
+    }
+    changed.wait(lock, [&] { return round != now; });
+  }
+
+ private:
+  const int threads;
+  int missing;
+  uint32_t round = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+};
 struct Warp {
-  std::barrier<> all{32};
+  Meeting all{32};
   int64_t lanes[32];
   uint32_t words[32][4];
 };
@@ -51,7 +73,7 @@ struct Block {
 };
 struct Cluster {
   std::vector<Block*> blocks;
-  std::barrier<>* all = nullptr;
+  Meeting* all = nullptr;
 };
 inline Warp only_warp;
 inline thread_local Warp* warp = &only_warp;
@@ -136,10 +158,13 @@ inline void barrier_arrive(uint32_t at) {
   block->arrive(block->barriers.at(at));
 }
 inline void barrier_arrive_expect(uint32_t, int) { std::abort(); }
-inline void barrier_wait_in_place(uint32_t at, uint32_t parity) {
-  std::unique_lock<std::mutex> lock(block->mutex);
-  Barrier& barrier = block->barriers.at(at);
-  block->changed.wait(lock, [&] { return (barrier.phase & 1) != parity; });
+inline void barrier_wait_in_place(uint32_t at, uint32_t parity) {  // by a whole warp, whose lanes wait as one
+  if (threadIdx.x % 32 == 0) {
+    std::unique_lock<std::mutex> lock(block->mutex);
+    Barrier& barrier = block->barriers.at(at);
+    block->changed.wait(lock, [&] { return (barrier.phase & 1) != parity; });
+  }
+  warp->all.arrive_and_wait();
 }
 template <int threads>
 void group_arrive(int id) {

@@ -239,12 +239,12 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
   const Operands operands{tasks, rows, keys, depth, width, shift, q, k, v, out, tops, totals};
   std::vector<std::thread> threads;
   std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::unique_ptr<std::barrier<>>> barriers;
+  std::vector<std::unique_ptr<Meeting>> meetings;
   std::vector<Cluster> all(clusters);
   for (int number = 0; number < clusters * splits; ++number) blocks.push_back(std::make_unique<Block>(Shape::bytes));
   for (int number = 0; number < clusters; ++number) {
-    barriers.push_back(std::make_unique<std::barrier<>>(Shape::threads * splits));
-    all[number].all = barriers.back().get();
+    meetings.push_back(std::make_unique<Meeting>(Shape::threads * splits));
+    all[number].all = meetings.back().get();
     for (int rank = 0; rank < splits; ++rank) all[number].blocks.push_back(blocks[number * splits + rank].get());
   }
   for (int number = 0; number < clusters * splits; ++number) {
