@@ -2,7 +2,7 @@
 tools/attention_check.py``. They are tensor copies and element copies, masks, packed heads, and keys of a cluster.
 
 racecheck follows no mbarrier. It reports one pair of accesses: of the first ticket of a block, which consumers read,
-and of the last one, which the producer writes over it. Before that the producer waits for ``query_empty``, at which each
+and of the last one, which the producer writes over it. Before that it waits for ``query_empty``, at which each
 warp of the consumers arrives after it has read the ticket.
 """
 
