@@ -69,7 +69,12 @@ class CharGPT(nn.Module):
         width = sizes.width
         self.tokens = nn.Parameter(0.02 * torch.randn(characters, width))
         self.places = nn.Parameter(0.02 * torch.randn(sizes.length, width))
-        shapes = {"qkv": (3 * width, width), "out": (width, width), "up": (4 * width, width), "down": (width, 4 * width)}
+        shapes = {
+            "qkv": (3 * width, width),
+            "out": (width, width),
+            "up": (4 * width, width),
+            "down": (width, 4 * width),
+        }
         for name, shape in shapes.items():
             setattr(self, name, nn.ParameterList(0.02 * torch.randn(shape) for _ in range(sizes.layers)))
         self.norms = nn.ParameterList(torch.ones(width) for _ in range(2 * sizes.layers + 1))
@@ -167,13 +172,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Run]:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--width", type=int, default=Sizes.width)
     parser.add_argument("--layers", type=int, default=Sizes.layers)
+    parser.add_argument("--batch", type=int, default=Sizes.batch)
     parser.add_argument("--out", type=Path, default=Path("char_gpt.png"))
     options = parser.parse_args(arguments)
-    sizes = Sizes(width=options.width, layers=options.layers)
+    sizes = Sizes(width=options.width, layers=options.layers, batch=options.batch)
     text = corpus()
     characters = "".join(sorted(set(text)))
     data = torch.tensor([characters.index(character) for character in text])
-    print(f"{len(text):,} characters of {len(characters)} kinds; {options.steps} steps of {sizes.batch} x {sizes.length}")
+    print(
+        f"{len(text):,} characters of {len(characters)} kinds; {options.steps} steps of {sizes.batch} x {sizes.length}"
+    )
     runs = {}
     for way in ("eager", "jit", "compile"):
         runs[way] = run = train(way, data, len(characters), sizes, options.steps)

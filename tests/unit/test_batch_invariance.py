@@ -57,7 +57,9 @@ def test_every_number_of_rows_gives_a_row_the_same_bits(name: str, dtype: torch.
     x = torch.randn(ROWS, 256, dtype=dtype)
     expected = invariant(x, *others)
     usual = jitgen.jit(function)(x, *others).float()
-    assert (expected.float() - usual).norm() <= 2 * torch.finfo(dtype).eps * usual.norm(), "the same sums, in another order"
+    assert (expected.float() - usual).norm() <= 2 * torch.finfo(dtype).eps * usual.norm(), (
+        "the same sums, in another order"
+    )
     for rows in range(1, ROWS):
         assert torch.equal(invariant(x[:rows].clone(), *others), expected[:rows]), rows
 
