@@ -2,8 +2,8 @@
 
 It trains three times from the same weights on the same batches: in eager torch, with its parts decorated by
 ``jitgen.jit``, and whole through ``torch.compile(model, backend="jitgen")``. Gradients of the generated kernels are
-generated kernels too. It prints losses, the time of a step and samples, and draws the losses as a PNG. About a minute
-on two cores where the kernels are in the store, one more where they are not.
+generated kernels too. It prints losses, the time of a step and samples, and draws the losses as a PNG. Some minutes
+on two cores where no kernel is in the store.
 
     python examples/15_train_char_gpt.py [--steps 120] [--out char_gpt.png]
 
@@ -59,32 +59,40 @@ class Sizes:
     batch: int = 16
 
 
-class CharGPT(nn.Module):
-    """``parts`` are the functions above, decorated or not."""
+Parts = tuple[Callable[..., Tensor], ...]
+"""The functions above, decorated or not."""
 
-    def __init__(self, characters: int, sizes: Sizes, parts: tuple[Callable[..., Tensor], ...]):
+
+class Layer(nn.Module):
+    def __init__(self, sizes: Sizes, parts: Parts):
+        super().__init__()
+        self.heads, (self.attention, self.mlp, *_), width = sizes.heads, parts, sizes.width
+        self.norms = nn.ParameterList(torch.ones(width) for _ in range(2))
+        self.qkv, self.out, self.up, self.down = (
+            nn.Parameter(0.02 * torch.randn(shape))
+            for shape in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x, self.norms[0], self.qkv, self.out, self.heads)
+        return self.mlp(x, self.norms[1], self.up, self.down)
+
+
+class CharGPT(nn.Module):
+    def __init__(self, characters: int, sizes: Sizes, parts: Parts):
         super().__init__()
         self.sizes = sizes
-        self.attention, self.mlp, self.head, self.loss_of = parts
-        width = sizes.width
-        self.tokens = nn.Parameter(0.02 * torch.randn(characters, width))
-        self.places = nn.Parameter(0.02 * torch.randn(sizes.length, width))
-        shapes = {
-            "qkv": (3 * width, width),
-            "out": (width, width),
-            "up": (4 * width, width),
-            "down": (width, 4 * width),
-        }
-        for name, shape in shapes.items():
-            setattr(self, name, nn.ParameterList(0.02 * torch.randn(shape) for _ in range(sizes.layers)))
-        self.norms = nn.ParameterList(torch.ones(width) for _ in range(2 * sizes.layers + 1))
+        *_, self.head, self.loss_of = parts
+        self.tokens = nn.Parameter(0.02 * torch.randn(characters, sizes.width))
+        self.places = nn.Parameter(0.02 * torch.randn(sizes.length, sizes.width))
+        self.layers = nn.ModuleList(Layer(sizes, parts) for _ in range(sizes.layers))
+        self.norm = nn.Parameter(torch.ones(sizes.width))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.tokens) + self.places[: tokens.shape[1]]
-        for layer in range(self.sizes.layers):
-            x = self.attention(x, self.norms[2 * layer], self.qkv[layer], self.out[layer], self.sizes.heads)
-            x = self.mlp(x, self.norms[2 * layer + 1], self.up[layer], self.down[layer])
-        return self.head(x, self.norms[-1], self.tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x, self.norm, self.tokens)
 
 
 def corpus() -> str:
@@ -110,7 +118,7 @@ class Run:
 
 def train(way: str, data: Tensor, characters: int, sizes: Sizes, steps: int) -> Run:
     """Train ``"eager"``, with ``"jit"`` or through ``"compile"``, from the same weights on the same batches."""
-    parts: tuple[Callable[..., Tensor], ...] = attention, mlp, head, loss_of
+    parts: Parts = attention, mlp, head, loss_of
     torch.manual_seed(0)
     model = CharGPT(characters, sizes, tuple(map(jitgen.jit, parts)) if way == "jit" else parts)
 
