@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors that kernels take; a subclass may mean anything by its elements."""
+
+
+def is_traced_tensor(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of them."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(tensor)
 
 
 def why_unreadable(tensor: torch.Tensor) -> str | None:
