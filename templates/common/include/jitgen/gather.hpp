@@ -16,4 +16,11 @@ JITGEN_INLINE int64_t within(int64_t index, int64_t size, int64_t& outside) {
   return inside ? index : 0;
 }
 
+// `at` where an index is in range, else `spare`, and `outside` becomes 1.
+template <class T>
+JITGEN_INLINE T* place(T* at, bool inside, T* spare, int64_t& outside) {
+  outside |= !inside;
+  return inside ? at : spare;
+}
+
 }  // namespace jitgen
