@@ -84,7 +84,8 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
         elif node.op == "iota":
             dims = (node.attrs[0],)
         elif node.op == "gather":
-            dims = frozenset(coordinate for coordinate in node.attrs if coordinate >= 0)
+            along = found[id(node.inputs[0])]
+            dims = frozenset(at for dim, at in enumerate(node.attrs) if at >= 0 and dim in along)
             dims = dims.union(*(found[id(index)] for index in node.inputs[1:]))
         elif node.op == "reduce":
             dims = [dim for dim in dims if dim not in node.attrs[1]]

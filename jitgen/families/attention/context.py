@@ -11,7 +11,7 @@ from jitgen.families.attention.bounds import Bounds, Ends, Words, bounds_of, mas
 from jitgen.families.attention.launch import integer_names
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.narrow import narrowed
-from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
 from jitgen.ir.ops import INTS
 from jitgen.ir.program import Kernel
 
@@ -28,6 +28,7 @@ class Operand:
         value: the name of its value; of operands that no line reads, empty.
         strides: parameters: along the batch, the packed dimensions, and its own two.
         pointer: the parameter; None for an index, whose first value is the parameter ``offset``.
+        gathered: (size, stride) of each dimension that an index chooses along: parameters.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Operand:
     own: tuple[str, str]
     pointer: str | None
     offset: str
+    gathered: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_integer(self) -> bool:
@@ -66,6 +68,23 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """How an element of keys or values is computed, where these are no tensor.
+
+    Attributes:
+        instructions: the last one is its value.
+        operands: that it reads, by their indices.
+        shared: the positions of instructions that are the same for all elements of a key.
+        dtype: of the element, as it meets the other operand of its product.
+    """
+
+    instructions: tuple[Instruction, ...]
+    operands: Mapping[int, Operand]
+    shared: frozenset[int]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Attention:
     """The kernel, as all dialects read it.
 
@@ -73,7 +92,9 @@ class Attention:
         title: shape and operands in words.
         operands: all of them, in the order of the body.
         query: what an element of the query is computed from, ``query_lines`` and ``query_value``.
-        key, value: the operands.
+        key, value: the operands, or the first of those that they are computed from.
+        computed_key, computed_value: how they are; None where they are tensors.
+        key_dtype, value_dtype: of their elements.
         rule: of scores; ``unmasked`` the same where no mask hides anything.
         masked: whether the two differ.
         row_loads, row_lines: what is computed once for a row of results.
@@ -92,6 +113,10 @@ class Attention:
     query_scalars: dict[str, str]
     key: Operand
     value: Operand
+    computed_key: Computed | None
+    computed_value: Computed | None
+    key_dtype: str
+    value_dtype: str
     rule: Rule
     unmasked: Rule
     masked: bool
@@ -144,6 +169,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
             own=(strides[-2], strides[-1]),
             pointer=f"p{index}" if source.buffer is not None else None,
             offset=f"o{index}" if source.buffer is None else "",
+            gathered=tuple((f"n{index}_{dim}", f"c{index}_{dim}") for dim in range(source.gathered)),
         )
 
     operands = tuple(operand(index, values.get(index, "")) for index in range(len(body.operands)))
@@ -153,6 +179,12 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
         mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
         return Rule(mine, tuple(text.lines.values()), text.names[len(instructions) - 1], dict(text.scalars))
+
+    def computed(contraction: Contraction) -> Computed | None:
+        if not contraction.w:
+            return None
+        read = {index: operands[index] for index in contraction.weight}
+        return Computed(contraction.w, read, _shared(contraction.w, read), contraction.dtype)
 
     rows = {p for p, i in enumerate(body.instructions) if i.row}
     stores = [i.attr for i in body.instructions if i.op == "store"]
@@ -171,6 +203,10 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         query_scalars=dict(of_query.scalars),
         key=operands[queries.weight[0]],
         value=operands[weights.weight[0]],
+        computed_key=computed(queries),
+        computed_value=computed(weights),
+        key_dtype=queries.dtype,
+        value_dtype=weights.dtype,
         rule=rule_of(rule, of_rule),
         unmasked=rule_of(unmasked, of_unmasked),
         masked=bool(masks_of(rule)),
@@ -188,6 +224,16 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         packed=tuple(f"g{dim}" for dim in range(layout.packed)),
         accumulator=dialect.types[compute_dtype(weights.dtype)],
     )
+
+
+def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]) -> frozenset[int]:
+    """See ``Computed.shared``."""
+    shared: set[int] = set()
+    for position, instruction in enumerate(instructions):
+        of_key = instruction.op not in ("load", "iota", "gather") or operands[instruction.attr].kind == "key"
+        if of_key and shared.issuperset(instruction.args):
+            shared.add(position)
+    return frozenset(shared)
 
 
 def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) -> Bounds:

@@ -12,7 +12,8 @@
 //   void at(int64_t task)                            goes to a task: everything below is of its rows and keys
 //   Rows, place(Rows&, lane, row), settle(Rows&, n)  what the rule of scores knows of the rows of a chunk
 //   void query(row, Compute* to)                     a row of the query
-//   const Key* key(n), key_step; const Value* value(n), value_step
+//   const Key* key(n), key_step; const Value* value(n), value_step; or, where Key or Value is Computed,
+//   void key(n, Compute* to), value(n, Compute* to)  a row of keys or values
 //   masked; int state(const Rows&, first, last)      whether keys first .. last are hidden, mixed or open
 //   scores<open>(...)                                the rule, of products in place
 //   row_results(row, top, total); results(row, const Compute* sums, top, total)
@@ -147,16 +148,25 @@ JITGEN_INLINE void widen_row(const Storage* from, int64_t step, int64_t count, T
   for (; i < count; ++i) to[i] = load(from[i * (contiguous ? 1 : step)]);
 }
 
+// As the type of keys or values in memory: the generated source computes their rows.
+struct Computed {};
+template <class T>
+constexpr bool is_computed = false;
+template <>
+constexpr bool is_computed<Computed> = true;
+
 template <class A, class T>
 void fill_keys(const A& a, int64_t first, int64_t last, T* to, int64_t stride) {
   for (int64_t n = first; n < last; ++n) {
-    widen_row<A::key_contiguous>(a.key(n), a.key_step, a.depth, to + (n - first) * stride);
+    if constexpr (is_computed<typename A::Key>) a.key(n, to + (n - first) * stride);
+    else widen_row<A::key_contiguous>(a.key(n), a.key_step, a.depth, to + (n - first) * stride);
   }
 }
 template <class A, class T>
 void fill_values(const A& a, int64_t first, int64_t last, T* to, int64_t stride) {
   for (int64_t n = first; n < last; ++n) {
-    widen_row<A::value_contiguous>(a.value(n), a.value_step, a.width, to + (n - first) * stride);
+    if constexpr (is_computed<typename A::Value>) a.value(n, to + (n - first) * stride);
+    else widen_row<A::value_contiguous>(a.value(n), a.value_step, a.width, to + (n - first) * stride);
   }
 }
 
@@ -468,7 +478,7 @@ struct Few {
   // The rows in memory themselves where they are vectors of the compute type, with their stride; else the buffer `to`.
   template <bool contiguous, class Storage>
   JITGEN_INLINE const T* in_place(const Storage* from, int64_t from_stride, int64_t elements, T* to, int64_t& stride) {
-    if constexpr (contiguous && sizeof(Storage) == sizeof(T)) {
+    if constexpr (contiguous && !is_computed<Storage> && sizeof(Storage) == sizeof(T)) {
       if (elements % width == 0) {
         stride = from_stride;
         return reinterpret_cast<const T*>(from);
