@@ -50,6 +50,9 @@ def _is_injective(index: Node, dim: int, size: Size, partition: Partition) -> bo
     if index.op == "where":  # negative ones from the end
         condition, wrapped, plain = index.inputs
         if condition.op == "lt" and wrapped.op == "add" and wrapped.inputs[0] is plain is condition.inputs[0]:
+            inner = _uncast(plain)
+            if inner.op == "remainder" and inner.inputs[1].op in ("const", "scalar"):  # by a size: none is negative
+                return _is_injective(inner, dim, size, partition)
             return _is_consecutive(plain, dim) and _is_at_most(size, wrapped.inputs[1], partition)
     return False
 
