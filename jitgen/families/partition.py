@@ -246,7 +246,9 @@ class Partitioner:
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
             shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
-            if node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
+            if node.op == "scalar":
+                memo[id(node)] = self.builder.scalar(symbols.substitute(node.attrs[0], self.equal), node.dtype)
+            elif node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
                 memo[id(node)] = children[0]
             elif node.op == "view":
                 attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 KINDS: dict[str, str | None] = {"set": None, "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """What a ``scatter`` does with an element and a value: the operation of ``ir/ops.py``; None where the value stays."""
 
+LEFT_OUT = -(2**62)
+"""An index that leaves its value out without a report: jitgen's own, for values that a later one replaces."""
+
 _OF_BOOL = {"add": "bitwise_or", "mul": "bitwise_and"}
 
 

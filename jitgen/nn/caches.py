@@ -45,18 +45,30 @@ def _attend_codes(
     return functional.attend(q, k, v, start, window=window, ring=ring, scale=scale)
 
 
+def _require_same(keys: Any, values: Any, k: Any, v: Any) -> None:
+    """ValueError where keys and values differ in more than the last size. Traced, it is a guard: their places are one."""
+    if keys.shape[:3] != values.shape[:3] or k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"keys {tuple(k.shape)} and values {tuple(v.shape)} are of different tokens")
+
+
 def _write_pages(keys: Any, values: Any, k: Any, v: Any, table: Any, start: Any) -> None:
-    functional.append_pages(keys, k.to(keys.dtype), table, start)
-    functional.append_pages(values, v.to(values.dtype), table, start)
+    _require_same(keys, values, k, v)
+    page, place = functional.places_in_pages(table, start, k.shape[2], keys.shape[2])
+    functional.append_pages(keys, k.to(keys.dtype), page, place)
+    functional.append_pages(values, v.to(values.dtype), page, place)
 
 
 def _write_page_codes(
     keys: Any, values: Any, of_keys: Any, of_values: Any, k: Any, v: Any, table: Any, start: Any
 ) -> None:
+    _require_same(keys, values, k, v)
+    _require_same(keys, of_keys, k, v)
+    _require_same(keys, of_values, k, v)
+    page, place = functional.places_in_pages(table, start, k.shape[2], keys.shape[2])
     for codes, scales, new in ((keys, of_keys, k), (values, of_values, v)):
         made, scale = functional.quantized(new, codes.dtype)
-        functional.append_pages(codes, made, table, start)
-        functional.append_pages(scales, scale, table, start)
+        functional.append_pages(codes, made, page, place)
+        functional.append_pages(scales, scale, page, place)
 
 
 def _attend_pages(q: Any, keys: Any, values: Any, table: Any, start: Any, window: Any, scale: Any) -> Any:

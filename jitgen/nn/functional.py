@@ -47,16 +47,21 @@ def append(cache: torch.Tensor, new: torch.Tensor, start: torch.Tensor, ring: bo
     cache[sequences, torch.arange(heads, device=new.device)[:, None], places] = new
 
 
-def append_pages(pages: torch.Tensor, new: torch.Tensor, table: torch.Tensor, start: torch.Tensor) -> None:
-    """Write ``new`` (B, Hkv, T, ...) to ``pages`` (pages, Hkv, P, ...) at the positions from ``start`` (B) on.
+def places_in_pages(
+    table: torch.Tensor, start: torch.Tensor, tokens: int, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page and the place in it, (B, T) each, of the T ``tokens`` from ``start`` (B) on.
 
     Args:
-        table: (B, blocks), the page of the positions from P times the block's number on.
+        table: (B, blocks), the page of the positions from ``page_size`` times the block's number on.
     """
-    size = pages.shape[2]
-    places = start[:, None] + torch.arange(new.shape[2], device=new.device)
-    page = torch.gather(table, 1, places // size)
-    pages[page, :, places % size] = new.transpose(1, 2)
+    positions = start[:, None] + torch.arange(tokens, device=start.device)
+    return torch.gather(table, 1, positions // page_size), positions % page_size
+
+
+def append_pages(pages: torch.Tensor, new: torch.Tensor, page: torch.Tensor, place: torch.Tensor) -> None:
+    """Write ``new`` (B, Hkv, T, ...) to ``pages`` (pages, Hkv, P, ...) at ``place`` of ``page``, (B, T) each."""
+    pages[page, :, place] = new.transpose(1, 2)
 
 
 def paged(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

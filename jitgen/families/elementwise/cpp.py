@@ -144,8 +144,9 @@ def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
 
 
 def _chosen(operand: OperandContext) -> dict[str, str]:
-    """Where the indices of a store choose, and whether they are in range."""
-    return {"chosen": operand.chosen, "inside": operand.inside("jitgen::is_within({0}, {1})", " && ")}
+    """Where the indices of a store choose, whether they are in range, and whether it is an error that they are not."""
+    inside = operand.inside("jitgen::is_within({0}, {1})", " && ")
+    return {"chosen": operand.chosen, "inside": inside, "reported": operand.inside("{0} != jitgen::left_out", " && ")}
 
 
 def _name_of(position: int, region: RegionContext, body: Body) -> str:
@@ -236,7 +237,7 @@ def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
     if operand.indices:
         chosen, spare = _chosen(operand), f"spare{operand.index}"
         address = f"{operand.local} + at{operand.index} + {chosen['chosen']}"
-        place = f"jitgen::place({address}, {chosen['inside']}, &{spare}, outside)"
+        place = f"jitgen::place({address}, {chosen['inside']}, {chosen['reported']}, &{spare}, outside)"
         return {**found, "spare": spare, "local": place, "offset": "0"}
     return found
 

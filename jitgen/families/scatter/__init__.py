@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitgen.device import Device
 from jitgen.families.family import Family
-from jitgen.families.scatter.by_element import decide
+from jitgen.families.scatter.by_element import Walk, decide
+from jitgen.families.scatter.by_pairs import Pairs
 from jitgen.families.scatter.claim import NAME, claim
 from jitgen.families.scatter.launch import arguments, launch, work
 from jitgen.families.scatter.layout import layout
 from jitgen.families.scatter.schedule import candidates
+from jitgen.ir.program import Decision
 
 if TYPE_CHECKING:
     from jitgen.codegen.environment import Rendered
@@ -38,10 +41,14 @@ def _explain(*of: Any) -> list[str]:
     return explain(*of)
 
 
+def _decide(question: Walk | Pairs, device: Device) -> Decision:
+    return question.decide(device) if isinstance(question, Pairs) else decide(question, device)
+
+
 FAMILY = Family(
     name=NAME,
     claim=claim,
-    decide=decide,
+    decide=_decide,
     layout=layout,
     candidates=candidates,
     render=_render,

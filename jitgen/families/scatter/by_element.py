@@ -52,6 +52,10 @@ class Walk:
     def __str__(self) -> str:
         return f"scatter of {self.length} values for each of {self.elements} elements"
 
+    def placement(self, fused: bool) -> str:
+        """How it is computed, in words."""
+        return "in the order of the values" if fused else "by the element"
+
     def at(self, environment: Mapping[str, Any]) -> Walk:
         """The question with numbers for its sizes."""
         length, elements = (symbols.evaluate(size, environment) for size in (self.length, self.elements))

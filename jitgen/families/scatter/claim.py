@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Claim, Partition
 from jitgen.families.scatter.by_element import by_element, question
+from jitgen.families.scatter.by_pairs import with_last_values
 from jitgen.families.scatter.distinct import is_distinct
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
@@ -30,8 +31,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = []
     for position, node in enumerate(values):
-        if node.op == "scatter" and _is_pointwise_update(node, partition):
-            rest.append(_with_pointwise_sources(node, partition))
+        update = _pointwise_update(node, partition) if node.op == "scatter" else None
+        if update is not None:
+            rest.append(update)
         elif node.op == "scatter" and not partition.decide(NAME, question(node)).fused:
             rest.append(without_scatters(by_element(node, partition.mover), partition))
         elif node.op == "scatter":
@@ -42,14 +44,15 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     return Claim(regions, rest)
 
 
-def _is_pointwise_update(node: Node, partition: Partition) -> bool:
-    """Whether the scatter ``node`` only replaces distinct elements of an argument."""
-    return node.attrs[0] == "set" and partition.is_updated(node) and is_distinct(node, partition)
-
-
-def _with_pointwise_sources(node: Node, partition: Partition) -> Node:
-    """``node`` with values and indices that a pointwise kernel can compute."""
-    base, *sources = node.inputs
+def _pointwise_update(node: Node, partition: Partition) -> Node | None:
+    """``node`` as a scatter that replaces distinct elements of an argument, with values and indices that a pointwise
+    kernel can compute; None where it is none."""
+    if node.attrs[0] != "set" or not partition.is_updated(node):
+        return None
+    distinct = node if is_distinct(node, partition) else with_last_values(node, partition, NAME)
+    if distinct is None:
+        return None
+    base, *sources = distinct.inputs
     found = []
     for source in sources:
         source = without_scatters(source, partition)
