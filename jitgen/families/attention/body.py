@@ -58,8 +58,7 @@ class _ScoreBuilder(BodyBuilder):
 
     def _contraction(self, node: Node) -> Contraction:
         query, key = node.inputs
-        elements = BodyBuilder(self.buffers, self.scalars)
-        elements.operands, elements._load, elements._iota = self.operands, "query", "query"
+        elements = _ElementBuilder(self, "query")
         elements.value(query)
         instructions = _computed("key", key, self)
         operands = _read(instructions) or (self._operand("key", key),)
@@ -68,14 +67,21 @@ class _ScoreBuilder(BodyBuilder):
         )
 
 
+class _ElementBuilder(BodyBuilder):
+    """Lowers an element of a query, a key or a value; what it reads are operands of ``of``, of one kind."""
+
+    def __init__(self, of: BodyBuilder, kind: str):
+        super().__init__(of.buffers, of.scalars)
+        self.operands = of.operands
+        self._load = self._iota = self._chosen = kind
+
+
 def _computed(role: str, node: Node, of: BodyBuilder) -> tuple[Instruction, ...]:
     """The instructions of an element of keys or values; none where these are a tensor. What they read becomes operands
     of the kind ``key_source`` or ``value_source``."""
     if under_views(node).op == "input":
         return ()
-    elements = BodyBuilder(of.buffers, of.scalars)
-    elements.operands = of.operands
-    elements._load = elements._iota = elements._chosen = f"{role}_source"
+    elements = _ElementBuilder(of, f"{role}_source")
     found = elements.value(node)
     assert found == len(elements.instructions) - 1
     return tuple(elements.instructions)

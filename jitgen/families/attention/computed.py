@@ -79,7 +79,7 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
         return None
     varied = frozenset().union(*(varying(topological([index]))[id(index)] for index in gather.inputs[1:]))
     for block in range(len(shape)):
-        if block not in varied or block in gather.attrs or block + 1 not in gather.attrs:
+        if block in gather.attrs or block + 1 not in gather.attrs or (block not in varied and sizes[block] != 1):
             continue
         merged = (*sizes[:block], symbols.product(sizes[block : block + 2]), *sizes[block + 2 :])
         same = [symbols.compare("eq", left, right) for left, right in zip(merged, shape, strict=True)]

@@ -20,6 +20,8 @@ from jitgen.families.attention.schedule import TritonSchedule
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
+AT_ONCE, MOST_AT_ONCE = 1024, 128
+"""Integers of a tensor whose ends a program finds at once, and tiles where it needs none: what its threads hold."""
 WORDS = Words("False", "True", "tl.minimum", "tl.maximum")
 
 
@@ -28,14 +30,11 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     (body,) = kernel.bodies
     memory = [operand for operand in of.operands if operand.pointer]
     scores = list(of.rule.operands)
-    # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    known = {
-        o.index: _ends(o)
-        for o in scores
-        if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))
-    }
+    known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
+    key_ends = [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text]
+    by_tensor = any(operand.pointer for operand in key_ends)
     precisions = [c.precision if c.dtype == "float32" else "ieee" for c in body.contractions]
     context: dict[str, Any] = {
         "parameters": [*(o.pointer for o in memory), *of.integers, *(name for name, _ in of.scalars)],
@@ -54,7 +53,8 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
         "tasks_of": [_once(o) for o in scores if o.kind == "task"],
         "rows_of": [_row_value(o, layout) for o in scores if o.kind == "row"],
         "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
-        "key_ends": [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text],
+        "key_ends": key_ends,
+        "at_once": AT_ONCE // schedule.block_n if by_tensor else MOST_AT_ONCE if schedule.splits > 1 else 0,
         "bounds": [(name, expression) for name, expression, _ in found.lines],
         "hidden": found.hidden,
         "open": found.open,
