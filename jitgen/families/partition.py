@@ -119,8 +119,8 @@ class Partitioner:
                 results.append(node)
             index = next((i for i, result in enumerate(results) if result is node), -1)
             outputs.append(index if alias is None else alias)
-        # An update is computed into its argument directly where nothing else reads what the argument was, or where it is
-        # the only result and reads the argument only at the elements it writes. Otherwise it is computed into a
+        # An update is computed into its argument directly where nothing else reads what the argument was, or where it
+        # is the only result and reads the argument only at the elements it writes. Otherwise it is computed into a
         # temporary, and copied to the argument at the end.
         late = [update for update in updates if update[0] in self.updated and _is_scatter_of(update[1], update[0])]
         if not (results or self.updated) and len(updates) == 1 and self._reads_in_place(*updates[0]):

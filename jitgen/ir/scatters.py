@@ -53,9 +53,7 @@ def scatter_store(result: int, node: Node, mover: Mover) -> Store:
     return Store(result, value, (*movements, *to_iteration_space(target, shape, coordinates)), tuple(indices))
 
 
-def in_order(
-    sources: Sequence[Node], coordinates: Coordinates, mover: Mover
-) -> tuple[Shape, Coordinates, list[Node]]:
+def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) -> tuple[Shape, Coordinates, list[Node]]:
     """Values and indices with the dimensions that are coordinates before those along which only indices differ: their
     shape, the coordinates, and they themselves."""
     shape = sources[0].shape

@@ -2,8 +2,8 @@
 
 A step of a layer is ``append`` and ``attend``; after the last layer, ``advance`` says that the tokens are there. The
 lengths are in memory on the device and no method reads them on the host, so that a captured CUDA graph of a step serves
-every length. A function of one's own that does more in one kernel (rotate, split, append) takes the buffers as arguments
-and calls ``jitgen.nn.functional`` within ``@jitgen.jit``.
+every length. A function of one's own that does more in one kernel (rotate, split, append) takes the buffers as
+arguments and calls ``jitgen.nn.functional`` within ``@jitgen.jit``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def _write_codes(keys: Any, values: Any, of_keys: Any, of_values: Any, k: Any, v
 
 
 def _attend(q: Any, keys: Any, values: Any, start: Any, window: Any, ring: bool, scale: Any) -> Any:
-    return functional.attend(
-        q, keys.to(q.dtype), values.to(q.dtype), start, window=window, ring=ring, scale=scale
-    )
+    return functional.attend(q, keys.to(q.dtype), values.to(q.dtype), start, window=window, ring=ring, scale=scale)
 
 
 def _attend_codes(
@@ -46,7 +44,7 @@ def _attend_codes(
 
 
 def _require_same(keys: Any, values: Any, k: Any, v: Any) -> None:
-    """ValueError where keys and values differ in more than the last size. Traced, it is a guard: their places are one."""
+    """ValueError where keys and values differ in more than the last size. Traced, it is a guard: places are shared."""
     if keys.shape[:3] != values.shape[:3] or k.shape[:3] != v.shape[:3]:
         raise ValueError(f"keys {tuple(k.shape)} and values {tuple(v.shape)} are of different tokens")
 

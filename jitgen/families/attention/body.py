@@ -44,9 +44,7 @@ class _ResultBuilder(BodyBuilder):
         assert found == len(scores.instructions) - 1
         instructions = _computed("value", value, self)
         operands = _read(instructions) or (self._operand("value", value),)
-        return Contraction(
-            tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2], w=instructions
-        )
+        return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2], w=instructions)
 
 
 class _ScoreBuilder(BodyBuilder):

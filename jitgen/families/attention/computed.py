@@ -21,12 +21,12 @@ from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 MOST_OPERATIONS = 16
-"""Operations for an element of a key that a kernel computes again for every block of rows; more are done once, before."""
+"""Operations for an element of a key that each block of rows does again; more of them are done once, before."""
 
 
 def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
-    """``node``, keys or values with the elements of a key along ``inner``, as a kernel may compute them; None where they
-    have to be in memory before."""
+    """``node``, keys or values with the elements of a key along ``inner``, as a kernel may compute them; None where
+    they have to be in memory before."""
     node = with_computed_pages(node, mover)
     order = topological([node])
     varied = varying(order)
@@ -114,9 +114,7 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
     return make("gather", (gather.inputs[0], *found), gather.dtype, shape, tuple(coordinates), gather.location)
 
 
-def _reindexed(
-    root: Node, block: int, place: int, chosen: dict[int, Node], shape: Shape, mover: Mover
-) -> Node | None:
+def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shape: Shape, mover: Mover) -> Node | None:
     """``root``, an index that is the same along ``place``, at the block of each position of ``shape``; None where it
     varies along ``place`` or is computed otherwise than pointwise of tensors."""
     order = topological([root])

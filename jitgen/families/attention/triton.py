@@ -211,7 +211,9 @@ def _computed(
             lines.append(f"{found.names[position]} = {value}")
     value = found.names[len(of.instructions) - 1]
     # What is loaded where nothing is may be any number, and times a weight of zero it must be zero.
-    hidden = " & ".join(filter(None, ["(column < keys)[:, None]" if edge else "", "" if even else f"({inner} < {size})"]))
+    hidden = " & ".join(
+        filter(None, ["(column < keys)[:, None]" if edge else "", "" if even else f"({inner} < {size})"])
+    )
     value = f"tl.where({hidden}, {value}, 0)" if hidden else value
     return lines, triton.store_cast(value, of.dtype)
 
@@ -222,7 +224,10 @@ def _phases(of: Attention, layout: Layout, schedule: TritonSchedule, dialect: Di
     def tiles(edge: bool) -> dict[str, Any]:
         lines: dict[str, list[str]] = {"key": [], "value": []}
         tile = {}
-        for role, inner, size, even in (("key", "d", "depth", schedule.even_d), ("value", "e", "width", schedule.even_e)):
+        for role, inner, size, even in (
+            ("key", "d", "depth", schedule.even_d),
+            ("value", "e", "width", schedule.even_e),
+        ):
             operand, computed = (of.key, of.computed_key) if role == "key" else (of.value, of.computed_value)
             if computed is not None:
                 lines[role], tile[role] = _computed(computed, role[0], inner, size, even, edge, dialect)

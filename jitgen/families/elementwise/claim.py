@@ -200,6 +200,7 @@ def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo:
 
 def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:
     """``region`` with the iteration space ``shape``, which has the same elements in the same order."""
+
     def reshaped(node: Node) -> Node:
         return mover.move(node, ("reshape",), shape)
 

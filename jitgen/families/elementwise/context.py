@@ -181,11 +181,11 @@ def _region(
         if operand.kind == "gather"
     }
     found = printed(body.instructions, dialect, coarse=body.coarse, sources=sources)
-    chosen = {i.attr[0]: tuple(found.names[index] for index in i.args[1:]) for i in body.instructions if i.op == "scatter"}
+    chosen = {
+        i.attr[0]: tuple(found.names[index] for index in i.args[1:]) for i in body.instructions if i.op == "scatter"
+    }
     operands = tuple(
-        replace(
-            _operand(number, index, operand, layout, found.values[index], dialect), indices=chosen.get(index, ())
-        )
+        replace(_operand(number, index, operand, layout, found.values[index], dialect), indices=chosen.get(index, ()))
         for index, operand in enumerate(body.operands)
     )
     shape = ", ".join(map(str, body.shape))

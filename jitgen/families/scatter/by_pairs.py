@@ -1,10 +1,9 @@
 """Updates whose values may choose one element, stored by a pointwise kernel: the last value of each element is found
 before, by comparing the indices of every pair of values.
 
-An append of tokens to pages has no proof that pages are distinct, and a walk in order leaves a GPU's threads waiting for
-memory at each token. Tokens of a step are few, so that all pairs of them are compared in less time; keys and values, and
-codes and scales, share the answer. A value that another one replaces gets the index ``LEFT_OUT``, which no kernel
-reports.
+An append of tokens to pages has no proof that pages are distinct, and a walk in order leaves a GPU's threads waiting
+for memory at each token. Tokens of a step are few, so that all pairs of them are compared in less time; keys and values
+share the answer. A value that another one replaces gets the index ``LEFT_OUT``, which no kernel reports.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from jitgen.ir.program import Decision
 from jitgen.ir.scatters import LEFT_OUT
 
 MOST_PAIRS = {True: 2**26, False: 2**14}
-"""Pairs of values, on a GPU and on a CPU, that are compared in less time than the values are walked in order (estimates:
-2**26 comparisons take an H200 about 0.1 ms; a CPU walks values as fast as it copies them)."""
+"""Pairs of values, on a GPU and on a CPU, that are compared in less time than a walk in their order takes (estimates:
+an H200 compares 2**26 in about 0.1 ms; a CPU walks values as fast as it copies them)."""
 
 
 @dataclass(frozen=True)
