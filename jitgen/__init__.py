@@ -16,6 +16,7 @@ from jitgen._version import __version__
 
 if TYPE_CHECKING:
     from jitgen.api import JitFunction, jit, quantized_linear
+    from jitgen.checkpoints.load import load_quantized
     from jitgen.deploy.prewarm import PrewarmReport, prewarm
     from jitgen.deploy.record import record
     from jitgen.errors import (
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from jitgen.events import CompileEvent, on_compile
+    from jitgen.huggingface.quantizer import JitgenConfig
+    from jitgen.quant.io import save_quantized
     from jitgen.quant.modules import quantize_
     from jitgen.quant.qtensor import QTensor
     from jitgen.quant.quantize import quantize
@@ -48,6 +51,7 @@ __all__ = [
     "FallbackWarning",
     "FormatError",
     "JitFunction",
+    "JitgenConfig",
     "JitgenError",
     "PrewarmReport",
     "QTensor",
@@ -59,21 +63,26 @@ __all__ = [
     "__version__",
     "freeze",
     "jit",
+    "load_quantized",
     "on_compile",
     "prewarm",
     "quantize",
     "quantize_",
     "quantized_linear",
     "record",
+    "save_quantized",
     "strict",
 ]
 
 _MODULES = {
     "jitgen.api": ("JitFunction", "jit", "quantized_linear"),
+    "jitgen.checkpoints.load": ("load_quantized",),
     "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
     "jitgen.deploy.record": ("record",),
     "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "jitgen.events": ("CompileEvent", "on_compile"),
+    "jitgen.huggingface.quantizer": ("JitgenConfig",),
+    "jitgen.quant.io": ("save_quantized",),
     "jitgen.quant.modules": ("quantize_",),
     "jitgen.quant.qtensor": ("QTensor",),
     "jitgen.quant.quantize": ("quantize",),
@@ -81,7 +90,10 @@ _MODULES = {
     "jitgen.spec": ("Target", "TensorSpec"),
 }
 """Where each public name is."""
-_WITH_EAGER_PRODUCTS = ("jitgen.quant.modules", "jitgen.quant.qtensor", "jitgen.quant.quantize")
+_WITH_EAGER_PRODUCTS = (
+    *("jitgen.checkpoints.load", "jitgen.huggingface.quantizer", "jitgen.quant.io"),
+    *("jitgen.quant.modules", "jitgen.quant.qtensor", "jitgen.quant.quantize"),
+)
 """Who has a quantised weight may multiply with it outside ``jitgen.jit``, by kernels that ``jitgen.api`` registers."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -7,6 +7,7 @@ set it after ``import jitgen``. A value that does not parse raises a ``SettingEr
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -44,6 +45,10 @@ def _level(text: str) -> int:
 
 def _paths(text: str) -> tuple[str, ...]:
     return tuple(path for path in text.split(os.pathsep) if path)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
 
 
 def _bytes(text: str) -> int:
@@ -97,6 +102,7 @@ SETTINGS = {
         Setting("JITGEN_RECORD", str, None, "write every specialisation met to this manifest at exit"),
         Setting("JITGEN_DEBUG", _level, 0, "1: compiles, 2: and plans, 3: and sources, 4: and graphs, on stderr"),
         Setting("JITGEN_CXX", str, None, "the host C++ compiler (default: $CXX, g++, c++, clang++)"),
+        Setting("JITGEN_CXXFLAGS", _words, (), "flags for the host C++ compiler after jitgen's own, such as -Og -g"),
         Setting("JITGEN_CPU_TARGET", str, None, "instruction-set level to use for this host, such as x86-64-v3"),
         Setting("JITGEN_TUNED", str, None, "directory of measured choices, read before those that jitgen ships"),
         Setting("JITGEN_TEMPLATES", str, None, "directory of templates to use in place of the built-in ones"),

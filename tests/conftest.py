@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,8 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import interpreter
+
 # Before anything imports torch: threads that spin while they wait take the other worker's processors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Tests start many processes. Without bytecode each would compile all of jitgen again, in 0.3 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 CHECKOUT = Path(__file__).parents[1]
 KEPT = CHECKOUT / "cache" / "test-store"
@@ -75,6 +81,13 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return store
 
 
+@pytest.fixture(autouse=True)
+def own_flags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test marked ``optimised`` has the kernels that users have, whatever ``make test`` adds."""
+    if request.node.get_closest_marker("optimised") is not None:
+        monkeypatch.delenv("JITGEN_CXXFLAGS", raising=False)
+
+
 # ----------------------------------------------------------------------------------------------- quick and slow tests
 
 
@@ -97,8 +110,9 @@ _seconds_of_files: Counter[str] = Counter()
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it has waited for; other load does not stretch it as it does the wall clock."""
-    return sum(os.times()[:4])
+    """Of this process, of those that it has waited for, and of the one that interprets Triton; other load does not
+    stretch it as it does the wall clock."""
+    return sum(os.times()[:4]) + interpreter.seconds
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -185,7 +186,12 @@ def the_same_bits() -> Iterator[str | None]:
         yield None if torch.equal(jitted(x), jitted(x)) else "two calls differ"
 
 
+@contextmanager
+def within() -> Iterator[None]:
+    """So few rows would be divided into chunks."""
+    with patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0), quick_reductions():
+        yield
+
+
 if __name__ == "__main__":
-    # So few rows would be divided into chunks.
-    with patch("jitgen.families.reduction.row_chunks.SINGLE_BLOCK_ROWS", 0):
-        serve(CHECKS, quick_reductions())
+    serve(CHECKS, within())

@@ -151,15 +151,15 @@ def magnitude(name: str, x: torch.Tensor) -> float:
 
 
 CHECKS: dict[str, Check] = {}
-SLOW = ("columns_of_every_size", "chunks_of_every_shape", "quantization_of_every_length")
+SLOW = ("columns_of_every_size", "chunks_of_every_shape", "quantization_of_every_length", "strides_of_every_alignment")
 """And of lengths and special values those of functions that reduce as another one does; see ``is_quick``."""
 
 
 def is_quick(check: str) -> bool:
-    """For each kind of state every dtype, of those that are not alike in these every length and special value."""
+    """Each kind of state in every dtype, and in every length or with special values."""
     kind, _, name = check.partition("-")
-    states = ("sum", "aminmax", "argmax", "any", "softmax") if kind == "dtypes" else ("sum", "argmax")
-    return name in states or check == "special-aminmax" or (not name and check not in SLOW)
+    states = {"dtypes": ("sum", "argmax", "any", "softmax"), "lengths": ("argmax",), "special": ("aminmax", "sum")}
+    return name in states.get(kind, ()) or (not name and check not in SLOW)
 
 
 def check(function: Check) -> Check:
@@ -294,17 +294,24 @@ def strides() -> Iterator[str | None]:
     for view in (x.t(), x[:, ::2], x[::3, 1:], x.flip(1), x[:, :1].expand(12, 9), x[:1].expand(7, 40), x[1:, 3:]):
         yield compare(lambda x: (x.sum(-1), x.softmax(-1)), view, magnitude=40.0)
         yield compare(lambda x: (x.amax(0), x.argmax(-1)), view)
-    # Rows and strides that are multiples of 16 bytes, but not of the same number of elements.
-    for wide, taken in ((1004, 1000), (4108, 4096), (52, 48)):
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            view = sample((20, 2 * wide), dtype)[:, :taken]
-            yield compare(lambda x: (x.sum(-1), x.softmax(-1)), view, magnitude=float(taken))
-            yield compare(lambda x: (x.sum(0), x.softmax(0)), view, magnitude=20.0)
-            view = sample((20, wide), dtype)[:, :taken]
-            yield compare(lambda x: (x.sum(-1), x.softmax(-1)), view, magnitude=float(taken))
-            yield compare(lambda x: (x.sum(0), x.softmax(0)), view, magnitude=20.0)
+    yield from _aligned(52, 48, torch.bfloat16)
     yield compare(lambda x, w: F.layer_norm(x, (8, 5), w), torch.randn(6, 8, 5), torch.randn(8, 5), magnitude=4.0)
     yield compare(lambda x: x.permute(2, 0, 1).mean((0, 2)), torch.randn(4, 6, 8), magnitude=4.0)
+
+
+def _aligned(wide: int, taken: int, dtype: torch.dtype) -> Iterator[str | None]:
+    """Rows and strides that are multiples of 16 bytes, but not of the same number of elements."""
+    for stride in (2 * wide, wide):
+        view = sample((20, stride), dtype)[:, :taken]
+        yield compare(lambda x: (x.sum(-1), x.softmax(-1)), view, magnitude=float(taken))
+        yield compare(lambda x: (x.sum(0), x.softmax(0)), view, magnitude=20.0)
+
+
+@check
+def strides_of_every_alignment() -> Iterator[str | None]:
+    for wide, taken in ((1004, 1000), (4108, 4096), (52, 48)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            yield from _aligned(wide, taken, dtype)
 
 
 @check
@@ -407,5 +414,7 @@ def _as_tuple_of(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+within = quick_reductions
+
 if __name__ == "__main__":
-    serve(CHECKS, quick_reductions())
+    serve(CHECKS, within())

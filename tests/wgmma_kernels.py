@@ -146,6 +146,7 @@ class Dense:
     trimmed: bool = False
     raster: int = 8
     resident: int = 1
+    staged: int = 64
     element: str = "bfloat16"
 
     @property
@@ -168,13 +169,13 @@ class Dense:
     @property
     def shared_bytes(self) -> int:
         stage = (self.rows + self.contractions * self.columns) * 128
-        staging = self.down * self.across * 4 * self.contractions * 16 * (32 // self.contractions + 8) * 4
+        staging = self.down * self.across * 4 * 16 * self.staged * 4
         return self.stages * (stage + 16) + staging
 
     def source(self) -> KernelSource:
         names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "most_splits")
         fields = _fields(
-            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident")}
+            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")}
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -244,16 +245,17 @@ DENSE = (
     Dense(),
     Dense(multicast=2, raster=3),
     Dense(multicast=2, most_splits=2),
-    Dense(columns=96, stages=7, most_splits=8, trimmed=True),
+    Dense(columns=96, stages=7, most_splits=8, trimmed=True, staged=32),
     Dense(columns=128, stages=4, multicast=2, most_splits=2, transposed=True, contractions=2),
-    Dense(down=1, across=2, columns=192, stages=6, most_splits=3),
+    Dense(down=1, across=2, columns=192, stages=6, most_splits=3, staged=32),
     Dense(transposed=True, trimmed=True),
-    Dense(down=1, across=1, columns=32, resident=2, stages=8, trimmed=True),
-    Dense(columns=192, stages=5),
+    Dense(down=1, across=1, columns=32, resident=2, stages=8, trimmed=True, staged=32),
+    Dense(columns=192, stages=5, staged=32),
     Dense(transposed=True, multicast=2, element="float16"),
     Dense(contractions=2, columns=128),
+    Dense(contractions=2, columns=96, staged=32),
     Dense(regions=3, columns=128, stages=6),
     Dense(regions=2, contractions=2, columns=64, multicast=2, transposed=False),
     Dense(down=1, across=2, columns=128, resident=2, stages=3, element="float16"),
-    Dense(down=1, across=2, columns=64, multicast=2, stages=8),
+    Dense(down=1, across=2, columns=64, multicast=2, stages=8, staged=32),
 )

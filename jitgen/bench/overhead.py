@@ -37,19 +37,35 @@ def run(bench: Bench) -> Iterator[Measurement]:
     peers = _peers(bench, x, y, out)
     for backend in bench.backends:
         two, three = jitgen.jit(backend=backend)(add), jitgen.jit(backend=backend)(add_three)
-        calls: dict[str, Callable[[], torch.Tensor]] = {
+        calls: dict[str, partial[torch.Tensor]] = {
             "call, 2 arguments": partial(two, x, y),
             "call, 3 arguments": partial(three, x, y, z),
+            "call, 2 arguments, out=": partial(two, x, y, out=out),
+            "call, 2 arguments by keywords": partial(two, x=x, y=y),
             "plan, 2 arguments": partial(two.bind(x, y), x, y),
             "plan, 2 arguments, out=": partial(two.bind(x, y), x, y, out=out),
             "plan, 3 arguments, out=": partial(three.bind(x, y, z), x, y, z, out=out),
         }
+        if backend == bench.backends[0]:  # that of undecorated models
+            calls |= _layers(bench.device)
         references = {"2 arguments": x.double() + y, "3 arguments": x.double() + y + z}
         times = host_medians(calls | peers, bench.device)
         for name, call in calls.items():
-            error = relative_error(call(), next(exact for suffix, exact in references.items() if suffix in name))
+            exact = next((exact for suffix, exact in references.items() if suffix in name), None)
+            if exact is None:
+                weight: Any = call.func.weight  # type: ignore[attr-defined]
+                exact = call.args[0].double() @ weight.dequantize(torch.float64).t()
+            error = relative_error(call(), exact)
             seconds = {"jitgen": times[name], **{peer: times[peer] for peer in peers}}
             yield Measurement("overhead", name, bench.device, backend, "float32", (ELEMENTS,), seconds, error)
+
+
+def _layers(device: str) -> dict[str, partial[torch.Tensor]]:
+    """Calls of an ``nn.Linear`` of ELEMENTS x ELEMENTS that ``quantize_`` has quantised."""
+    layer = torch.nn.Linear(ELEMENTS, ELEMENTS, bias=False, device=device)
+    jitgen.quantize_(layer, "int4", 32)
+    x = torch.randn(1, ELEMENTS, device=device)
+    return {"quantised Linear": partial(layer, x)}
 
 
 def _peers(bench: Bench, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> dict[str, Callable[[], Any]]:

@@ -131,9 +131,13 @@ def _packed_for_torch(weight: QTensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ops.aten._convert_weight_to_int4pack(pairs, 8), both
 
 
-def _dense_torch(product: Product) -> Maker:
+def _dense_torch(product: Product, copied_bytes: int) -> Maker:
+    """torch's own function of dense weights, of as many copies as take ``copied_bytes`` together, at least two."""
+
     def make(x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
-        dense = [[w.dequantize(x.dtype) if isinstance(w, QTensor) else w for w in copy] for copy in weights[:4]]
+        one = product.weights * product.shape[0] * product.shape[1] * x.element_size()
+        kept = weights[: max(2, -(-copied_bytes // one))]
+        dense = [[w.dequantize(x.dtype) if isinstance(w, QTensor) else w for w in copy] for copy in kept]
         return [partial(product.function, x, *copy) for copy in dense]
 
     return make
@@ -167,11 +171,12 @@ def measure(product: Product, rows: Sequence[int], bench: Bench, group: str = "p
     """Measure ``product`` and its peers at each number of ``rows``, on each backend, for the group ``group``."""
     device = torch.device(bench.device)
     columns, length = product.shape
-    copies = max(2, min(MAX_COPIES, 4 * bench.elements * 4 // max(1, product.bytes(0))))
+    copied_bytes = 4 * bench.elements * 4
+    copies = max(2, min(MAX_COPIES, copied_bytes // max(1, product.bytes(0))))
     first = [_weight(product, device) for _ in range(product.weights)]
     weights = [first, *([weight.clone() for weight in first] for _ in range(copies - 1))]
     peers = {
-        "F.linear": _dense_torch(product),
+        "F.linear": _dense_torch(product, copied_bytes),
         "int4pack_mm": _int4_torch(product, bench.device),
         "humming": _humming(product, bench.device),
     }

@@ -47,7 +47,7 @@ class QuantizedLinear:
     """``(x, weight, bias=None) -> y``: what ``F.linear`` with a quantised weight runs outside of ``jitgen.jit``."""
 
     def __init__(self) -> None:
-        self._plain, self._biased = JitFunction(_linear), JitFunction(_linear_with_bias)
+        self.plain, self.biased = JitFunction(_linear), JitFunction(_linear_with_bias)
         self._fallbacks: dict[str, Fallback] = {}
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,11 +59,7 @@ class QuantizedLinear:
     @property
     def specializations(self) -> tuple[Specialization | Fallback, ...]:
         """What this process has resolved, and then the causes for which calls ran in torch, with their number."""
-        return (*self._plain.specializations, *self._biased.specializations, *self._fallbacks.values())
-
-    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product, by a generated kernel."""
-        return self._plain(x, weight) if bias is None else self._biased(x, weight, bias)
+        return (*self.plain.specializations, *self.biased.specializations, *self._fallbacks.values())
 
     def note_fallback(self, reason: str, remedy: str) -> None:
         """Count a product that runs in torch.
@@ -89,5 +85,5 @@ quantized_linear = QuantizedLinear()
 
 def register() -> None:
     """Make ``F.linear`` of a model after ``quantize_`` run generated kernels."""
-    eager.kernel = quantized_linear.launch
+    eager.plain, eager.biased = quantized_linear.plain, quantized_linear.biased
     eager.fallbacks = quantized_linear.note_fallback

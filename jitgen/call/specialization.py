@@ -49,7 +49,7 @@ class Specialization:
     route: Route
     partitions: list[Partitioned] = field(default_factory=list)
     _built: dict[str, tuple[BuiltKernel, ...]] = field(default_factory=dict, repr=False)
-    _functions: dict[tuple[str, int | None], Any] = field(default_factory=dict, repr=False)
+    _functions: dict[tuple[str, int | None, str], Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         static = ", ".join(f"{name}={value}" for name, value in self.static_sizes.items())
@@ -240,7 +240,10 @@ class Specialization:
         shape, arguments, triton = lowered.launch(number), lowered.arguments(number), self.route.backend == "triton"
         # Triton decides how much shared memory a kernel that it compiled takes.
         shared = meta.get("shared_bytes", 0) if triton else shape.shared_bytes
-        function = self._function(built, index, lambda: cuda.load(built.artifact.content, meta["entry"], index, shared))
+        entry = meta["entry"] + shape.entry
+        function = self._function(
+            built, index, lambda: cuda.load(built.artifact.content, entry, index, shared), shape.entry
+        )
         parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
         parameters += ("q" if arguments.wide else "i") * len(arguments.integers) + formats
         varying = len(arguments.maps) + len(arguments.pointers)
@@ -318,8 +321,8 @@ class Specialization:
             constants=arguments.integers,
         )
 
-    def _function(self, built: BuiltKernel, device: int | None, load: Any) -> Any:
-        key = (built.artifact.key, device)
+    def _function(self, built: BuiltKernel, device: int | None, load: Any, entry: str = "") -> Any:
+        key = (built.artifact.key, device, entry)
         if key not in self._functions:
             self._functions[key] = load()
         return self._functions[key]

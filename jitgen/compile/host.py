@@ -90,6 +90,11 @@ def flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
     return (*_PLAIN_FLAGS, *code_flags(source, compiler))
 
 
+def added_flags(source: KernelSource) -> tuple[str, ...]:
+    """The flags after all others: those that ``source`` asks for, then those of ``JITGEN_CXXFLAGS``."""
+    return (*source.option("flags", ()), *settings.get("JITGEN_CXXFLAGS"))
+
+
 # ------------------------------------------------------------------------------------------------------- toolchain
 
 _known: dict[tuple[str, ...], Toolchain | None] = {}
@@ -110,7 +115,7 @@ def command() -> tuple[str, ...] | None:
 
 
 def fingerprint() -> tuple[str, ...] | None:
-    """The identity of the compiler that ``toolchain`` would run: file, size, modification time and arguments.
+    """The identity of ``toolchain``'s compiler: file, size, modification time, arguments and ``JITGEN_CXXFLAGS``.
 
     It costs a few ``stat`` calls, so a caller may remember the answer of ``toolchain`` by it, also across processes.
     It contains a path and a time, so it must not be part of a key.
@@ -120,19 +125,22 @@ def fingerprint() -> tuple[str, ...] | None:
         return None
     path = os.path.realpath(words[0])
     facts = os.stat(path)
-    return (path, str(facts.st_size), str(facts.st_mtime_ns), *words[1:])
+    return (path, str(facts.st_size), str(facts.st_mtime_ns), *words[1:], *settings.get("JITGEN_CXXFLAGS"))
 
 
 def toolchain() -> Toolchain | None:
     """The host compiler and its exact version; None if this machine has none.
 
-    The compiler is run once per process, with ``--version``, in about 2 ms.
+    Flags of ``JITGEN_CXXFLAGS`` are part of the version, so kernels built with others are not used. The compiler is run
+    once per process, with ``--version``, in about 2 ms.
     """
     identity = fingerprint()
     if identity is None:
         return None
     if identity not in _known:
-        _known[identity] = _ask_version(command() or ())
+        tools = _ask_version(command() or ())
+        added = settings.get("JITGEN_CXXFLAGS")
+        _known[identity] = replace(tools, version=f"{tools.version} {shlex.join(added)}") if tools and added else tools
     return _known[identity]
 
 
@@ -221,7 +229,7 @@ def _require(source: KernelSource) -> tuple[Toolchain, tuple[str, ...]]:
 
 
 def _arguments(source: KernelSource, tools: Toolchain) -> tuple[str, ...]:
-    extra = tuple(source.option("flags", ()))
+    extra = added_flags(source)
     # The seed makes the names deterministic that GCC generates; the include directory is relative to the working one.
     seed = (f"-frandom-seed={source.name}",) if tools.compiler == "gcc" else ()
     return (*flags(source, tools.compiler), *seed, *extra, "-I", "include")

@@ -161,17 +161,16 @@ def _build(source: KernelSource, operator: str, directory: Path) -> bytes:
 
 
 def _language_arguments(source: KernelSource) -> dict[str, Any]:
-    extra = list(source.option("flags", ()))
     linking = ["-Wl,--build-id=none", "-ldl"]
     if source.language == "cpp":
         tools = host.toolchain()
         flags = host.code_flags(source, tools.compiler if tools else "gcc")
-        seed = f"-frandom-seed={source.name}"
-        return {"cpp_sources": source.text, "extra_cflags": [*flags, seed, *extra], "extra_ldflags": linking}
+        flags = (*flags, f"-frandom-seed={source.name}", *host.added_flags(source))
+        return {"cpp_sources": source.text, "extra_cflags": list(flags), "extra_ldflags": linking}
     return {
         "cpp_sources": "",
         "cuda_sources": source.text,
-        "extra_cuda_cflags": ["-O3", *_HALF_OPERATORS, *extra],
+        "extra_cuda_cflags": ["-O3", *_HALF_OPERATORS, *source.option("flags", ())],
         "extra_ldflags": linking,
         "with_cuda": True,
     }

@@ -168,6 +168,7 @@ class LaunchShape:
         shared_bytes: dynamic shared memory of a block. A kernel that Triton compiled says itself what it takes.
         attributes: of the launch, such as ``OVERLAPS``.
         persistence: None where each block has one piece of work.
+        entry: what follows the kernel's name in the name of the entry that is launched, where a source has several.
     """
 
     grid: Dim3
@@ -177,6 +178,7 @@ class LaunchShape:
     shared_bytes: int = 0
     attributes: frozenset[str] = frozenset()
     persistence: Persistence | None = None
+    entry: str = ""
 
 
 @dataclass(frozen=True)

@@ -48,4 +48,5 @@ def decode_rows(
     if format.tensor_scale:
         scales = scales * named["tensor_scale"].to(compute)
     values *= scales.unsqueeze(-1)
-    return values.flatten(-2)[:, : sizes.columns]
+    dense = values.flatten(-2)[:, : sizes.columns]
+    return torch.empty_like(dense).index_copy_(1, named["order"][0].long(), dense) if format.ordered else dense

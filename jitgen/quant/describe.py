@@ -59,6 +59,7 @@ def page() -> str:
                     ("`.floatzeros`", "zero-points are floats, of the dtype of the scales (as HQQ has them)"),
                     ("`.rows128`", "128 rows share their scales: with groups of 128, blocks of 128 x 128"),
                     ("`.tensor`", "all rows share their scales: without groups, one for the whole weight"),
+                    ("`.ordered`", "columns are stored in another order (GPTQ's act-order), which products follow"),
                 ],
             ),
             "",

@@ -1,9 +1,9 @@
 """Matrix products with a quantised weight outside ``jitgen.jit``: an undecorated model after ``quantize_``.
 
 ``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel
-(``call/eager_linear.py`` registers ``kernel``), and plain torch on the dequantised weight where torch is tracing, or
-where the operands are of a kind that kernels do not take. That is slower than the dense layer was, so ``fallback`` says
-so. Gradients flow to activations and biases.
+(``call/eager_linear.py`` registers ``plain`` and ``biased``), and plain torch on the dequantised weight where torch is
+tracing, or where the operands are of a kind that kernels do not take. That is slower than the dense layer was, so
+``fallback`` says so. Gradients flow to activations and biases.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     from jitgen.quant.storage import StoredWeight
 
-kernel: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
-"""``(x, weight, bias or None) -> y``: ``F.linear`` by a generated kernel."""
+plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+"""``(x, weight) -> y``: ``F.linear`` by a generated kernel."""
+
+biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+"""The same of ``(x, weight, bias)``."""
 
 fallbacks: Callable[[str, str], None] | None = None
 """Takes the reason and the remedy of each product that runs in torch (``call/eager_linear.py`` registers it)."""
@@ -27,15 +30,15 @@ fallbacks: Callable[[str, str], None] | None = None
 dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 """Whether products dequantise and leave the rest to torch, as a reference must."""
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
-    if kernel is not None and not dequantizes.get():
+    if plain is not None and biased is not None and not dequantizes.get():
         obstacle = _obstacle(x, weight, bias)
         if obstacle is None:
-            return kernel(x, weight, bias)
+            return plain(x, weight) if bias is None else biased(x, weight, bias)
         fallback(*obstacle)
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
@@ -55,8 +58,8 @@ def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) 
         )
     if torch.is_autocast_enabled(x.device.type):
         return "autocast is on", "disable it around the layer, and give it an input of the dtype wanted"
-    if x.dtype not in _DTYPES:
-        return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, _DTYPES))}"
+    if x.dtype not in DTYPES:
+        return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, DTYPES))}"
     if x.device.type not in ("cpu", "cuda"):
         return f"its input is on {x.device.type}", "move it, and the weight, to cpu or cuda"
     for operand in (x,) if bias is None else (x, bias):

@@ -12,7 +12,8 @@ and a function in each of ``templates/*/include``, with the reference ``Format.v
 
 A row may be varied by *qualifiers* after its name, each after a dot: the kind of the scales (``"int4.float16"``),
 floating-point zero-points (``"uint4.floatzeros"``), and scales that several rows share (``"fp8_e4m3.rows128"`` with
-groups of 128 for blocks of 128 x 128, ``"fp8_e4m3.tensor"`` for one scale).
+groups of 128 for blocks of 128 x 128, ``"fp8_e4m3.tensor"`` for one scale). ``"uint4.ordered"`` has its columns in
+another order, which is stored beside them: GPTQ's act-order puts the columns of a group next to one another.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class Format:
             bfloat16 and multiply it by the scale and a power of two in one instruction, which must not overflow.
         tiled: whether each dialect has kernels and memory layouts made for this row alone; the codes of all other
             formats are stored in bit planes (``layouts/planes.py``).
+        ordered: whether columns are stored in another order, which is a tensor of the weight. A product takes the
+            columns of the activation in that order, and is otherwise one of ``stored``.
     """
 
     name: str
@@ -134,6 +137,17 @@ class Format:
     scale_rows: int = 1
     scale_limit: float = math.inf
     tiled: bool = False
+    ordered: bool = False
+
+    @property
+    def stored(self) -> Format:
+        """The format of the columns as they are stored: this one without an order."""
+        return find(self.name.removesuffix(".ordered")) if self.ordered else self
+
+    @property
+    def row(self) -> str:
+        """The name of its row in ``FORMATS``: without qualifiers."""
+        return self.name.partition(".")[0]
 
     @property
     def low(self) -> float:
@@ -190,7 +204,8 @@ class Format:
     def tensor_names(self) -> tuple[str, ...]:
         """The names of the tensors a weight of this format consists of, in their order in ``QTensor.tensors``."""
         names = ("codes", "scales", *(("zeros",) if self.zero_point else ()))
-        return (*names, "tensor_scale") if self.tensor_scale else names
+        names = (*names, "tensor_scale") if self.tensor_scale else names
+        return (*names, "order") if self.ordered else names
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
@@ -303,8 +318,9 @@ FORMATS: dict[str, Format] = {
         Format("nvfp4", 4, Float(2, 1, 1), "e4m3", group_size=16, tensor_scale=True),
     )
 }
-QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor")
-"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share."""
+QUALIFIERS = (*SCALES, "floatzeros", "rows128", "tensor", "ordered")
+"""What may follow the name of a row: a kind of scales, floating-point zero-points, scales that rows share, columns in
+another order."""
 
 
 @functools.cache
@@ -326,12 +342,12 @@ def _qualified(name: str) -> Format | None:
     if row.group_size is not None and (scales or shared):
         return None
     spelled = [base, *([scale] if scale != row.scale else [])]
-    spelled += (["floatzeros"] if zeros != row.zeros else []) + shared
+    ordered = "ordered" in qualifiers
+    spelled += (["floatzeros"] if zeros != row.zeros else []) + shared + (["ordered"] if ordered else [])
     tiled = row.tiled and scale == row.scale and zeros == row.zeros
     limit = row.scale_limit if tiled else math.inf
-    return replace(
-        row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit, tiled=tiled
-    )
+    found = replace(row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit)
+    return replace(found, tiled=tiled, ordered=ordered)
 
 
 def find(name: str | Format) -> Format:

@@ -167,8 +167,8 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             ".dequantize() on the other"
         )
     ours, theirs = target.token, source.token
-    if (ours.format, ours.group_size, ours.weight_shape, ours.transposed) != (
-        *(theirs.format, theirs.group_size, theirs.weight_shape, theirs.transposed),
+    if (ours.format, ours.group_size, ours.weight_shape, ours.transposed, ours.experts) != (
+        *(theirs.format, theirs.group_size, theirs.weight_shape, theirs.transposed, theirs.experts),
     ):
         raise UnsupportedError(
             f"copying {source!r} into {target!r}: they must have the same format, group size and shape"
@@ -195,6 +195,8 @@ def _described(value: Any) -> str:
 
 @handles(T.t, torch.t, T.T.__get__, T.mT.__get__)  # type: ignore[attr-defined]
 def _t(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
+    if args[0].token.experts is not None and func != T.mT.__get__:  # type: ignore[attr-defined]
+        refuse(func, args)
     return args[0]._alias(transposed=not args[0].transposed)
 
 
@@ -204,6 +206,10 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stor
     dims = [*dims, *kwargs.values()]
     if len(dims) == 1:
         dims = list(dims[0])
+    if tensor.token.experts is not None:
+        if func in (T.permute, torch.permute) or sorted(dim % 3 for dim in dims) != [1, 2]:
+            refuse(func, args)
+        return tensor._alias(transposed=not tensor.transposed)
     order = [dim % 2 for dim in dims]
     permutes = func in (T.permute, torch.permute)
     if len(order) != 2 or (permutes and order[0] == order[1]):
@@ -221,6 +227,12 @@ _WHOLE = slice(None)
 @handles(T.__getitem__)
 def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredWeight:
     tensor, key = args
+    if tensor.token.experts is not None:
+        if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
+            key = int(key)
+        if type(key) is not int:
+            refuse(func, args)
+        return tensor.expert(key)
     first, *others = key if isinstance(key, tuple) else (key,)
     others = [other for other in others if other is not Ellipsis]
     if first is Ellipsis or len(others) > 1 or any(not isinstance(other, slice) for other in others):
@@ -244,7 +256,7 @@ def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[S
     """What ``func`` selects of a weight, whole rows or whole columns: new weights, since layouts store tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
-    if tensor.transposed:
+    if tensor.transposed or tensor.token.experts is not None:
         refuse(func, args)
     shape = max(rows, 1), max(columns, 1)
     of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
@@ -278,7 +290,12 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     input, weight = found["input"], found["weight"]
     if kwargs.get("max_norm") is not None or (func is F.embedding and len(args) > 3 and args[3] is not None):
         raise UnsupportedError("F.embedding with max_norm changes its weight, which is quantised: call it without")
-    if weight.transposed or isinstance(input, StoredWeight) or input.dtype not in (torch.int64, torch.int32):
+    if (
+        weight.transposed
+        or weight.token.experts is not None
+        or isinstance(input, StoredWeight)
+        or input.dtype not in (torch.int64, torch.int32)
+    ):
         refuse(func, args)
     rows = weight.token.weight_shape[0]
     index = input.reshape(-1).long()
@@ -305,6 +322,8 @@ _OPERANDS = ("input", "self", "other", "mat2", "tensor2", "vec")
 @handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul, torch.mv, T.mv)
 def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
+    if isinstance(right, StoredWeight) and right.token.experts is not None:
+        return _bmm(func, (left, right), {})
     if isinstance(right, StoredWeight) and not isinstance(left, StoredWeight) and left.dim():
         return _product(func, left, right.t(), None)
     if isinstance(left, StoredWeight) and not isinstance(right, StoredWeight) and right.dim() in (1, 2):
@@ -312,6 +331,50 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
             return _product(func, right, left, None)
         return _product(func, right.t(), left, None).t().contiguous()
     return _dequantized(func, args, kwargs)
+
+
+@handles(torch.bmm, T.bmm)
+def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``x[e] @ w[e]`` for each matrix of a weight of three dimensions: a product per expert."""
+    left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
+    if isinstance(left, StoredWeight) or left.dim() != 3 or left.shape[0] != right.token.experts:
+        refuse(func, (right, left))
+    return torch.stack([left[index] @ right.expert(index) for index in range(left.shape[0])])
+
+
+@handles(*(getattr(place, name) for place, name in ((torch, "_grouped_mm"), (F, "grouped_mm")) if hasattr(place, name)))
+def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Rows of ``x`` from ``offs[e - 1]`` to ``offs[e]`` times ``w[e]``: a product per expert that has rows."""
+
+    def grouped(input: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+        plain = isinstance(weight, StoredWeight) and not isinstance(input, StoredWeight) and input.dim() == 2
+        if not plain or offs is None or bias is not None or weight.token.experts is None:
+            refuse(func, (weight, input))
+        result = input.new_zeros(input.shape[0], weight.shape[-1], dtype=out_dtype or input.dtype)
+        first = 0
+        for index, last in enumerate(offs.tolist()):
+            if last > first:
+                result[first:last] = input[first:last] @ weight.expert(index)
+            first = last
+        return result
+
+    return grouped(*args, **kwargs)
+
+
+@handles(torch.equal, T.equal)
+def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether both are quantised weights of one format, group size and shape with equal codes, scales and zero-points.
+
+    Layouts, devices' copies and nominal dtypes do not matter. Equal numbers by other codes are not equal.
+    """
+    left, right = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    if not (isinstance(left, StoredWeight) and isinstance(right, StoredWeight)):
+        return False
+    ours, theirs = ((w.token.format, w.token.group_size, w.token.weight_shape, w.shape) for w in (left, right))
+    if ours != theirs or left.transposed != right.transposed:
+        return False
+    pairs = zip(left._tensors_in("portable", keep=False), right._tensors_in("portable", keep=False), strict=True)
+    return all(torch.equal(one, other.to(one.device)) for one, other in pairs)
 
 
 @handles(T.__rmatmul__)
@@ -330,6 +393,8 @@ def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
 def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
     """``x @ weight.T + bias`` with a weight that is quantised."""
     if isinstance(x, StoredWeight) or isinstance(bias, StoredWeight) or not x.dtype.is_floating_point:
+        refuse(func, (x, weight, bias))
+    if weight.token.experts is not None:
         refuse(func, (x, weight, bias))
     if weight.transposed:
         eager.fallback("its weight is transposed", "quantise the transpose: a weight is (N, K), for x @ w.T")

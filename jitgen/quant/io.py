@@ -42,6 +42,7 @@ def description(tensor: QTensor) -> str:
         "shape": list(token.weight_shape),
         "dtype": str(token.dtype),
         "transposed": token.transposed,
+        **({"experts": token.experts} if token.experts is not None else {}),
     }
     return json.dumps(facts, sort_keys=True)
 
@@ -52,23 +53,57 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], name: str, text: str) -> Q
     Raises:
         FormatError: a tensor is missing or does not fit the description, or ``text`` is not a description.
     """
-    try:
-        facts = json.loads(text)
-        row = find(facts["format"])
-        group_size = check_group_size(facts["group_size"], row)
-        rows, columns = facts["shape"]
-        dtype, transposed = _DTYPES[facts["dtype"]], bool(facts["transposed"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
+    found = facts(name, text)
+    row = find(found["format"])
+    group_size = check_group_size(found["group_size"], row)
+    rows, columns = found["shape"]
+    dtype, transposed, experts = _DTYPES[found["dtype"]], bool(found["transposed"]), found.get("experts")
     names = [f"{name}.{suffix}" for suffix in row.tensor_names]
     missing = [stored for stored in names if stored not in tensors]
     if missing:
         raise FormatError(f"{name}: there is no tensor {', '.join(missing)}")
-    found = tuple(tensors[stored].contiguous() for stored in names)
+    values = tuple(tensors[stored].contiguous() for stored in names)
     try:
-        return QTensor(found, row.name, group_size, (rows, columns), dtype, transposed=transposed)
+        return QTensor(values, row.name, group_size, (rows, columns), dtype, transposed=transposed, experts=experts)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
+
+
+def facts(name: str, text: str) -> dict[str, Any]:
+    """What ``description`` has written of the weight ``name``.
+
+    Raises:
+        FormatError: ``text`` is not a description.
+    """
+    try:
+        found: dict[str, Any] = json.loads(text)
+        check_group_size(found["group_size"], find(found["format"]))
+        rows, columns = found["shape"]
+        if not (type(rows) is type(columns) is int and found["dtype"] in _DTYPES and "transposed" in found):
+            raise ValueError("shape, dtype or transposed")
+        if not (found.get("experts") is None or type(found["experts"]) is int):
+            raise ValueError("experts")
+    except (KeyError, TypeError, ValueError, FormatError) as error:
+        raise FormatError(f"{name}: {text!r} does not describe a quantised weight: {error!r}") from None
+    return found
+
+
+def content(origin: str, metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """(descriptions by weight, aliases) that the metadata of a file record; none where jitgen did not write it.
+
+    Raises:
+        FormatError: they are not readable, or of another schema. The message names ``origin``.
+    """
+    if METADATA_KEY not in metadata:
+        return {}, {}
+    try:
+        found = json.loads(metadata[METADATA_KEY])
+        schema, weights, aliases = found["schema"], dict(found["weights"]), dict(found["aliases"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{origin}: its metadata {METADATA_KEY!r} is not readable: {error!r}") from None
+    if schema != SCHEMA:
+        raise FormatError(f"{origin} is of schema {schema}; this jitgen reads {SCHEMA}: quantise it again")
+    return weights, aliases
 
 
 def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
@@ -78,6 +113,18 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
         UnsupportedError: safetensors is not installed.
     """
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    tensors, metadata = flattened(state)
+    # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
+    separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    _safetensors().save_file(separate, os.fspath(path), metadata=metadata | {"format": "pt"})
+
+
+def flattened(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A state dict as a file has it: plain tensors, those that are tied once, and the metadata that says the rest.
+
+    Raises:
+        UnsupportedError: something in it is no tensor.
+    """
     tensors: dict[str, torch.Tensor] = {}
     descriptions: dict[str, str] = {}
     aliases: dict[str, str] = {}
@@ -93,10 +140,8 @@ def save_quantized(model: torch.nn.Module | Mapping[str, torch.Tensor], path: st
             tensors |= state_tensors(tensor, name)
         else:
             tensors[name] = tensor
-    # safetensors refuses tensors that share a storage, such as slices of one tensor: each is copied.
-    separate = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    content = json.dumps({"schema": SCHEMA, "weights": descriptions, "aliases": aliases}, sort_keys=True)
-    _safetensors().save_file(separate, os.fspath(path), metadata={METADATA_KEY: content, "format": "pt"})
+    recorded = json.dumps({"schema": SCHEMA, "weights": descriptions, "aliases": aliases}, sort_keys=True)
+    return tensors, {METADATA_KEY: recorded}
 
 
 def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
@@ -110,17 +155,9 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
         FormatError: a weight does not fit its description. UnsupportedError: safetensors is not installed.
     """
     with _safetensors().safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
-        metadata = (file.metadata() or {}).get(METADATA_KEY)
+        metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-    if metadata is None:
-        return tensors
-    try:
-        content = json.loads(metadata)
-        schema, weights, aliases = content["schema"], dict(content["weights"]), dict(content["aliases"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{os.fspath(path)}: its metadata {METADATA_KEY!r} is not readable: {error!r}") from None
-    if schema != SCHEMA:
-        raise FormatError(f"{os.fspath(path)} is of schema {schema}; this jitgen reads {SCHEMA}: quantise it again")
+    weights, aliases = content(os.fspath(path), metadata)
     state: dict[str, torch.Tensor] = {}
     for name, text in weights.items():
         state[name] = from_tensors(tensors, name, text)

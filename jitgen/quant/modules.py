@@ -1,7 +1,9 @@
-"""``quantize_`` quantises the weight of every ``nn.Linear`` of a model in place, and reports what it did.
+"""``quantize_`` quantises the weights of a model's layers in place, and reports what it did.
 
-It works on one weight after another, and a weight's dense numbers are released as soon as it is quantised, so that
-memory never holds the model twice.
+Layers are every ``nn.Linear``, transformers' ``Conv1D`` (GPT-2), the matrices of experts that a mixture of experts has
+in one parameter of three dimensions, and every ``nn.Embedding`` where that is asked for. It works on one weight after
+another, and a weight's dense numbers are released as soon as it is quantised, so that memory never holds the model
+twice.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from jitgen import progress
 from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.formats import Format, check_group_size, find
+from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
 from jitgen.quant.quantize import check_method, quantize, sqnr
 
@@ -27,13 +31,13 @@ class QuantizedLayer:
 
     Attributes:
         names: the fully qualified names of the layers that use it; a tied weight has more than one.
-        shape: (N, K).
+        shape: (N, K), or (experts, N, K).
         sqnr: the ratio of signal to quantisation noise, in dB.
         bytes_before, bytes_after: the size of the weight, in bytes.
     """
 
     names: tuple[str, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     format: str
     group_size: int | None
     sqnr: float
@@ -47,7 +51,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """One Linear that was not quantised, and the reason."""
+    """One layer or parameter that was not quantised, and the reason."""
 
     name: str
     reason: str
@@ -58,13 +62,15 @@ class QuantizationReport:
     """What ``quantize_`` did; ``str`` of it is a table.
 
     Attributes:
-        layers, skipped: each weight that was quantised, and each Linear that was not.
+        layers, skipped: each weight that was quantised, and each layer that was not.
         frozen_biases: the names of the biases of quantised layers that were trainable and are not any more.
+        others: parameters of two and more dimensions that belong to no layer that is quantised.
     """
 
     layers: tuple[QuantizedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
     frozen_biases: tuple[str, ...] = ()
+    others: tuple[SkippedLayer, ...] = ()
 
     @property
     def bytes_before(self) -> int:
@@ -90,7 +96,7 @@ class QuantizationReport:
         rows.append((f"{len(self.layers)} weights", "", "", "", f"{self.bytes_before:,}", f"{self.bytes_after:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-        lines += [f"left as it was: {skip.name}: {skip.reason}" for skip in self.skipped]
+        lines += [f"left as it was: {skip.name}: {skip.reason}" for skip in (*self.skipped, *self.others)]
         if self.frozen_biases:
             frozen = ", ".join(self.frozen_biases[:3]) + (", ..." if len(self.frozen_biases) > 3 else "")
             lines.append(
@@ -106,6 +112,27 @@ def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
         yield text.ljust(width) if column < 3 else text.rjust(width)
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A module that has a weight which is quantised.
+
+    Attributes:
+        name: what patterns and the report call it: the module's name, with that of the parameter for experts.
+        leaf: the name of the parameter in the module.
+        transposed: whether the module has its weight as (K, N).
+    """
+
+    name: str
+    module: nn.Module
+    leaf: str = "weight"
+    transposed: bool = False
+
+    @property
+    def weight(self) -> torch.Tensor:
+        found: torch.Tensor = self.module._parameters[self.leaf]  # type: ignore[assignment]
+        return found
+
+
 def quantize_(
     model: nn.Module,
     format: str | Mapping[str, str | tuple[str, int | None] | None],
@@ -115,23 +142,26 @@ def quantize_(
     layout: str | None = None,
     method: str = "mse",
     trainable_bias: bool = False,
+    embeddings: bool = False,
 ) -> QuantizationReport:
-    """Quantise the weight of every ``nn.Linear`` of ``model`` in place. The model is called as before.
+    """Quantise the weights of ``model``'s layers in place. The model is called as before.
 
     Args:
-        model: the weights of its Linears become Parameters that are ``QTensor``s and take no gradients. A weight that
-            several Linears share is quantised once and remains shared. The biases of these Linears take no gradients
-            either: a layer whose bias does runs in torch, on the dequantised weight.
+        model: the weights of its Linears, ``Conv1D``s and experts become Parameters that are ``QTensor``s and take no
+            gradients. A weight that several of them share is quantised once and remains shared. Their biases take no
+            gradients either: a layer whose bias does runs in torch, on the dequantised weight.
         format, group_size, layout, method: the same arguments as those of ``jitgen.quantize``. ``format`` may be a
             mapping from patterns of fully qualified names (``fnmatch``: ``"*.down_proj"``) to a format, to (format,
             group size), or to None for layers that are left as they are. The first pattern that matches decides, and
             ``group_size`` is for those without one of their own. Layers that none matches are left as they are.
-        filter_fn: ``(module, fully qualified name) -> bool`` selects the Linears to quantise; None selects all.
+        filter_fn: ``(module, fully qualified name) -> bool`` selects the layers to quantise; None selects all.
         trainable_bias: whether a bias that requires grad continues to.
+        embeddings: whether ``nn.Embedding``s are quantised too; one whose weight is also a Linear's shares its codes.
+            Where not, a Linear whose weight is an embedding's is left as it is.
 
     Returns:
-        a report with the SQNR and the size of every weight, every Linear that was not quantised, with the reason, and
-        the biases that are no longer trainable.
+        a report with the SQNR and the size of every weight, everything of two or more dimensions that was not
+        quantised, with the reason, and the biases that are no longer trainable.
 
     Raises:
         FormatError: there is no such format, group size or method. UnsupportedError: there is no such layout. In either
@@ -141,27 +171,27 @@ def quantize_(
     check_method(method)
     layouts.find(layout or "portable")
     users = _users(model)
-    wanted: dict[int, list[tuple[str, nn.Linear]]] = {}
+    found = list(_layers(model, embeddings))
+    taken = {(id(layer.module), layer.leaf) for layer in found}
+    wanted: dict[int, list[_Layer]] = {}
     skipped: list[SkippedLayer] = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
-        choice = _choice(choices, name)
-        if filter_fn is not None and not filter_fn(module, name):
+    for layer in found:
+        choice = _choice(choices, layer.name)
+        if filter_fn is not None and not filter_fn(layer.module, layer.name):
             reason: str | None = "filter_fn"
         else:
-            reason = _obstacle(module, users) if choice is not None else "no pattern gives it a format"
+            reason = _obstacle(layer, users, taken) if choice is not None else "no pattern gives it a format"
         if reason is None:
-            wanted.setdefault(id(module.weight), []).append((name, module))
+            wanted.setdefault(id(layer.weight), []).append(layer)
         else:
-            skipped.append(SkippedLayer(name, reason))
+            skipped.append(SkippedLayer(layer.name, reason))
     layers: list[QuantizedLayer] = []
     frozen: list[str] = []
     with progress.line(f"quantising to {', '.join(sorted({row.name for _, row, _ in choices if row}))}") as say:
         for number, owners in enumerate(wanted.values(), 1):
-            names = tuple(name for name, _ in owners)
+            names = tuple(layer.name for layer in owners)
             say(f"{number} of {len(wanted)} weights: {names[0]}")
-            weight = owners[0][1].weight
+            weight = owners[0].weight
             if len(owners) < len(users[id(weight)]):
                 skipped += [SkippedLayer(name, "tied to a weight that filter_fn keeps") for name in names]
                 continue
@@ -171,21 +201,58 @@ def quantize_(
                 skipped += [SkippedLayer(name, reason) for name in names]
                 continue
             ((row, group_size),) = (choice for choice in chosen if choice is not None)
+            transposed = owners[0].transposed
+            dense = weight.mT if transposed else weight
             try:
-                quantised = quantize(weight, row.name, group_size, layout=layout, method=method)
+                quantised = quantize(dense, row.name, group_size, layout=layout, method=method)
             except FormatError as error:
                 skipped += [SkippedLayer(name, str(error)) for name in names]
                 continue
-            shape = (weight.shape[0], weight.shape[1])
-            noise = sqnr(weight, quantised)
-            layers.append(QuantizedLayer(names, shape, row.name, group_size, noise, weight.nbytes, quantised.nbytes))
-            parameter = nn.Parameter(quantised, requires_grad=False)
-            for name, module in owners:
-                module.weight = parameter
-                if module.bias is not None and module.bias.requires_grad and not trainable_bias:
-                    module.bias.requires_grad_(False)
-                    frozen.append(f"{name}.bias".lstrip("."))
-    return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen))
+            noise = sqnr(dense, quantised)
+            size = weight.nbytes, quantised.nbytes
+            layers.append(QuantizedLayer(names, tuple(dense.shape), row.name, group_size, noise, *size))
+            parameter = nn.Parameter(quantised.mT if transposed else quantised, requires_grad=False)
+            for layer in owners:
+                setattr(layer.module, layer.leaf, parameter)
+                QuantizedLinear.of(layer.module)
+                bias = layer.module._parameters.get("bias")
+                if bias is not None and bias.requires_grad and not trainable_bias:
+                    bias.requires_grad_(False)
+                    frozen.append(f"{layer.name}.bias".lstrip("."))
+    return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen), tuple(_others(model, taken, embeddings)))
+
+
+def _layers(model: nn.Module, embeddings: bool) -> Iterator[_Layer]:
+    """The layers that ``quantize_`` knows, in the order of the model."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.Linear) or (embeddings and type(module) is nn.Embedding):
+            yield _Layer(name, module)
+        elif kind == "Conv1D" and not isinstance(module, nn.Conv1d) and _rank(module, "weight") == 2:
+            yield _Layer(name, module, transposed=True)
+        elif "expert" in kind.lower():
+            transposed = bool(getattr(module, "is_transposed", False))
+            for leaf in module._parameters:
+                if _rank(module, leaf) == 3:
+                    yield _Layer(f"{name}.{leaf}".lstrip("."), module, leaf, transposed)
+
+
+def _rank(module: nn.Module, leaf: str) -> int:
+    parameter = module._parameters.get(leaf)
+    if parameter is None or isinstance(parameter, nn.parameter.UninitializedParameter):
+        return 0
+    return parameter.dim()
+
+
+def _others(model: nn.Module, taken: set[tuple[int, str]], embeddings: bool) -> Iterator[SkippedLayer]:
+    """Parameters of two and more dimensions in modules that are no layer of ``quantize_``."""
+    for name, module in model.named_modules():
+        for leaf in module._parameters:
+            if (id(module), leaf) not in taken and _rank(module, leaf) >= 2:
+                reason = f"a parameter of {type(module).__name__}"
+                if isinstance(module, nn.Embedding):
+                    reason += ", which embeddings=True quantises" if not embeddings else ", which reads it itself"
+                yield SkippedLayer(f"{name}.{leaf}".lstrip("."), reason)
 
 
 def _choices(
@@ -221,9 +288,9 @@ def _users(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
     return users
 
 
-def _obstacle(module: nn.Linear, users: dict[int, list[tuple[nn.Module, str]]]) -> str | None:
-    """The reason why the weight of ``module`` cannot be quantised; None if it can."""
-    weight = module._parameters.get("weight")
+def _obstacle(layer: _Layer, users: dict[int, list[tuple[nn.Module, str]]], taken: set[tuple[int, str]]) -> str | None:
+    """The reason why the weight of ``layer`` cannot be quantised; None if it can."""
+    weight = layer.module._parameters.get(layer.leaf)
     if weight is None:
         return "its weight is not a plain parameter (a parametrisation, or weight norm); remove that first"
     if isinstance(weight, QTensor):
@@ -232,13 +299,12 @@ def _obstacle(module: nn.Linear, users: dict[int, list[tuple[nn.Module, str]]]) 
         return "its weight has no shape yet; run the model once first"
     if weight.device.type == "meta":
         return "its weight is on the meta device; load it first"
-    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+    if isinstance(layer.module, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return "nn.MultiheadAttention reads its weight itself"
-    other = next((type(user).__name__ for user, name in users[id(weight)] if not _is_linear_weight(user, name)), None)
-    if other is not None:
-        return f"its weight is tied to that of a module of type {other}, which reads it itself"
+    if isinstance(layer.module, nn.Embedding) and layer.module.max_norm is not None:
+        return "its max_norm changes the weight"
+    others = [type(user).__name__ for user, name in users[id(weight)] if (id(user), name) not in taken]
+    if others:
+        remedy = "; embeddings=True quantises both" if others[0] == "Embedding" else ""
+        return f"its weight is tied to that of a module of type {others[0]}, which reads it itself{remedy}"
     return None
-
-
-def _is_linear_weight(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear) and name == "weight"

@@ -38,6 +38,7 @@ class QTensor(StoredWeight):
         dtype: torch.dtype,
         layout: str = "portable",
         transposed: bool = False,
+        experts: int | None = None,
     ) -> QTensor:
         """A weight of tensors that exist: ``weight_shape`` is (N, K), ``dtype`` what ``dequantize`` returns by default.
 
@@ -56,7 +57,9 @@ class QTensor(StoredWeight):
             raise FormatError(
                 f"tensors on {', '.join(sorted({str(tensor.device) for tensor in tensors}))}; move them to one"
             )
-        token = intern(row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed)
+        if experts is not None and (experts < 0 or shape[0] % max(experts, 1)):
+            raise FormatError(f"{shape[0]} rows are not divided among {experts} matrices")
+        token = intern(row.name, group_size, layout, shape, floating(dtype), tensors[0].device, transposed, experts)
         return QTensor._of(settled(tuple(tensors)), token)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
@@ -69,7 +72,7 @@ class QTensor(StoredWeight):
         token = self.token
         tensors = self._tensors_in("portable", keep=False)
         facts = (token.format, token.group_size, token.weight_shape, token.dtype, token.transposed)
-        return pickling.rebuild, (tensors, *facts, getattr(self, "_is_param", False))
+        return pickling.rebuild, (tensors, *facts, getattr(self, "_is_param", False), token.experts)
 
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
@@ -111,9 +114,10 @@ def rebuild(
     dtype: torch.dtype,
     transposed: bool = False,
     parameter: bool = False,
+    experts: int | None = None,
 ) -> QTensor:
     """A ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
-    made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, transposed=transposed)
+    made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, transposed=transposed, experts=experts)
     return _as_parameter(made, parameter)
 
 

@@ -73,7 +73,8 @@ def quantize(
 
     Args:
         weight: ``[N, K]``, the orientation of ``nn.Linear``, in float64, float32, bfloat16 or float16, on any device.
-            N and K may be any sizes, including 0; K is padded to whole groups.
+            N and K may be any sizes, including 0; K is padded to whole groups. ``[experts, N, K]`` is as many
+            matrices, of which ``weight[i]`` is one.
         format: a row of ``docs/formats.md``, such as ``"int4"`` (symmetric), ``"uint4"`` (with zero-points) or
             ``"mxfp4"``, perhaps with qualifiers.
         group_size: the number of consecutive columns that share a scale: 32, 64, 128 or another multiple of 32; None
@@ -96,11 +97,13 @@ def quantize(
         raise FormatError(f"hqq fits zero-points, and {row.name} has none; use a uint format, or another method")
     target = layouts.find(layout or "portable").name
     _check(weight, row)
-    shape = (weight.shape[0], weight.shape[1])
+    experts = weight.shape[0] if weight.dim() == 3 else None
     with torch.no_grad():
-        tensors = _encode(weight.detach(), row, group_size, method)
+        matrix = weight.detach().flatten(0, 1) if experts is not None else weight.detach()
+        shape = (matrix.shape[0], matrix.shape[1])
+        tensors = _encode(matrix, row, group_size, method)
         tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)
-    return QTensor(tensors, row.name, group_size, shape, weight.dtype, layout=target)
+    return QTensor(tensors, row.name, group_size, shape, weight.dtype, layout=target, experts=experts)
 
 
 def check_method(method: str) -> None:
@@ -114,7 +117,7 @@ def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
     with torch.no_grad():
         plain = quantized.with_layout("portable")
         format, shape = find(plain.format), plain.token.weight_shape
-        dense = weight.detach()
+        dense = weight.detach().reshape(shape)
         signal = noise = torch.zeros((), dtype=torch.float64, device=weight.device)
         for rows in row_chunks(*shape, weight.device):
             exact = dense[rows].double()
@@ -135,11 +138,17 @@ def _check(weight: torch.Tensor, format: Format) -> None:
         raise FormatError(f"the weight is of {weight.dtype}; quantize takes {names}: convert it with .to() first")
     if weight.layout != torch.strided:
         raise FormatError(f"the weight is of layout {weight.layout}; quantize takes strided ones: .to_dense() it first")
-    if weight.dim() != 2:
+    if weight.dim() not in (2, 3):
         raise FormatError(
             f"the weight has {weight.dim()} dimensions, {tuple(weight.shape)}; quantize takes [N, K] as nn.Linear has "
-            "it: reshape it, or quantise each matrix of a batch"
+            "it, or [experts, N, K]: reshape it"
         )
+    if weight.dim() == 3 and format.scale_rows != 1:
+        raise FormatError(
+            f"rows of a weight of {format.name} share scales, which matrices of three dimensions would too"
+        )
+    if format.ordered:
+        raise FormatError(f"quantize stores columns as they are; use {format.stored.name}, without .ordered")
 
 
 def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method: str) -> Tensors:

@@ -74,6 +74,11 @@ def columns(
     Raises:
         UnsupportedError: they are not whole groups.
     """
+    if format.ordered:
+        raise UnsupportedError(
+            f"columns {first} to {last} of a weight of {format.name}, whose columns are stored in another order: "
+            "dequantise it, or slice it by rows"
+        )
     if group_size is not None and (first % group_size or (last % group_size and last != shape[1])):
         raise UnsupportedError(
             f"columns {first} to {last} of a weight with groups of {group_size}: both ends must be multiples of "
@@ -83,7 +88,7 @@ def columns(
     for name, tensor in zip(format.tensor_names, tensors, strict=True):
         if name == "codes":
             fields = portable.unpack_codes(format, tensor)[:, first:last]
-            filled = _zero_codes(format, tensors, sizes.rows).expand(sizes.rows, sizes.padded_columns).clone()
+            filled = zero_codes(format, tensors, sizes.rows).expand(sizes.rows, sizes.padded_columns).clone()
             filled[:, : last - first] = fields
             found.append(portable.pack_codes(format, filled))
         elif name in _ROW_TENSORS and group_size is not None:
@@ -93,7 +98,7 @@ def columns(
     return tuple(tensor.contiguous() for tensor in found)
 
 
-def _zero_codes(format: Format, tensors: Tensors, rows: int) -> torch.Tensor:
+def zero_codes(format: Format, tensors: Tensors, rows: int) -> torch.Tensor:
     """For each row a code whose value is 0, ``[rows, 1]`` or ``[1, 1]``; any finite one in formats without such."""
     if format.zeros == "integer":  # only a weight with one group a row has padding after a slice
         zeros = tensors[format.tensor_names.index("zeros")][:, -1:]

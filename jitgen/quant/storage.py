@@ -21,6 +21,11 @@ from jitgen.quant.token import Token
 
 W = TypeVar("W", bound="StoredWeight")
 
+BLOCK_ROWS = 16
+"""The rows of a block, in every layout but the portable one."""
+DEVICE_LAYOUTS = {"cpu": "cpu", "cuda": "mma"}
+"""The layout that kernels of the default backend read, by type of device."""
+
 _lock = threading.RLock()
 """Locked while a weight's tensors and token change or are read, since the two belong to each other."""
 
@@ -40,13 +45,15 @@ class Copies:
 
     Attributes:
         converted: tensors by layout, remembered for the next request.
+        experts: the matrices of a weight of three dimensions that were asked for, by index and token.
         living: the copies that these tensors read, as long as they live.
     """
 
-    __slots__ = ("converted", "living")
+    __slots__ = ("converted", "experts", "living")
 
     def __init__(self) -> None:
         self.converted: dict[str, Tensors] = {}
+        self.experts: dict[tuple[int, Token], StoredWeight] = {}
         self.living: weakref.WeakSet[Copy] = weakref.WeakSet()
 
 
@@ -67,10 +74,11 @@ class StoredWeight(torch.Tensor):
     @classmethod
     def _of(cls: type[W], tensors: Tensors, token: Token, copies: Copies | None = None) -> W:
         """``copies``: of the tensors that this one is another view of."""
-        rows, columns = token.shape
-        strides = (1, rows) if token.transposed else (columns, 1)
+        *batch, rows, columns = token.shape
+        strides: tuple[int, ...] = (1, rows) if token.transposed else (columns, 1)
+        strides = (rows * columns, *strides) if batch else strides
         made = torch.Tensor._make_wrapper_subclass(
-            cls, (rows, columns), strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
+            cls, token.shape, strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
         )
         made.tensors = tensors
         made.token = token
@@ -147,7 +155,43 @@ class StoredWeight(torch.Tensor):
             weight = decode(
                 find(token.format), token.group_size, token.weight_shape, tensors, floating(dtype or token.dtype)
             )
-        return weight.t() if token.transposed else weight
+        if token.experts is not None:
+            weight = weight.unflatten(0, (token.experts, -1)) if token.experts else weight.unsqueeze(0)[:0]
+        return weight.mT if token.transposed else weight
+
+    def expert(self: W, index: int) -> W:
+        """The matrix number ``index`` of a weight of three dimensions. Where it has whole blocks of 16 rows it shares
+        the memory of this weight, which is converted to the layout that kernels on its device read.
+
+        Raises:
+            IndexError: there is no such one.
+        """
+        count = self.token.experts or 0
+        if not -count <= index < count:
+            raise IndexError(f"index {index} of a weight of {count} matrices")
+        rows = self.token.weight_shape[0] // count
+        if rows % BLOCK_ROWS == 0 and find(self.token.format).scale_rows == 1:
+            self.relayout_(DEVICE_LAYOUTS.get(self.token.device.type, "portable"))
+        with _lock:
+            token = self.token
+            known = self._copies.experts.get((index % count, token))
+            if known is None:
+                known = self._expert(index % count, rows)
+                self._copies.experts[index % count, token] = known
+            return known  # type: ignore[return-value]
+
+    def _expert(self: W, index: int, rows: int) -> W:
+        token = self.token.replace(experts=None, weight_shape=(rows, self.token.weight_shape[1]))
+        format = find(token.format)
+        if rows % BLOCK_ROWS == 0 and format.scale_rows == 1:
+            per_row = 1 if token.layout == "portable" else BLOCK_ROWS
+            first, last = index * rows // per_row, (index + 1) * rows // per_row
+            shared = ("tensor_scale", "order") if token.layout == "portable" else ("order",)
+            parts = zip(format.tensor_names, self.tensors, strict=True)
+            return type(self)._of(tuple(part if name in shared else part[first:last] for name, part in parts), token)
+        whole = self._alias(experts=None, transposed=False)
+        found = whole._rows(torch.arange(index * rows, (index + 1) * rows))
+        return found._alias(transposed=True) if token.transposed else found
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """The rows with these numbers (int64, one dimension) as a plain tensor of the weight's dtype.
@@ -173,6 +217,7 @@ class StoredWeight(torch.Tensor):
         with _lock:
             if layout != self.token.layout:
                 # In this order: a reader without the lock that sees the new token finds the tensors that belong to it.
+                self._copies.experts.clear()
                 self.tensors = self._tensors_in(layout, keep=False)
                 self.token = self.token.replace(layout=layout)
                 self._add_copy(self.tensors)

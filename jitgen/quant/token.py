@@ -24,6 +24,8 @@ class Token:
         dtype: the nominal dtype, which ``dequantize`` returns by default.
         device: the device of the weight's tensors.
         transposed: whether the ``QTensor`` is the transpose of the weight, of shape (K, N).
+        experts: the number of matrices in a weight of three dimensions, (experts, N / experts, K), which are stored one
+            below another; None for a matrix.
     """
 
     format: str
@@ -33,12 +35,16 @@ class Token:
     dtype: torch.dtype
     device: torch.device
     transposed: bool = False
+    experts: int | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The shape of the ``QTensor``: (N, K), or (K, N) if it is transposed."""
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the ``QTensor``: (N, K), or (K, N) if it is transposed; experts come before."""
         rows, columns = self.weight_shape
-        return (columns, rows) if self.transposed else (rows, columns)
+        if self.experts is not None:
+            rows //= max(self.experts, 1)
+        matrix = (columns, rows) if self.transposed else (rows, columns)
+        return matrix if self.experts is None else (self.experts, *matrix)
 
     def facts(self) -> tuple[Any, ...]:
         """The arguments with which ``intern`` returns this token."""
@@ -50,6 +56,7 @@ class Token:
             self.dtype,
             self.device,
             self.transposed,
+            self.experts,
         )
 
     def replace(self, **changes: Any) -> Token:
@@ -72,9 +79,10 @@ def intern(
     dtype: torch.dtype,
     device: torch.device,
     transposed: bool = False,
+    experts: int | None = None,
 ) -> Token:
     """The token with these attributes; the same attributes always give the same object."""
-    facts = (format, group_size, layout, weight_shape, dtype, device, transposed)
+    facts = (format, group_size, layout, weight_shape, dtype, device, transposed, experts)
     with _lock:
         found = _tokens.get(facts)
         if found is None:

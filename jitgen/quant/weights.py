@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen.errors import FormatError
+from jitgen.errors import FormatError, UnsupportedError
 from jitgen.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ def unpack_weight(weight: QTensor, layout: str) -> QuantizedLeaves:
     """``weight`` unpacked in ``layout``; a weight in the portable layout is itself converted to ``layout``."""
     from jitgen.quant.tracing import QuantizedLeaves
 
+    if weight.token.experts is not None:
+        raise UnsupportedError(
+            f"{weight!r} within jitgen.jit: a kernel takes one of its matrices; pass weight[i], and loop outside"
+        )
     if weight.token.layout == "portable" != layout:
         weight.relayout_(layout)
     return QuantizedLeaves.of(weight, layout)

@@ -93,30 +93,51 @@ def install_file(root: Path, target: Path, content: bytes) -> None:
 
 
 def remove(root: Path, *targets: Path) -> None:
-    """Remove entries: rename them into ``tmp``, which is atomic, then delete them. A missing entry is no error."""
-    delete_all([staged for target in targets if (staged := take_out(root, target)) is not None])
+    """Remove entries, each at once and whole. A missing entry is no error."""
+    removal = Removal(root)
+    for target in targets:
+        removal.take(target)
+    removal.delete()
 
 
-def take_out(root: Path, target: Path) -> Path | None:
-    """Rename an entry into ``tmp``, where it is none any more; its new path, or None if it was not there."""
-    staged = stage_name(root, target.name)
-    try:
-        os.rename(target, staged)
-    except FileNotFoundError:
-        return None
-    return staged
+class Removal:
+    """Entries that are removed: ``take`` renames one into a directory of ``tmp``, which is atomic; ``delete`` deletes
+    what was taken. A killed process leaves that directory, which a later writer deletes."""
+
+    def __init__(self, root: Path):
+        self._directory = os.fspath(stage_name(root, "removed"))
+        self._taken: list[str] = []
+
+    def take(self, target: Path) -> None:
+        if not self._taken:
+            os.makedirs(self._directory, mode=0o755, exist_ok=True)
+        taken = os.path.join(self._directory, str(len(self._taken)))
+        with suppress(FileNotFoundError):
+            os.rename(target, taken)
+            self._taken.append(taken)
+
+    def delete(self) -> None:
+        """Delete with several threads where there is much: ext4 took 4 ms to remove a directory, and 0.4 with 8."""
+        if len(self._taken) < 2 * _DELETERS:
+            _delete_entries(self._taken)
+        else:
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(_DELETERS) as pool:
+                list(pool.map(_delete_entries, (self._taken[start::_DELETERS] for start in range(_DELETERS))))
+        with suppress(OSError):
+            os.rmdir(self._directory)
 
 
-def delete_all(paths: Sequence[Path]) -> None:
-    """Delete files and directories, many at a time: ext4 took 4 ms to remove a directory, and 0.4 with 8 threads."""
-    if len(paths) < 2 * _DELETERS:
-        for path in paths:
-            delete(path)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(_DELETERS) as pool:
-        list(pool.map(delete, paths))
+def _delete_entries(paths: Sequence[str]) -> None:
+    """Delete entries. Directories that hold files alone, as artifacts do, take half the time of ``shutil.rmtree``."""
+    for path in paths:
+        try:
+            for name in () if os.path.islink(path) else os.listdir(path):
+                os.unlink(os.path.join(path, name))
+            os.rmdir(path)
+        except OSError:  # a file or a link; or a directory with others in it, or without rights
+            delete(Path(path))
 
 
 def set_aside(root: Path, target: Path, is_whole: IsWhole) -> None:

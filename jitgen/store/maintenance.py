@@ -144,7 +144,7 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
     wanted = limit if target is None or size <= limit else target
     protected = protection.protected(root)
     removed: list[Entry] = []
-    taken: list[Path | None] = []
+    removal = atomic.Removal(root)
     spared = 0
     with usage.unused(root) as unused:
         for entry in entries:
@@ -153,7 +153,7 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
             if entry.key in protected or not unused(entry.key):
                 spared += 1
                 continue
-            taken.append(atomic.take_out(root, entry.path))
+            removal.take(entry.path)
             removed.append(entry)
             size -= entry.size
         if target is not None and not removed:
@@ -162,10 +162,10 @@ def prune(root: Path, limit: int, is_available: IsAvailable, target: int | None 
         plans = [entry for entry in entries if entry.kind == "plan" and entry.path not in gone]
         for entry in _without_artifacts(Folder(root), plans, is_available):
             if unused(entry.key):
-                taken.append(atomic.take_out(root, entry.path))
+                removal.take(entry.path)
                 removed.append(entry)
                 size -= entry.size
-    atomic.delete_all([path for path in taken if path is not None])
+    removal.delete()
     return Pruned(tuple(removed), before, size, spared)
 
 
@@ -190,7 +190,8 @@ def clear(root: Path) -> int:
     """
     entries = [entry.path for entry in layout.walk(root)]
     atomic.remove(root, *entries)
-    atomic.delete_all(atomic.quarantined(root))
+    for path in atomic.quarantined(root):
+        atomic.delete(path)
     protection.clear(root)
     atomic.sweep(root)
     if root.is_dir():

@@ -36,7 +36,7 @@ from jitgen.ir.graph import (
     topological,
     under_views,
 )
-from jitgen.quant import weights
+from jitgen.quant import formats, weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import autocast, escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
@@ -168,6 +168,8 @@ class Trace:
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
+        self.column_orders: dict[int, Node] = {}
+        """The order in which the columns of a quantised weight are stored, by the id of its node; see ``contract``."""
         self.host_scalars: list[TensorProxy] = []
         self._returned: list[tuple[TensorProxy, Node]] = []
         self.captures = Captures(function, name, objects)
@@ -184,8 +186,13 @@ class Trace:
         return TensorProxy(self._dequantized([tensor.value for tensor in weight.tensors], weight.token), self)
 
     def _dequantized(self, tensors: Sequence[Node], token: Any) -> Node:
-        attrs = (token.format, token.group_size, token.layout)
+        format = formats.find(token.format)
+        order = tensors[-1] if format.ordered else None
+        attrs = (format.stored.name, token.group_size, token.layout)
+        tensors = tensors[: len(format.stored.tensor_names)]
         node = self.builder.make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
+        if order is not None:
+            self.column_orders[id(node)] = order
         if token.transposed:
             node = self.builder.make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
         return node
@@ -613,8 +620,9 @@ def _run(state: Trace, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Traced:
     try:
         with _as_in_eager_torch(state), _InterceptFunctions(state):
             result = state.function(*arguments, **keywords)
-    except TypeError as error:
-        if TensorProxy.__name__ not in str(error):
+    except (TypeError, RuntimeError) as error:
+        # What torch's own C functions say of a proxy: most name its type, the jiterator says that it is no Tensor.
+        if TensorProxy.__name__ not in str(error) and "tuple is not a Tensor" not in str(error):
             raise
         why = str(error).replace(TensorProxy.__name__, "Tensor")
         raise TraceError(

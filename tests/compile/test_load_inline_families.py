@@ -1,4 +1,6 @@
-"""Every family's kernels as torch operators: C++ here, CUDA on a machine with a GPU and nvcc."""
+"""Every family's kernels as torch operators: C++ here, CUDA on a machine with a GPU and nvcc.
+
+And every family's C++ with the compiler flags that users have, which `make test` does not give to other tests."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.compile import load_inline
+from jitgen.compile import host, load_inline
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
     "elementwise": lambda x, weight: torch.sin(x) * 2 + 1,
@@ -23,11 +25,11 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
-def _compare(name: str, backend: str, device: str) -> None:
+def _compare(name: str, backend: str, device: str, compiler: str = "load_inline") -> None:
     generator = torch.Generator().manual_seed(20)
     x = torch.randn(24, 128, generator=generator).to(device)
     weight = jitgen.quantize(torch.randn(96, 128, generator=generator).to(device), "int4", group_size=32)
-    function = jitgen.jit(backend=backend, compiler="load_inline")(FUNCTIONS[name])
+    function = jitgen.jit(backend=backend, compiler=compiler)(FUNCTIONS[name])
     plain = weight.dequantize(torch.float64)
     # A float32 sum of 128 products of numbers around 1, in any order, is off by 128 roundings of terms at most.
     tolerance = 128 * torch.finfo(torch.float32).eps * 16
@@ -35,7 +37,14 @@ def _compare(name: str, backend: str, device: str) -> None:
         expected = FUNCTIONS[name](x.double(), plain)
         torch.testing.assert_close(function(x, weight).double(), expected, rtol=tolerance, atol=tolerance)
     [kernel] = function.specializations[0].kernels
-    assert kernel.artifact.meta["route"] == "load_inline"
+    assert kernel.artifact.meta["route"] == compiler
+
+
+@pytest.mark.optimised
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_optimised(name: str) -> None:
+    _compare(name, "cpp", "cpu", "host")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

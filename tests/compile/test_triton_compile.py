@@ -50,10 +50,12 @@ def scale_source(target: str = "sm_90a", text: str = SCALE, **options: object) -
 
 # ------------------------------------------------------------------------------------------------------------ rows
 
+QUICK_ROWS = (("float64", "sm_90"), ("float32", "gfx942"), ("int32", "sm_90"), ("bool", "sm_90"))
+
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-@pytest.mark.quick(where=lambda dtype, target: target == "sm_90" or (dtype, target) == ("float32", "gfx942"))
+@pytest.mark.quick(where=lambda dtype, target: (dtype, target) in QUICK_ROWS)
 def test_every_row_compiles(dtype: str, target: str) -> None:
     artifact = compiler.compile(triton_rows.rows_source(dtype, target))
     assert artifact.files[artifact.binary][:4] == b"\x7fELF"
@@ -68,7 +70,7 @@ def test_every_storage_conversion_compiles(storage: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-@pytest.mark.quick(where=lambda dtype, target: target == "sm_90" or (dtype, target) == ("float32", "gfx942"))
+@pytest.mark.quick(where=lambda dtype, target: (dtype, target) in QUICK_ROWS)
 def test_every_cast_and_constant_compiles(dtype: str, target: str) -> None:
     assert compiler.compile(triton_rows.cast_source(dtype, target)).binary
 

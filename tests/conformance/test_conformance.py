@@ -36,6 +36,7 @@ def test_the_figures_are_those_of_the_refusals() -> None:
     assert f"{len(operators())} operators" in told
 
 
+@pytest.mark.optimised
 def test_a_sample_of_operators() -> None:
     supported = sorted(set(operators()) - set(refusals.expected()))
     verdicts = run(random.Random(20).sample(supported, SAMPLED), count=1)

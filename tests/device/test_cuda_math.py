@@ -100,7 +100,7 @@ def floats(dtype: torch.dtype, arity: int) -> tuple[torch.Tensor, ...]:
 
 
 def integers(dtype: torch.dtype, arity: int) -> tuple[torch.Tensor, ...]:
-    """Every pair of 8-bit values; of wider ones the edges and random values."""
+    """Every pair of 8-bit values; of wider ones the edges and random values; of three operands fewer of each."""
     generator = torch.Generator().manual_seed(0)
     limits = torch.iinfo(dtype)
     if limits.bits == 8:
@@ -112,7 +112,9 @@ def integers(dtype: torch.dtype, arity: int) -> tuple[torch.Tensor, ...]:
     values = values.to(dtype)
     if arity == 1:
         return (values,)
-    return tuple(column.flatten() for column in torch.meshgrid(*[values] * 2, indexing="ij"))
+    if arity == 3:
+        values = values[torch.randperm(len(values), generator=generator)[:24]]
+    return tuple(column.flatten() for column in torch.meshgrid(*[values] * arity, indexing="ij"))
 
 
 def operands(dtype: str, arity: int) -> tuple[torch.Tensor, ...]:

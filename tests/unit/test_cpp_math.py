@@ -323,6 +323,7 @@ def test_integer_powers_are_torchs(library: Library) -> None:
 # ----------------------------------------------------------------------------------------------------- vectorisation
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("target", "register"), [(TARGETS[0], "zmm"), (TARGETS[1], "ymm"), (TARGETS[2], "xmm")], ids=str
 )

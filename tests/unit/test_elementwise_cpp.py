@@ -114,6 +114,7 @@ def test_in_place(dtype: torch.dtype, streaming: bool) -> None:
         torch.testing.assert_close(x.double(), want, rtol=EPSILON[dtype], atol=EPSILON[dtype])
 
 
+@pytest.mark.optimised
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for an x86 instruction")
 def test_long_chains_are_computed_several_vectors_at_a_time() -> None:
     """In a loop over vectors they would wait for one another: here every vector of a group has its own instructions."""

@@ -24,6 +24,7 @@ from tests.interpreter import Interpreter
 
 VARIED = (
     *("int4.float16", "uint4.floatzeros", "uint3.float16.floatzeros", "uint8.float16.floatzeros", "int4.e8m0"),
+    "uint4.float32.floatzeros",
     *("fp8_e4m3.rows128", "fp8_e4m3.tensor", "int8.tensor", "nf4.bfloat16", "int6.e4m3"),
 )
 NAMES = (*FORMATS, *VARIED)

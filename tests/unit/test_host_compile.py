@@ -15,6 +15,8 @@ from jitgen.errors import CacheError, CompileError
 from jitgen.runtime import cpu
 from jitgen.spec import Target, Toolchain, artifact_key, host_target
 
+pytestmark = pytest.mark.optimised
+
 SCALE = """
 #include <jitgen/entry.hpp>
 #include <jitgen/parallel.hpp>
@@ -164,6 +166,20 @@ def test_the_compiler_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_ask_version", lambda words: pytest.fail("asked again"))
     assert host.toolchain() == tools
     assert host.fingerprint() == host.fingerprint()
+
+
+def test_added_flags_come_last_and_make_another_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = source(SCALE, host_target(), "scale")
+    plain = host.compile(kernel)
+    monkeypatch.setenv("JITGEN_CXXFLAGS", "-Og -DUNUSED='1 2'")
+    tools, added = host.toolchain(), host.compile(kernel)
+    assert tools is not None
+    assert tools.version.endswith(" -Og '-DUNUSED=1 2'")
+    assert added.key != plain.key
+    assert added.meta["toolchain"] == str(tools)
+    assert added.meta["flags"][-4:-2] == ["-Og", "-DUNUSED=1 2"]
+    monkeypatch.delenv("JITGEN_CXXFLAGS")
+    assert host.toolchain() != tools
 
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,8 @@ ALLOWED: dict[str, set[str]] = {
     "ir": {"errors", "spec"},
     "quant": {"errors", "spec", "ir", "progress"},
     "trace": {"errors", "spec", "ir", "quant"},
+    "checkpoints": {"errors", "spec", "quant"},
+    "huggingface": {"errors", "quant"},
     "gradients": {"errors", "spec", "ir"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
     "families": {"errors", "spec", "chips", "device", "tuned", "fingerprint", "ir", "codegen", "quant", "_version"},

@@ -343,7 +343,7 @@ def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
     patched.undo()
 
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "6")) * 5
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "4")) * 5
 FEW = settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -42,6 +42,7 @@ def check(number: int, count: int) -> None:
     right_or_refused()
 
 
+@pytest.mark.optimised
 def test_programs() -> None:
     check(0, QUICK)
 

@@ -113,6 +113,7 @@ def test_a_layout_is_an_exact_inverse_for_quantised_weights(layout: str, format:
 
 
 @pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.quick(where=lambda layout: layout in ("portable", "mma"))
 def test_a_layout_works_on_the_meta_device(layout: str) -> None:
     for format in (*TILED, *VARIED):
         group = groups_of(format)[0]

@@ -278,10 +278,15 @@ def pairs() -> Iterator[tuple[str, Callable[..., Any], tuple[int, ...], tuple[in
 
 
 PAIRS = {label: (function, first, second) for label, function, first, second in pairs()}
+QUICK_PAIRS = (
+    *("smooth_l1_loss", "hypot", "cross_entropy", "cosine_similarity of a 0-d tensor", "linear", "linear bias"),
+    *("rms_norm weight", "where", "masked_fill", "outer"),
+)
 INT_PRODUCTS = {"linear", "linear bias"}
 
 
 @pytest.mark.parametrize("label", PAIRS)
+@pytest.mark.quick(where=lambda label: label in QUICK_PAIRS)
 def test_mixed_dtypes(label: str) -> None:
     function, *shapes = PAIRS[label]
     for first in DTYPES:

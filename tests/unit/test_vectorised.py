@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+pytestmark = pytest.mark.optimised
 about_gcc = pytest.mark.skipif(
     host.toolchain() is None or host.toolchain().compiler != "gcc",  # type: ignore[union-attr]
     reason="about GCC",

@@ -20,6 +20,7 @@ from jitgen.chips import H200
 from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.schedule import bucket, fewest_rows
+from jitgen.families.gemm.wgmma import tiles_of
 from jitgen.families.gemm.wgmma_model import tile_rounds
 from jitgen.families.gemm.wgmma_tiles import (
     WGMMA_SIZES,
@@ -30,7 +31,6 @@ from jitgen.families.gemm.wgmma_tiles import (
     candidates,
     cost,
     dense_candidates,
-    dense_cost,
     dense_splits_and_microseconds,
     splits_and_microseconds,
 )
@@ -59,11 +59,11 @@ def test_the_model_is_near_what_was_measured(
 
 
 def choose(fewest: int, most: int, weights: Weights) -> Tiles:
-    return min(candidates(fewest, most, weights), key=lambda tiles: cost(tiles, fewest, most, weights))
+    return min(candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))
 
 
 def choose_dense(fewest: int, most: int, weights: DenseWeights) -> DenseTiles:
-    return min(dense_candidates(fewest, most, weights), key=lambda tiles: dense_cost(tiles, fewest, most, weights))
+    return min(dense_candidates(fewest, most, weights), key=lambda tiles: cost((tiles,), fewest, most, weights))
 
 
 def _time(rows: int, weights: Weights) -> float:
@@ -162,3 +162,27 @@ def test_the_cheapest_candidate_is_taken(case: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(registry, "FAMILIES", [dearest, *registry.FAMILIES[1:]])
     assert lowered().source != cheapest.source
     assert "wgmma" in lowered().source
+
+
+def test_a_launch_takes_the_faster_of_two_tilings() -> None:
+    """A source with two entries; each number of rows launches the one whose estimate is less, with its own grid."""
+    spec = jitgen.TensorSpec
+    function = jitgen.jit(lambda x, w: F.linear(x, w), backend="cuda")
+    weights = DenseWeights((3000,), 4096, 1, False, H200)
+    taken = set()
+    for rows in range(513, 1537, 73):
+        program = function.lower(
+            spec((rows, 4096), torch.bfloat16), spec((3000, 4096), torch.bfloat16), target="sm_90a"
+        ).lowered
+        (schedule,) = program.schedules
+        estimates = [dense_splits_and_microseconds(tiles_of(each), rows, weights)[1] for each in schedule.tilings]
+        launch = program.launch(0)
+        number = int(launch.entry.removeprefix("_") or 0)
+        assert estimates[number] == min(estimates)
+        assert launch.block[0] == 32 * schedule.tilings[number].warps
+        assert launch.shared_bytes == schedule.tilings[number].shared_bytes
+        source, _ = program.render(0)
+        assert f"{source.name}{launch.entry}(" in source.text
+        assert source.text.count('extern "C"') == len(schedule.tilings)
+        taken.add(launch.entry)
+    assert taken == {"", "_1"}

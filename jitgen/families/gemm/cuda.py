@@ -210,12 +210,19 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "maps": names,
         "mainloop": (f"jitgen/gemm_{schedule.path}.cuh",),
         "prologue": None,
-        "config": list(_mapped_config(schedule, products)),
+        "tilings": [
+            {
+                "suffix": wgmma.entry_suffix(number),
+                "schedule": tiling,
+                "config": list(_mapped_config(tiling, products)),
+                "cluster_attribute": f"__cluster_dims__({tiling.multicast}, 1, 1) " if tiling.multicast > 1 else "",
+            }
+            for number, tiling in enumerate(schedule.tilings)
+        ],
         "weight_type": _quantised(first, first.x.storage) if quantised else "",
-        "shape_type": "jitgen::QuantizedShape<Config, Weight>" if quantised else "jitgen::DenseShape<Config>",
+        "shape_type": "jitgen::QuantizedShape" if quantised else "jitgen::DenseShape",
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
-        "function": f"gemm_{schedule.path}<{'Config, Weight' if quantised else 'Config'}>",
-        "cluster_attribute": f"__cluster_dims__({schedule.multicast}, 1, 1) " if schedule.multicast > 1 else "",
+        "function": f"gemm_{schedule.path}",
         "element": first.x.storage,
         "regions": regions,
         "alike": True,
@@ -274,8 +281,8 @@ def _mapped_config(schedule: WgmmaSchedule, products: GemmContext) -> Iterator[t
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}
-    if isinstance(schedule, WgmmaDense) and schedule.epilogue_steps > 1:
-        numbers |= {"turn": schedule.epilogue_steps}
+    if isinstance(schedule, WgmmaDense):
+        numbers |= {"staged": schedule.staged}
     for name, value in numbers.items():
         yield "int", name, str(value)
 

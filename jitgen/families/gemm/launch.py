@@ -82,7 +82,8 @@ def arguments(
     integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
     maps: tuple[wgmma.MappedTensor, ...] = ()
     if isinstance(schedule, WgmmaMainloop) and any(geometry.elements for geometry in geometries):
-        maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule))
+        number, _ = wgmma.tiling(schedule, kernel.bodies, geometries, device.model)
+        maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule.tilings[number]))
     return Arguments(pointers, integers, schedule.wide, maps)
 
 
@@ -117,15 +118,17 @@ def launch(
     tiles, matrices = blocks(schedule, sizes), geometries[0].matrices
     attributes = frozenset({OVERLAPS} if device.overlaps_launches and schedule.dependent_launch else ())
     if isinstance(schedule, WgmmaMainloop):  # these mainloops number the tiles of all matrices in one sequence
-        splits = wgmma.splits(schedule, kernel.bodies, geometries, device.model)
+        number, splits = wgmma.tiling(schedule, kernel.bodies, geometries, device.model)
+        tiling = schedule.tilings[number]
         return LaunchShape(
-            grid=(splits * tiles * matrices, 1, 1),
-            block=(schedule.warps * WARP, 1, 1),
-            cluster=max(splits, schedule.multicast),
-            any_cluster=schedule.multicast == 1,
-            shared_bytes=schedule.shared_bytes,
+            grid=(splits * blocks(tiling, sizes) * matrices, 1, 1),
+            block=(tiling.warps * WARP, 1, 1),
+            cluster=max(splits, tiling.multicast),
+            any_cluster=tiling.multicast == 1,
+            shared_bytes=tiling.shared_bytes,
             attributes=attributes,
-            persistence=_persistence(schedule, splits),
+            persistence=_persistence(tiling, splits),
+            entry=wgmma.entry_suffix(number),
         )
     if isinstance(schedule, BlockMainloop):
         splits = schedule.cluster_k_splits

@@ -16,8 +16,8 @@ A schedule is a part of the request key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 WARP = 32
 WARPGROUP = 4
@@ -302,6 +302,9 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
+        alternative: other tiles of the same mainloop, whose entry the generated source has too. A launch takes the one
+            that is estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from
+            one number of rows to the next.
     """
 
     path: ClassVar[str]
@@ -311,8 +314,14 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
+    alternative: Any = None
 
-    def described(self, tile: tuple[int, int, int], warps: int, multicast: int, steps: int, resident: int) -> str:
+    @property
+    def tilings(self) -> tuple[Any, ...]:
+        """This schedule and its alternative, if it has one, each without alternatives."""
+        return (replace(self, alternative=None), self.alternative) if self.alternative else (self,)
+
+    def described(self, tile: tuple[int, int, int], warps: int, multicast: int, resident: int, steps: int = 1) -> str:
         """As ``BlockMainloop.described``."""
         m, n, k = tile
         words = [f"{self.path} mainloop", f"tiles of {m} x {n}, {k} of K a step"]
@@ -330,9 +339,10 @@ class WgmmaMainloop:
         return ", ".join(words)
 
     def described_end(self) -> str:
-        """Shared memory and indices."""
+        """Shared memory, indices and the alternative."""
         words = _counted([(self.shared_bytes, "{} bytes of shared memory")], 1)
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
+        other = [f"or, for some numbers of rows: {self.alternative}"] if self.alternative else []
+        return ", ".join([*words, *["64-bit indices"] * self.wide, *other])
 
 
 @dataclass(frozen=True)
@@ -378,7 +388,7 @@ class WgmmaQuantized(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = [self.described(tile, self.warps, self.multicast, self.steps, self.resident)]
+        words = [self.described(tile, self.warps, self.multicast, self.resident, self.steps)]
         words += _counted([(self.stagger, "neighbouring tiles begin {} steps of K apart")], 1)
         return ", ".join(filter(None, [*words, self.described_end()]))
 
@@ -392,7 +402,7 @@ class WgmmaDense(WgmmaMainloop):
         columns: columns of a tile, of each contraction.
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all.
         resident: blocks that a multiprocessor holds at once.
-        epilogue_steps: an epilogue takes 32 times as many columns through shared memory at once.
+        staged: columns that an epilogue takes through shared memory at once.
     """
 
     path: ClassVar[str] = "wgmma_dense"
@@ -402,7 +412,7 @@ class WgmmaDense(WgmmaMainloop):
     columns: int
     multicast: int = 1
     resident: int = 1
-    epilogue_steps: int = 1
+    staged: int = 64
 
     @property
     def block_m(self) -> int:
@@ -423,7 +433,7 @@ class WgmmaDense(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = self.described(tile, self.warps, self.multicast, self.epilogue_steps, self.resident)
+        words = self.described(tile, self.warps, self.multicast, self.resident)
         return ", ".join(filter(None, [words, self.described_end()]))
 
 

@@ -214,7 +214,7 @@ def _quantized(product: ContractionContext, region: GemmRegion, form: Form, sche
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
     # Codes are small integers, exact in every type. 8-bit ones can be decoded to float32 at no cost.
     decoded = exact if scales_weights and format.bits == 8 else compute
-    values = f"{format.name}_values{packed}({w}_codes{zero}, {decoded})"
+    values = f"{format.row}_values{packed}({w}_codes{zero}, {decoded})"
     if scales_weights:
         values = f"{values if decoded == exact else f'{values}.to({exact})'} * {w}_scale.to({exact})"
         values = values if exact == compute else f"({values}).to({compute})"

@@ -15,12 +15,13 @@ from jitgen.chips import Chip
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaSchedule
 from jitgen.families.gemm.wgmma_tiles import (
+    AnyTiles,
+    AnyWeights,
     DenseTiles,
     DenseWeights,
     Tiles,
     Weights,
-    dense_splits_and_microseconds,
-    splits_and_microseconds,
+    estimate,
 )
 from jitgen.families.operands import item_size
 from jitgen.ir.body import Body, Contraction
@@ -54,7 +55,7 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     count, warpgroups = len(contractions), schedule.warpgroups
     if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
-        staging = warpgroups * 4 * count * 16 * (32 * schedule.epilogue_steps // count + 8) * 4
+        staging = warpgroups * 4 * 16 * schedule.staged * 4
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
     format = formats.find(first.format or "")
@@ -71,15 +72,26 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     return schedule.stages * (stage + 16) + staging
 
 
-def tiles_of(schedule: WgmmaQuantized) -> Tiles:
-    """The tiles that a schedule of the quantised mainloop stands for."""
-    return Tiles(
-        tokens=schedule.tokens,
-        warpgroups=schedule.warpgroups,
-        blocks=schedule.blocks_of_rows,
-        span=schedule.span,
+def tiles_of(schedule: WgmmaSchedule) -> AnyTiles:
+    """The tiles that a schedule stands for, without those of its alternative."""
+    if isinstance(schedule, WgmmaQuantized):
+        return Tiles(
+            tokens=schedule.tokens,
+            warpgroups=schedule.warpgroups,
+            blocks=schedule.blocks_of_rows,
+            span=schedule.span,
+            most_splits=schedule.cluster_k_splits,
+            steps=schedule.steps,
+        )
+    return DenseTiles(
+        down=schedule.down,
+        across=schedule.across,
+        columns=schedule.columns,
+        stages=schedule.stages,
+        multicast=schedule.multicast,
         most_splits=schedule.cluster_k_splits,
-        steps=schedule.steps,
+        resident=schedule.resident,
+        staged=schedule.staged,
     )
 
 
@@ -92,31 +104,28 @@ def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], leng
     return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
 
 
-def dense_tiles_of(schedule: WgmmaDense) -> DenseTiles:
-    """The tiles that a schedule of the dense mainloop stands for."""
-    return DenseTiles(
-        down=schedule.down,
-        across=schedule.across,
-        columns=schedule.columns,
-        stages=schedule.stages,
-        multicast=schedule.multicast,
-        most_splits=schedule.cluster_k_splits,
-        resident=schedule.resident,
-        epilogue_steps=schedule.epilogue_steps,
-    )
+def entry_suffix(number: int) -> str:
+    """What follows the kernel's name in the name of the entry of tiling ``number``."""
+    return f"_{number}" if number else ""
 
 
-def splits(schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip) -> int:
-    """How many blocks of a cluster share K in one launch on ``chip``."""
+def tiling(
+    schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip
+) -> tuple[int, int]:
+    """(which of the schedule's tilings one launch on ``chip`` takes, how many blocks of a cluster share K)."""
     contractions, first = bodies[0].contractions, geometries[0]
-    if schedule.multicast > 1 or schedule.cluster_k_splits == 1 or not first.elements:
-        return schedule.cluster_k_splits
-    columns = [geometry.columns for geometry in geometries]
+    if first.matrices > 1 or not first.elements:
+        return 0, schedule.cluster_k_splits
+    columns = tuple(geometry.columns for geometry in geometries)
+    weights: AnyWeights
     if isinstance(schedule, WgmmaDense):
-        dense = DenseWeights(tuple(columns), first.length, len(contractions), False, chip)
-        return dense_splits_and_microseconds(dense_tiles_of(schedule), first.rows, dense)[0]
-    weights = weights_of(contractions, columns, first.length, chip)
-    return splits_and_microseconds(tiles_of(schedule), first.rows, weights)[0]
+        weights = DenseWeights(columns, first.length, len(contractions), False, chip)
+    else:
+        weights = weights_of(contractions, columns, first.length, chip)
+    found = [estimate(tiles_of(each), first.rows, weights) for each in schedule.tilings]
+    number = min(range(len(found)), key=lambda each: found[each][1])
+    fixed = schedule.tilings[number].multicast > 1  # then a cluster always has all its blocks
+    return number, schedule.tilings[number].cluster_k_splits if fixed else found[number][0]
 
 
 def tensor_maps(

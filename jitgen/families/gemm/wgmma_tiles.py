@@ -7,7 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.chips import Chip
-from jitgen.families.gemm.wgmma_model import AREA, BATCHED, DECODE, DENSE, DENSE_WARPGROUP, QUANTIZED, Times
+from jitgen.families.gemm.wgmma_model import (
+    AREA,
+    BATCHED,
+    DECODE,
+    DENSE,
+    DENSE_MISSING_BYTES,
+    DENSE_WARPGROUP,
+    QUANTIZED,
+    Times,
+)
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
@@ -81,21 +90,37 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
     return found
 
 
-def cost(tiles: Tiles, fewest: int, most: int, weights: Weights) -> float:
-    """The time of ``tiles`` as a multiple of the best tiles' for the same rows, on average over rows from ``fewest`` to
-    ``most``. Tiles that are the best for the most rows may take twice the time that others take for fewer."""
-    least = _least(fewest, most, weights)
-    times = [splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
-    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
+def cost(tilings: Sequence[AnyTiles], fewest: int, most: int, weights: AnyWeights) -> float:
+    """The time of the best of ``tilings`` for each number of rows, as a multiple of the time of the best tiles there
+    are, on average over rows from ``fewest`` to ``most``."""
+    return excess([times(tiles, fewest, most, weights) for tiles in tilings], least(fewest, most, weights))
+
+
+def excess(of_tilings: Sequence[Sequence[float]], shortest: Sequence[float]) -> float:
+    """``cost`` from the ``times`` of tilings and the ``least`` times."""
+    return sum(min(each) / best for *each, best in zip(*of_tilings, shortest, strict=True)) / len(shortest)
+
+
+@functools.lru_cache(maxsize=4096)
+def times(tiles: AnyTiles, fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
+    """The estimated time of ``tiles`` in microseconds, for each of the sampled rows."""
+    return tuple(estimate(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most))
 
 
 @functools.lru_cache(maxsize=256)
-def _least(fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
-    """The estimated time of the best tiles, for each of the sampled rows."""
-    every = list(_all_tiles(most, weights))
-    return tuple(
-        min(splits_and_microseconds(tiles, rows, weights)[1] for tiles in every) for rows in sampled_rows(fewest, most)
-    )
+def least(fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
+    """The estimated time of the best tiles in microseconds, for each of the sampled rows."""
+    every = list(_all_tiles(most, weights)) if isinstance(weights, Weights) else _all_dense_tiles(most, weights)
+    return tuple(map(min, zip(*(times(tiles, fewest, most, weights) for tiles in every), strict=True)))
+
+
+def estimate(tiles: AnyTiles, rows: int, weights: AnyWeights) -> tuple[int, float]:
+    """(splits, microseconds) of tiles for quantised or for dense weights."""
+    if isinstance(tiles, Tiles):
+        assert isinstance(weights, Weights)
+        return splits_and_microseconds(tiles, rows, weights)
+    assert isinstance(weights, DenseWeights)
+    return dense_splits_and_microseconds(tiles, rows, weights)
 
 
 def sampled_rows(fewest: int, most: int) -> list[int]:
@@ -147,7 +172,8 @@ class DenseTiles:
         multicast: blocks of a cluster that share the weight's tile.
         most_splits: the most blocks of a cluster that share K; with ``multicast`` equal to it. A launch chooses.
         resident: blocks that a multiprocessor holds at once.
-        epilogue_steps: an epilogue takes 32 times as many columns through shared memory at once (``Config::turn``).
+        staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
+            of 16 bits are a whole line of memory, and 32 leave room for a stage more.
     """
 
     down: int
@@ -157,7 +183,7 @@ class DenseTiles:
     multicast: int = 1
     most_splits: int = 1
     resident: int = 1
-    epilogue_steps: int = 1
+    staged: int = 64
 
 
 @dataclass(frozen=True)
@@ -179,28 +205,31 @@ class DenseWeights:
     chip: Chip
 
 
+AnyTiles = Tiles | DenseTiles
+AnyWeights = Weights | DenseWeights
+
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
-    DenseTiles(2, 1, 192, 5),
+    DenseTiles(2, 1, 192, 4),
     DenseTiles(2, 1, 128, 6),
-    DenseTiles(2, 1, 96, 7),
+    DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
-    DenseTiles(1, 2, 256, 5),
-    DenseTiles(1, 2, 192, 6),
+    DenseTiles(1, 2, 256, 5, staged=32),
+    DenseTiles(1, 2, 192, 6, staged=32),
     DenseTiles(1, 2, 128, 8),
     DenseTiles(1, 1, 128, 8),
-    DenseTiles(1, 1, 96, 8),
-    DenseTiles(1, 1, 32, 8, resident=2),
+    DenseTiles(1, 1, 96, 8, staged=32),
+    DenseTiles(1, 1, 32, 8, resident=2, staged=32),
 )
 """Tiles of one product of matrices."""
 
 _BATCHED = (
-    DenseTiles(2, 1, 256, 3, epilogue_steps=2),
-    DenseTiles(2, 1, 192, 4, epilogue_steps=2),
-    DenseTiles(2, 1, 128, 5, epilogue_steps=2),
-    DenseTiles(2, 1, 64, 3, resident=2, epilogue_steps=2),
-    DenseTiles(1, 1, 128, 4, resident=2, epilogue_steps=2),
-    DenseTiles(1, 1, 64, 4, resident=3, epilogue_steps=2),
+    DenseTiles(2, 1, 256, 4),
+    DenseTiles(2, 1, 192, 4),
+    DenseTiles(2, 1, 128, 5),
+    DenseTiles(2, 1, 64, 3, resident=2),
+    DenseTiles(1, 1, 128, 4, resident=2),
+    DenseTiles(1, 1, 64, 4, resident=3),
 )
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
@@ -212,22 +241,6 @@ def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[Dens
         splits = [dense_splits_and_microseconds(tiles, rows, weights)[0] for rows in sampled_rows(fewest, most)]
         found.append(replace(tiles, most_splits=max(splits)))
     return found
-
-
-def dense_cost(tiles: DenseTiles, fewest: int, most: int, weights: DenseWeights) -> float:
-    """As ``cost``, for dense weights."""
-    least = _least_dense(fewest, most, weights)
-    times = [dense_splits_and_microseconds(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most)]
-    return sum(time / best for time, best in zip(times, least, strict=True)) / len(times)
-
-
-@functools.lru_cache(maxsize=256)
-def _least_dense(fewest: int, most: int, weights: DenseWeights) -> tuple[float, ...]:
-    every = _all_dense_tiles(most, weights)
-    return tuple(
-        min(dense_splits_and_microseconds(tiles, rows, weights)[1] for tiles in every)
-        for rows in sampled_rows(fewest, most)
-    )
 
 
 def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
@@ -273,7 +286,9 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     products = height * width / 32 * DENSE.product
-    cycles = max(max(products, fetched / DENSE.l2_bytes) * sharing + DENSE.wait, alone)
+    held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
+    copies = fetched / (DENSE.l2_bytes if held else DENSE_MISSING_BYTES)
+    cycles = max(max(products, copies) * sharing + DENSE.wait, alone)
     area = height * width / AREA
     chunk = cycles / weights.chip.microsecond_cycles
     times = Times(DENSE, -(-weights.length // CHUNK), chunk, DENSE.epilogue * area, DENSE.split_epilogue * area)

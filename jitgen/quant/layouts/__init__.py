@@ -60,6 +60,8 @@ def find(name: str) -> Layout:
     planes = importlib.import_module("jitgen.quant.layouts.planes")
 
     def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+        if format.ordered:
+            return (*pack(format.stored, group_size, shape, tensors[:-1]), tensors[-1])
         if not format.tiled:
             return planes.pack(name, format, group_size, shape, tensors)
         if format.scale_rows != 1:
@@ -67,6 +69,8 @@ def find(name: str) -> Layout:
         return module.pack(format, group_size, shape, tensors)
 
     def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+        if format.ordered:
+            return (*unpack(format.stored, group_size, shape, tensors[:-1]), tensors[-1])
         if not format.tiled:
             return planes.unpack(name, format, group_size, shape, tensors)
         codes, *rest = module.unpack(format, group_size, shape, tensors)

@@ -12,6 +12,9 @@ zeros
     ``[R, groups]``, in formats with zero-points: uint8, or the dtype of the scales.
 tensor_scale
     ``float32[1, 1]``, in formats with a factor for the whole weight.
+order
+    ``int32[1, K]``, in formats whose columns are in another order: the column of the weight that is stored at each
+    position. Every layout has it so.
 
 The codes of padding (columns K to Kp) decode to 0 in formats that have the value 0 and no floating-point zero-points.
 In every format they decode to finite numbers, and what multiplies them in a kernel is 0.
@@ -163,6 +166,10 @@ def check_finite(format: Format, tensors: Tensors) -> None:
         least = 0x7F if format.code.specials == "nan" else 0x7C
         if bool((named["codes"] & 0x7F >= least).any()):
             raise FormatError(f"codes of {format.name} are NaN or infinite; a quantised weight is finite")
+    if format.ordered:
+        order = named["order"][0]
+        if not torch.equal(order.sort().values, torch.arange(len(order), dtype=order.dtype, device=order.device)):
+            raise FormatError(f"the order of columns of a weight of {format.name} does not name each column once")
     bad = False
     if format.scale == "e8m0":
         bad = bool((named["scales"] == E8M0_NAN).any())
@@ -184,6 +191,8 @@ def _expected(
         expected.append((scales, format.zero_dtype))
     if format.tensor_scale:
         expected.append(((1, 1), torch.float32))
+    if format.ordered:
+        expected.append(((1, sizes.columns), torch.int32))
     return expected
 
 

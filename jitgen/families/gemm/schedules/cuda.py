@@ -31,6 +31,7 @@ from jitgen.families.gemm.mainloops import (
     Simt,
     StreamOuter,
     WgmmaDense,
+    WgmmaMainloop,
     WgmmaQuantized,
     WgmmaSchedule,
 )
@@ -51,6 +52,8 @@ CAMPING_LENGTH = 8192
 an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin at different iterations."""
 STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
+WORTH_AN_ENTRY = 1.04
+"""A second entry with other tiles makes the first compile longer, so that it must save 4 % of the time on average."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
 """Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
 SIMT_BLOCK_K = 16
@@ -68,7 +71,8 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         candidate = stream(problem) or _simt(problem)
     elif _takes_wgmma(problem):
         found: Sequence[WgmmaSchedule] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
-        return [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+        fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+        return fitted if problem.matrices > 1 else [*fitted, *_pairs(problem, fitted)]
     else:
         candidate = mma(problem) if problem.quantized else rows(problem) or _dense(problem)
     candidate = replace(candidate, wide=problem.wide)
@@ -80,16 +84,35 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
     """The estimated time: of one product of matrices as a multiple of the best candidate's, on average over the rows of
     the bucket; of a batch in microseconds; 0 for a mainloop that has only one candidate."""
-    contractions, fewest, most = problem.contractions, problem.fewest_rows, problem.rows
-    if isinstance(candidate, WgmmaQuantized):
-        weights = wgmma.weights_of(contractions, problem.columns, problem.length, problem.device.model)
-        return wgmma_tiles.cost(wgmma.tiles_of(candidate), fewest, most, weights)
-    if isinstance(candidate, WgmmaDense):
-        dense = wgmma.dense_tiles_of(candidate)
-        if problem.matrices == 1:
-            return wgmma_tiles.dense_cost(dense, fewest, most, _dense_weights(problem))
-        return wgmma_tiles.batched_microseconds(dense, most, problem.matrices, _dense_weights(problem))
-    return 0.0
+    if not isinstance(candidate, WgmmaMainloop):
+        return 0.0
+    if problem.matrices > 1:
+        dense = wgmma.tiles_of(candidate)
+        assert isinstance(dense, wgmma_tiles.DenseTiles)
+        return wgmma_tiles.batched_microseconds(dense, problem.rows, problem.matrices, _dense_weights(problem))
+    tilings = [wgmma.tiles_of(each) for each in candidate.tilings]
+    excess = wgmma_tiles.cost(tilings, problem.fewest_rows, problem.rows, _weights(problem))
+    return excess * WORTH_AN_ENTRY if candidate.alternative else excess
+
+
+def _pairs(problem: Problem, schedules: Sequence[WgmmaSchedule]) -> list[WgmmaSchedule]:
+    """Each of ``schedules`` with the other one of them that completes it best as its alternative."""
+    rows, weights = (problem.fewest_rows, problem.rows), _weights(problem)
+    least = wgmma_tiles.least(*rows, weights)
+    times = [wgmma_tiles.times(wgmma.tiles_of(each), *rows, weights) for each in schedules]
+    pairs = []
+    for number, schedule in enumerate(schedules):
+        others = [other for other in range(len(schedules)) if other != number]
+        if others:
+            best = min(others, key=lambda other: wgmma_tiles.excess((times[number], times[other]), least))
+            pairs.append(replace(schedule, alternative=schedules[best]))
+    return pairs
+
+
+def _weights(problem: Problem) -> wgmma_tiles.AnyWeights:
+    if problem.quantized:
+        return wgmma.weights_of(problem.contractions, problem.columns, problem.length, problem.device.model)
+    return _dense_weights(problem)
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:
@@ -142,8 +165,8 @@ def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
             cluster_k_splits=tiles.most_splits,
             multicast=tiles.multicast,
             resident=tiles.resident,
+            staged=tiles.staged,
             raster=8,
-            epilogue_steps=tiles.epilogue_steps,
         )
         for tiles in found
     ]

@@ -39,10 +39,17 @@ LAUNCH_MICROSECONDS = 2.4
 Shape = tuple[int, int, int, int, int]
 """(a warp's row tiles, warps along N, warps along K, blocks of a cluster along K, stages)."""
 
-_MMA: dict[int, list[tuple[int, Shape]]] = {
-    1: [(264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
-    4: [(264, (2, 2, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
-    8: [(264, (2, 2, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
+_FEW_TILES: list[tuple[float, Shape]] = [
+    (8, (1, 1, 16, 8, 2)),
+    (24, (1, 1, 16, 4, 2)),
+    (48, (1, 1, 16, 2, 2)),
+    (160, (2, 1, 8, 4, 2)),
+]
+"""Few row tiles occupy a GPU only if many warps and blocks share K (H200; 72 to 2176 columns, K from 1024 to 56960)."""
+_MMA: dict[int, list[tuple[float, Shape]]] = {
+    1: [*_FEW_TILES, (264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
+    4: [*_FEW_TILES, (264, (2, 1, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (1200, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
+    8: [*_FEW_TILES, (264, (2, 1, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
     16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
 }
 """The ``mma`` mainloop, by the most tokens, and then by the most row tiles: pieces of 16 rows, of all weights."""
@@ -96,11 +103,18 @@ def _plain(problem: Problem) -> bool:
     return light and coarse and problem.dtype == "bfloat16"
 
 
+_FEW_DENSE_TILES: list[tuple[float, Shape]] = [*_FEW_TILES[:2], (80, (1, 1, 16, 2, 2))]
 _ROWS: dict[int, list[tuple[float, Shape]]] = {
-    1: [(math.inf, (1, 1, 16, 1, 2))],
-    4: [(264, (1, 2, 8, 1, 2)), (400, (1, 1, 8, 1, 2)), (math.inf, (2, 1, 8, 1, 2))],
-    8: [(264, (1, 2, 8, 1, 2)), (math.inf, (1, 2, 4, 1, 2))],
-    16: [(264, (1, 2, 8, 1, 2)), (math.inf, (2, 2, 4, 1, 2))],
+    1: [*_FEW_DENSE_TILES, (math.inf, (1, 1, 16, 1, 2))],
+    4: [
+        *_FEW_DENSE_TILES,
+        (160, (2, 1, 8, 2, 2)),
+        (264, (1, 2, 8, 1, 2)),
+        (400, (1, 1, 8, 1, 2)),
+        (math.inf, (2, 1, 8, 1, 2)),
+    ],
+    8: [*_FEW_DENSE_TILES, (160, (2, 1, 8, 2, 2)), (264, (1, 2, 8, 1, 2)), (math.inf, (1, 2, 4, 1, 2))],
+    16: [*_FEW_DENSE_TILES, (160, (2, 1, 8, 2, 2)), (264, (1, 2, 8, 1, 2)), (math.inf, (2, 2, 4, 1, 2))],
 }
 """As ``_MMA``, for dense weights that are contiguous along K."""
 _COLUMNS: list[tuple[float, tuple[int, int, int, int]]] = [

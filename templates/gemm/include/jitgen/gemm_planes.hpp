@@ -53,6 +53,7 @@ JITGEN_INLINE Floats small_float(Words bytes, int j) {
   return (Floats)((Words)value | sign);
 }
 
+using jitgen::widen;  // of floats, which the overloads here would hide
 JITGEN_INLINE void widen(const E8m0* from, Floats& to) {
   const Words bits = widen_bytes(&from->bits);
   to = (Floats)(bits << 23 | ((Words)(bits == 0) & 0x00400000u));

@@ -23,7 +23,8 @@
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
-//     static constexpr int turn = 1;          // an epilogue stages 32 * turn columns at once. Optional
+//     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
+//                                             // of 16 bits are a whole line of memory, or 32
 //   };
 //   using Shape = jitgen::DenseShape<Config>;
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
@@ -73,12 +74,15 @@ struct MatrixBatch {
   JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
 };
 
-// Columns that an epilogue stages in shared memory at once, in units of 32 (`Config::turn`, else 1). 64 columns of 16
-// bits are a whole line of 128 bytes, which matters where most of the bytes moved are results.
-template <class Config, class = void>
-constexpr int turn_width = 1;
-template <class Config>
-constexpr int turn_width<Config, decltype(void(Config::turn))> = Config::turn;
+// Where an epilogue stages `chunk` columns of a warp's 16 rows: the first of the eight columns `run` of a row. Runs are
+// permuted so that neither the accumulators' pairs nor 16-byte reads of neighbouring runs meet in a bank of shared memory.
+template <int chunk>
+JITGEN_DEVICE int staged_run(int row, int run) {
+  constexpr int runs = chunk / 8;
+  return row * runs + (run ^ (chunk >= 32 ? row : row / 2) % runs);
+}
+// The same of one column: `within` its run.
+JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within ^ (run & 4)); }
 
 template <class Config>
 struct DenseShape {
@@ -92,10 +96,9 @@ struct DenseShape {
   static constexpr int weight_bytes = Config::columns * 128;
   static constexpr int stage_bytes = x_bytes + weight_bytes * Config::contractions;
 
-  // The epilogue stages a warp's [contractions][16 rows][chunk columns]; each row is padded by 8 floats (banks).
-  static constexpr int chunk = 32 * turn_width<Config> / Config::contractions;
-  static constexpr int pitch = chunk + 8;
-  static constexpr int staging_bytes = consumers / 32 * Config::contractions * 16 * pitch * 4;
+  // The epilogue stages a warp's [contractions][16 rows][chunk columns].
+  static constexpr int chunk = Config::staged / Config::contractions;
+  static constexpr int staging_bytes = consumers / 32 * Config::contractions * 16 * chunk * 4;
 
   static constexpr int staging_at = Config::stages * stage_bytes;
   static constexpr int barriers_at = staging_at + staging_bytes;
@@ -256,11 +259,11 @@ struct DenseKernel {
   template <class Own>
   JITGEN_DEVICE void finish(
       const Own& epilogue, const TilePlace& tile, const float (&acc)[contractions][accumulators], int columns) const {
-    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
+    constexpr int chunk = Shape::chunk, runs = chunk / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
-    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * contractions * 16 * pitch;
+    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warp * contractions * 16 * chunk;
     if (row >= rows) return;
 #pragma unroll 1
     for (int turn = 0; turn < Shape::width / chunk; ++turn) {
@@ -271,9 +274,13 @@ struct DenseKernel {
 #pragma unroll
       for (int i = 0; i < 16 * runs; i += 32) {
         const int m = (i + lane) / runs, n = first + turn * chunk + lane % runs * 8;
+        const int run = staged_run<chunk>(m, lane % runs);
         float sums[contractions][8];
 #pragma unroll
-        for (int c = 0; c < contractions; ++c) gather(sums[c], staging + (c * 16 + m) * pitch + lane % runs * 8);
+        for (int c = 0; c < contractions; ++c) {
+          const float* const from = staging + c * 16 * chunk;
+          gather(sums[c], from + staged_column(run, 0), from + staged_column(run, 4));
+        }
         const int live = smaller(8, columns - n);
         if (row + m >= rows || live <= 0) continue;
         run_epilogue<(Config::regions > 1)>(epilogue, tile.region, row + m, n, sums, live);
@@ -283,19 +290,19 @@ struct DenseKernel {
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
   template <int turn>
   static JITGEN_DEVICE void spread(int wanted, float* staging, const float (&acc)[contractions][accumulators]) {
-    constexpr int chunk = Shape::chunk, pitch = Shape::pitch;
+    constexpr int chunk = Shape::chunk;
     if constexpr (turn < Shape::width / chunk) {
       if (wanted == turn) {
         const int lane = threadIdx.x % 32;
-        float* const corner = staging + lane / 4 * pitch + lane % 4 * 2;
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
 #pragma unroll
           for (int i = 0; i < chunk / 8; ++i) {
             const float* const from = acc[c] + (turn * (chunk / 8) + i) * 4;
-            float* const to = corner + c * 16 * pitch + i * 8;
+            const int at = staged_column(staged_run<chunk>(lane / 4, i), lane % 4 * 2);
+            float* const to = staging + c * 16 * chunk + at;
             *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-            *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
+            *reinterpret_cast<float2*>(to + 8 * chunk) = make_float2(from[2], from[3]);
           }
         }
       }

@@ -48,10 +48,12 @@ struct QuantizedFinish {
   }
 
   // Writes the sums of tokens first .. first + count to [token][column] at `to`: this lane's ones of 64 columns.
-  template <int first, int count, int pitch>
+  // `swapped`: the halves of each run of eight are swapped in the last 32 columns, so that 16-byte reads of neighbouring
+  // runs are in different banks.
+  template <int first, int count, int pitch, bool swapped>
   static JITGEN_DEVICE void spread(float* to, const float (&acc)[Config::tokens / 2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + lane / 4;
+    float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (swapped ? warp / 2 * 4 : 0));
     constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
 #pragma unroll
     for (int i = 0; i < count / 8; ++i) {
@@ -78,7 +80,10 @@ struct QuantizedFinish {
         const int token = i * 16 + thread / 8;
         float sums[contractions][8];
 #pragma unroll
-        for (int c = 0; c < contractions; ++c) gather(sums[c], staging + c * area + token * pitch + thread % 8 * 8);
+        for (int c = 0; c < contractions; ++c) {
+          const float* const from = staging + c * area + token * pitch + thread % 8 * 8;
+          gather(sums[c], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
+        }
         run(tile, row + token, column, sums, columns);
       }
     }
@@ -91,7 +96,7 @@ struct QuantizedFinish {
       if (wanted == turn) {
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          spread<turn % turns * Shape::chunk, Shape::chunk, Shape::pitch>(
+          spread<turn % turns * Shape::chunk, Shape::chunk, Shape::pitch, true>(
               staging + c * Shape::chunk * Shape::pitch, acc[c * Shape::contraction_blocks + turn / turns]);
         }
       }
@@ -107,7 +112,7 @@ struct QuantizedFinish {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int column = Shape::tile_of(threadIdx.x / 128, b) % Shape::contraction_tiles * 16;
-      spread<0, Config::tokens, pitch>(sums + b / Shape::contraction_blocks * Config::tokens * pitch + column, acc[b]);
+      spread<0, Config::tokens, pitch, false>(sums + b / Shape::contraction_blocks * Config::tokens * pitch + column, acc[b]);
     }
   }
   JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {

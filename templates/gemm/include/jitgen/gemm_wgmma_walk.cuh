@@ -145,12 +145,14 @@ constexpr bool is_trimmed = false;
 template <class Config>
 constexpr bool is_trimmed<Config, decltype(void(Config::trimmed))> = Config::trimmed;
 
-// Loads eight sums from shared memory that is aligned to 16 bytes.
-JITGEN_DEVICE void gather(float (&sums)[8], const float* from) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+// Loads eight sums from shared memory, four from each address; both are aligned to 16 bytes.
+JITGEN_DEVICE void gather(float (&sums)[8], const float* first, const float* second) {
+  const float4 low = *reinterpret_cast<const float4*>(first), high = *reinterpret_cast<const float4*>(second);
   sums[0] = low.x, sums[1] = low.y, sums[2] = low.z, sums[3] = low.w;
   sums[4] = high.x, sums[5] = high.y, sums[6] = high.z, sums[7] = high.w;
 }
+
+JITGEN_DEVICE void gather(float (&sums)[8], const float* from) { gather(sums, from, from + 4); }
 
 template <bool several, class Epilogue, int contractions>
 JITGEN_DEVICE void run_epilogue(

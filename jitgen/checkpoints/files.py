@@ -1,0 +1,219 @@
+"""Opening checkpoints: one file, shards with an index, or a directory; safetensors, GGUF, and pickles by name alone.
+
+A safetensors file is mapped by its library, so that a tensor is read when it is asked for. A config that lies beside
+the weights (``config.json``, ``quantize_config.json``, ``hf_quant_config.json``) is read for what it says of
+quantisation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitgen.checkpoints.gguf_file import MAGIC, GgufFile
+from jitgen.checkpoints.source import Source, Storage, Tensors
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.spec import DTYPES
+
+_CONFIGS = ("config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+
+
+def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
+    """The checkpoint at ``path``.
+
+    Args:
+        pickled: whether pickle files may be read, with ``torch.load(weights_only=True)``.
+
+    Raises:
+        FormatError: it is damaged, or there is none. UnsupportedError: a package is missing, or it is a pickle file.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise FormatError(f"{place}: there is no such file or directory")
+    files, weight_map = _files(place)
+    storages: dict[str, Storage] = {}
+    metadata: dict[str, Any] = {}
+    for file in files:
+        storage = _storage(file, pickled)
+        metadata |= getattr(storage, "metadata", {})
+        for name in storage.names():
+            if name in storages:
+                raise FormatError(f"{file}: {name} is in another file of the checkpoint too")
+            storages[name] = storage
+    for name, shard in weight_map.items():
+        if name not in storages:
+            raise FormatError(f"{place}: its index says that {name} is in {shard}, which does not have it")
+    config = _configuration(place if place.is_dir() else place.parent)
+    quantization = config.get("quantization_config") or config.get("quantization") or {}
+    dtype = config.get("torch_dtype") or config.get("dtype")
+    return Source(str(place), storages, quantization, DTYPES.get(str(dtype).removeprefix("torch.")), metadata)
+
+
+def given(tensors: Mapping[str, Any]) -> Source:
+    """A state dict as a source."""
+    storage = Tensors(tensors)
+    return Source("the state dict", dict.fromkeys(tensors, storage))
+
+
+def _files(place: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The files of a checkpoint, and the tensors that each should have where an index says so."""
+    if place.is_dir():
+        indices = sorted(place.glob("*.safetensors.index.json"))
+        if indices:
+            return _of_index(indices[0])
+        for ending in (".safetensors", ".gguf", *_PICKLES):
+            found = sorted(place.glob(f"*{ending}"))
+            if found:
+                return found, {}
+        raise FormatError(f"{place} has no checkpoint: neither .safetensors nor .gguf files")
+    if place.name.endswith(".json"):
+        return _of_index(place)
+    return _shards(place), {}
+
+
+def _of_index(path: Path) -> tuple[list[Path], Mapping[str, str]]:
+    content = _json(path)
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise FormatError(f"{path} has no weight_map from names of tensors to names of files")
+    files = []
+    for shard in sorted(set(weight_map.values())):
+        file = path.parent / shard
+        if Path(shard).name != shard:
+            raise FormatError(f"{path}: the shard {shard!r} is not a file beside it")
+        if not file.exists():
+            names = sorted(name for name, found in weight_map.items() if found == shard)
+            raise FormatError(f"{path}: the shard {shard} is missing, which has {names[0]} and {len(names) - 1} more")
+        files.append(file)
+    return files, weight_map
+
+
+def _shards(path: Path) -> list[Path]:
+    """All files of a GGUF checkpoint that is divided into ``name-00001-of-00003.gguf``."""
+    stem, separator, total = path.stem.rpartition("-of-")
+    if path.suffix != ".gguf" or not separator or not total.isdigit() or not stem[-5:].isdigit():
+        return [path]
+    files = [path.with_name(f"{stem[:-5]}{number:05}-of-{total}.gguf") for number in range(1, int(total) + 1)]
+    for file in files:
+        if not file.exists():
+            raise FormatError(f"{path}: the shard {file.name} is missing")
+    return files
+
+
+def _storage(path: Path, pickled: bool) -> Storage:
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[:4] == MAGIC:
+        return GgufFile(str(path))
+    # A safetensors file begins with the length of its head, 8 bytes, and then the head, a JSON object.
+    if start[8:] != b"{" and (path.suffix in _PICKLES or start[:2] == b"PK" or start[:1] == b"\x80"):
+        if not pickled:
+            raise UnsupportedError(
+                f"{path} is a pickle file, which can run code; pass pickle=True to read it with "
+                "torch.load(weights_only=True), or convert it to safetensors"
+            )
+        return _unpickled(path)
+    return SafetensorsFile(path)
+
+
+def _unpickled(path: Path) -> Tensors:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, OSError) as error:
+        raise FormatError(f"{path} is not readable by torch.load(weights_only=True): {error}") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{path} has a {type(found).__name__}, not a state dict")
+    return Tensors(found)
+
+
+class SafetensorsFile(Storage):
+    """A safetensors file, mapped.
+
+    Raises:
+        FormatError: it is damaged or truncated. UnsupportedError: safetensors is not installed.
+    """
+
+    def __init__(self, path: Path):
+        try:
+            library = importlib.import_module("safetensors")
+        except ImportError as error:
+            raise UnsupportedError(f"{path} needs safetensors ({error}): pip install safetensors") from error
+        self._path = path
+        try:
+            self._file = library.safe_open(os.fspath(path), framework="pt", device="cpu").__enter__()
+        except (library.SafetensorError, OSError, ValueError) as error:
+            raise FormatError(f"{path} is no readable safetensors file: {error}") from None
+        self._error = library.SafetensorError
+        self.metadata: Mapping[str, Any] = self._file.metadata() or {}
+        self._names = list(self._file.keys())
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def facts(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        found = self._file.get_slice(name)
+        dtype = _SAFETENSORS_DTYPES.get(found.get_dtype())
+        if dtype is None:
+            raise UnsupportedError(f"{self._path}: {name} is of {found.get_dtype()}, which jitgen does not read")
+        return tuple(found.get_shape()), dtype
+
+    def read(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+        except (self._error, OSError, ValueError, RuntimeError) as error:
+            raise FormatError(f"{self._path}: {name} is not readable: {error}") from None
+        return tensor
+
+
+def _configuration(directory: Path) -> dict[str, Any]:
+    """What the config files of a directory say, in one dict; a file with the quantisation alone is under its key."""
+    found: dict[str, Any] = {}
+    for name in _CONFIGS:
+        if (directory / name).is_file():
+            content = _json(directory / name)
+            whole = name == "config.json" or "quantization" in content
+            found |= content if whole else {"quantization_config": _labelled(name, content)}
+    return found
+
+
+def _labelled(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """AutoGPTQ's own file names no method: its name does."""
+    method = "awq" if name == "quant_config.json" else "gptq"
+    return content if "quant_method" in content else {**content, "quant_method": method}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path} is not readable: {error}") from None
+    if not isinstance(content, dict):
+        raise FormatError(f"{path} is no JSON object")
+    return content

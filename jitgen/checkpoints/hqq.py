@@ -1,0 +1,97 @@
+"""HQQ: ``W_q`` with its facts beside it, each of them a tensor in safetensors files and a value in state dicts.
+
+Source: hqq's ``core/quantize.py`` (``HQQLinear.state_dict``, ``Quantizer.dequantize``) and ``core/bitpack.py``. The
+weight is reshaped to ``[N K / group, group]`` (axis 1) and packed along its first dimension: the first half of its rows
+is in the high bits of a byte. Axis 0 gives every column of the weight scales of its own, which no format here has.
+
+Numbers: ``(code - zero) * scale`` with a floating-point zero-point. hqq rounds the difference to its dtype, and then
+the product; jitgen rounds once, so numbers differ by that rounding of the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from jitgen.checkpoints.source import Claim, Reader, Source
+from jitgen.checkpoints.weight import assembled
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.qtensor import QTensor
+
+_FACTS = (
+    *("nbits", "group_size", "shape", "scale", "zero", "axis", "packing", "unpack_view_dtype", "view_as_float"),
+    *("quant_scale", "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config"),
+    *("channel_wise", "optimize", "round_zero", "meta"),
+)
+_PACKING = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 8: "8bit_u8"}
+
+
+def find(source: Source) -> Iterator[Claim]:
+    for prefix in source.ending(".W_q"):
+        uses = [f"{prefix}.{fact}" for fact in ("W_q", *_FACTS) if f"{prefix}.{fact}" in source]
+        yield Claim(f"{prefix}.weight", tuple(uses), partial(_read, source, prefix))
+
+
+def _read(source: Source, prefix: str) -> QTensor:
+    name = f"{prefix}.weight"
+    facts = {fact: source.value(f"{prefix}.{fact}") for fact in _FACTS if f"{prefix}.{fact}" in source}
+    facts |= facts.pop("meta", {}) or {}
+    missing = [fact for fact in ("nbits", "shape", "scale", "zero", "axis") if fact not in facts]
+    if missing:
+        raise FormatError(f"{name}: {prefix}.{missing[0]} is missing, beside {prefix}.W_q")
+    bits, axis, group_size = (_number(facts.get(fact), f"{prefix}.{fact}") for fact in ("nbits", "axis", "group_size"))
+    shape = [int(size) for size in facts["shape"]]
+    if axis != 1:
+        raise UnsupportedError(
+            f"{name}: its groups are along axis {axis}, so every column has its own scales; quantise it with axis=1"
+        )
+    if bits not in _PACKING or len(shape) != 2:
+        raise FormatError(f"{name}: {bits} bits of a weight {shape} are no packing of HQQ's")
+    rows, columns = shape
+    group = columns if group_size is None else group_size
+    if not group or columns % group:
+        raise FormatError(f"{name}: rows of {columns} columns are not whole groups of {group}")
+    packed = source.read(f"{prefix}.W_q")
+    if packed.is_floating_point():  # view_as_float
+        packed = packed.view(torch.int32 if bits == 3 else torch.uint8)
+    found = _unpacked(packed.reshape(-1, group), bits)[: rows * columns // group]
+    if found.shape != (rows * columns // group, group):
+        raise FormatError(
+            f"{name}: {source.described(f'{prefix}.W_q')} has not {rows} x {columns} codes of {bits} bits"
+        )
+    if any(facts[fact].numel() != rows * columns // group for fact in ("scale", "zero")):
+        raise FormatError(
+            f"{name}: {prefix}.scale and {prefix}.zero are not a number for each of {rows * columns // group} groups"
+        )
+    scales, zeros = (facts[fact].reshape(rows, -1) for fact in ("scale", "zero"))
+    return assembled(
+        name, f"uint{bits}", found.reshape(rows, columns), scales, group_size, _dtype(facts, scales), zeros=zeros
+    )
+
+
+def _unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The codes, uint8: rows in the high bits come first."""
+    if bits == 8:
+        return packed
+    shifts = range(27, -1, -3) if bits == 3 else range(8 - bits, -1, -bits)
+    return torch.cat([(packed >> shift & ((1 << bits) - 1)).to(torch.uint8) for shift in shifts])
+
+
+def _number(value: Any, name: str) -> int | None:
+    if value is None or (isinstance(value, torch.Tensor) and value.numel() == 0):
+        return None
+    try:
+        return int(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise FormatError(f"{name} is {value!r:.80}; a number is expected") from None
+
+
+def _dtype(facts: dict[str, Any], scales: torch.Tensor) -> torch.dtype:
+    dtype = facts.get("compute_dtype")
+    return dtype if isinstance(dtype, torch.dtype) else scales.dtype
+
+
+READER = Reader("HQQ", frozenset({"hqq"}), find, (".W_q", ".nbits", ".unpack_view_dtype"))

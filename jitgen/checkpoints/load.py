@@ -1,0 +1,251 @@
+"""``load_quantized``: any checkpoint of quantised weights as a state dict, or in a model.
+
+Everything is read and checked before anything of a model changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from jitgen.checkpoints import files, native
+from jitgen.checkpoints.source import Claim, Reader, Source
+from jitgen.checkpoints.table import LABELS, READERS
+from jitgen.errors import FormatError
+from jitgen.quant.layers import QuantizedLinear
+from jitgen.quant.qtensor import QTensor
+
+CODES = (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Dtypes that a matrix called ``weight`` has where it is codes of something."""
+
+
+def load_quantized(
+    checkpoint: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    model: nn.Module | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | None = None,
+    rename: Callable[[str], str] | Mapping[str, str] | None = None,
+    strict: bool = True,
+    pickle: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Read a checkpoint whose weights are quantised, by jitgen or another program.
+
+    Which one is seen by its tensors: GPTQ, AWQ, HQQ, bitsandbytes, compressed-tensors, ModelOpt, Quark, torchao, GGUF,
+    8-bit weights beside their scales (docs/checkpoints.md has the table). Weights become ``QTensor``s of the format
+    whose numbers are those of the checkpoint; other tensors stay as they are. Files are mapped and converted one weight
+    at a time. Scales of activations are left out: activations stay floats.
+
+    Args:
+        checkpoint: a file (safetensors, GGUF), an ``index.json``, a directory with any of them, or a state dict.
+        model: a model that the weights are put into, by name: those of Linears become Parameters that take no
+            gradients, as ``quantize_`` leaves them. It may be on the meta device. Without one nothing but the result
+            is made.
+        device: where tensors are put.
+        dtype: the nominal dtype of weights; by default the config's, else that of the scales.
+        config: what a config file would say (``quantization_config``), instead of the one beside the file; ``{}`` for
+            nothing.
+        rename: from names in the checkpoint to names in the model.
+        strict: whether a tensor that ``model`` has no place for, or a parameter that the checkpoint does not have, is
+            an error.
+        pickle: whether pickle files may be read, with ``torch.load(weights_only=True)``.
+
+    Returns:
+        the tensors by name: ``QTensor``s, and plain tensors.
+
+    Raises:
+        FormatError: the checkpoint is damaged, truncated or labelled as something else, or does not fit ``model``. The
+            message names the tensor. The model is then unchanged.
+        UnsupportedError: it has what jitgen does not read, or a package is missing.
+    """
+    source = files.given(checkpoint) if isinstance(checkpoint, Mapping) else files.opened(checkpoint, pickle)
+    if config is not None:
+        source = replace(source, config=config.get("quantization_config", config))
+    if dtype is not None:
+        source = replace(source, dtype=dtype)
+    state = _read(source, torch.device(device))
+    if rename is not None:
+        state = _renamed(state, rename)
+    if model is not None:
+        fill(model, state, strict)
+    return state
+
+
+def claims(source: Source) -> list[tuple[Reader, Claim]]:
+    """The weights of a checkpoint, each with the reader that claims it.
+
+    Raises:
+        FormatError: a tensor that only one kind of checkpoint has is not claimed, or a label says another kind.
+    """
+    taken: set[str] = set()
+    found: list[tuple[Reader, Claim]] = []
+    label = source.config.get("quant_method")
+    for reader in READERS:
+        for claim in reader.find(source):
+            if taken & set(claim.uses):
+                continue
+            if label in LABELS and reader.labels and label not in reader.labels and reader is not native.READER:
+                raise FormatError(
+                    f"{source.origin}: the config says {label}, and {claim.uses[0]} is laid out as {reader.name}; "
+                    "correct it, or pass config={} to go by the tensors alone"
+                )
+            taken |= set(claim.uses)
+            found.append((reader, claim))
+    for name in source:
+        if name not in taken:
+            _check_unclaimed(source, name)
+    return found
+
+
+def _check_unclaimed(source: Source, name: str) -> None:
+    for reader in READERS:
+        if name.endswith(reader.marks):
+            raise FormatError(f"{source.origin}: {source.described(name)} is not laid out as {reader.name} has it")
+    if name.endswith(".weight") and source.is_of(name, *CODES) and len(source.shape(name)) == 2:
+        raise FormatError(f"{source.origin}: {source.described(name)} is codes, and no scales belong to it")
+
+
+def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
+    found = claims(source)
+    taken = {name for _, claim in found for name in claim.uses}
+    plain = [name for name in source if name not in taken]
+    state: dict[str, torch.Tensor] = {}
+    with _progress(f"reading {source.origin}", len(found) + len(plain)) as advance:
+        for _, claim in found:
+            if claim.name in state or claim.name in plain:
+                raise FormatError(f"{source.origin}: {claim.name} is in it twice")
+            state[claim.name] = _converted(source, claim).to(device)
+            advance(claim.name)
+        for name in plain:
+            value = source.value(name)
+            if not isinstance(value, torch.Tensor):
+                raise FormatError(f"{source.origin}: {name} is a {type(value).__name__}, not a tensor")
+            state[name] = value.to(device)
+            advance(name)
+    for name, same in native.aliases(source).items():
+        if same not in state:
+            raise FormatError(f"{source.origin}: {name} is said to be {same}, which is not there")
+        state[name] = state[same]
+    return state
+
+
+def _converted(source: Source, claim: Claim) -> QTensor | torch.Tensor:
+    try:
+        return claim.read()
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        used = "; ".join(source.described(name) for name in claim.uses[:4])
+        raise FormatError(f"{claim.name}: its tensors do not fit one another ({used}): {error}") from error
+
+
+@contextmanager
+def _progress(work: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of rich's on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.fields[work]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task("", total=total, work=escape(work))
+        yield lambda name: bar.update(row, advance=1, description=escape(name))
+
+
+def _renamed(
+    state: dict[str, torch.Tensor], rename: Callable[[str], str] | Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        new = rename.get(name, name) if isinstance(rename, Mapping) else rename(name)
+        if new in renamed:
+            raise FormatError(f"rename gives the name {new} to {name} and to another tensor")
+        renamed[new] = tensor
+    return renamed
+
+
+def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+    """Put tensors into a model, by name.
+
+    A parameter that the state lacks and that is another one of the model (a tied weight) becomes that.
+
+    Raises:
+        FormatError: a name or a shape does not fit. The model is then unchanged.
+    """
+    places = {name: (module, leaf) for name, module, leaf in _places(model)}
+    found: dict[str, torch.Tensor] = {}
+    unexpected = [name for name in state if name not in places]
+    for name, tensor in state.items():
+        if name in places:
+            found[name] = _fitting(name, *places[name], tensor)
+    tied: dict[int, list[str]] = {}
+    for name, (module, leaf) in places.items():
+        tied.setdefault(id(_held(module, leaf)), []).append(name)
+    for names in tied.values():
+        loaded = next((found[name] for name in names if name in found), None)
+        if loaded is not None:
+            found |= {name: loaded for name in names if name not in found}
+    missing = [name for name in places if name not in found and name in model.state_dict(keep_vars=True)]
+    if strict and (missing or unexpected):
+        raise FormatError(
+            "the checkpoint does not fit the model: "
+            + "; ".join(
+                f"{what} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+                for what, names in (("it lacks", missing), ("the model has no place for", unexpected))
+                if names
+            )
+            + "; strict=False leaves these as they are"
+        )
+    parameters: dict[int, nn.Parameter] = {}
+    for name, tensor in found.items():
+        module, leaf = places[name]
+        if leaf not in module._parameters:
+            module._buffers[leaf] = tensor
+            continue
+        old = module._parameters[leaf]
+        needs_grad = old is not None and old.requires_grad and tensor.is_floating_point()
+        needs_grad &= not isinstance(tensor, QTensor) and not _has_quantized(found, name)
+        module._parameters[leaf] = parameters.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=needs_grad))
+        if isinstance(tensor, QTensor):
+            QuantizedLinear.of(module)
+
+
+def _has_quantized(found: Mapping[str, torch.Tensor], name: str) -> bool:
+    """Whether ``name`` is the bias of a quantised weight, which takes no gradients either."""
+    module, _, leaf = name.rpartition(".")
+    return leaf == "bias" and isinstance(found.get(f"{module}.weight" if module else "weight"), QTensor)
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """(name, module, name in the module) of every parameter and buffer, tied ones under each name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for leaf in (*module._parameters, *module._buffers):
+            if _held(module, leaf) is not None:
+                yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
+
+
+def _held(module: nn.Module, leaf: str) -> torch.Tensor | None:
+    return module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+
+
+def _fitting(name: str, module: nn.Module, leaf: str, tensor: torch.Tensor) -> torch.Tensor:
+    held = _held(module, leaf)
+    assert held is not None
+    if isinstance(tensor, QTensor) and type(module).__name__ == "Conv1D" and leaf == "weight":
+        tensor = tensor.t()  # transformers' Conv1D has its weight as (K, N)
+    if tuple(tensor.shape) != tuple(held.shape):
+        raise FormatError(f"{name} is {list(tensor.shape)}, and the model has {list(held.shape)}")
+    if isinstance(tensor, QTensor) and not (
+        isinstance(module, nn.Linear | nn.Embedding) or type(module).__name__ == "Conv1D"
+    ):
+        raise FormatError(f"{name} is a quantised weight, and {type(module).__name__} multiplies its weight itself")
+    return tensor

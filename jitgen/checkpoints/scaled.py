@@ -1,0 +1,84 @@
+"""Weights of 8 bits stored as they are, beside their scales: compressed-tensors' float-quantized and int-quantized, and
+the fp8 of ModelOpt, Quark, FBGEMM and DeepSeek.
+
+Sources: compressed-tensors' ``compressors/naive_quantized`` and ``quantization/lifecycle/forward.py``; transformers'
+``integrations/finegrained_fp8.py`` for ``weight_scale_inv``, which multiplies in spite of its name. ``weight [N, K]``
+is float8 or int8, ``weight_scale`` has one number, ``[N]`` or ``[N, 1]``, ``[N, groups]``, or one for each block of 128
+x 128. Scales of activations (``input_scale``) are left out: activations stay floats here.
+
+Numbers: ``code * scale`` (``(code - zero) * scale`` of integers with zero-points) rounded to the model's dtype, which
+is what the libraries compute: equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from jitgen.checkpoints.source import Claim, Reader, Source
+from jitgen.checkpoints.weight import assembled, nominal
+from jitgen.errors import FormatError
+from jitgen.quant.qtensor import QTensor
+
+FLOATS = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+BLOCK = 128
+_OTHERS = ("weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point", "input_global_scale")
+
+
+def activation_names(source: Source, prefix: str) -> list[str]:
+    """The tensors beside a weight that describe it or its activations."""
+    return [f"{prefix}.{name}" for name in _OTHERS if f"{prefix}.{name}" in source]
+
+
+def find(source: Source) -> Iterator[Claim]:
+    for suffix in (".weight_scale", ".weight_scale_inv"):
+        for prefix in source.ending(suffix):
+            weight = f"{prefix}.weight"
+            if source.is_of(weight, *FLOATS, torch.int8) and len(source.shape(weight)) == 2:
+                uses = (weight, prefix + suffix, *activation_names(source, prefix))
+                yield Claim(weight, uses, partial(_read, source, prefix, prefix + suffix))
+
+
+def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
+    name = f"{prefix}.weight"
+    codes, scales = source.read(name), source.read(scale_name)
+    dtype = nominal(source, scales)
+    scales, group_size, qualifier = shared(name, codes.shape, scales)
+    if codes.dtype in FLOATS:
+        return assembled(
+            name, FLOATS[codes.dtype], codes.view(torch.uint8), scales, group_size, dtype, qualifier=qualifier
+        )
+    zero_name = f"{prefix}.weight_zero_point"
+    if zero_name in source and source.read(zero_name).numel() != scales.numel():
+        raise FormatError(f"{source.described(zero_name)} is not one zero-point for each scale, {list(scales.shape)}")
+    if zero_name not in source or not bool((zeros := source.read(zero_name).reshape(scales.shape)).any()):
+        return assembled(name, "int8", codes, scales, group_size, dtype, qualifier=qualifier)
+    unsigned = (codes.view(torch.uint8) ^ 128), (zeros.int() + 128).to(torch.uint8)
+    return assembled(name, "uint8", unsigned[0], scales, group_size, dtype, zeros=unsigned[1], qualifier=qualifier)
+
+
+def shared(name: str, shape: torch.Size, scales: torch.Tensor) -> tuple[torch.Tensor, int | None, str]:
+    """``[R, groups]`` scales of a weight of ``shape``, the group size, and the qualifier of rows that share scales."""
+    rows, columns = shape
+    if scales.numel() == 1:
+        return scales.reshape(1, 1), None, "" if rows == 1 else "tensor"
+    if scales.shape in ((rows,), (rows, 1)):
+        return scales.reshape(rows, 1), None, ""
+    if scales.dim() == 2 and scales.shape[0] == rows and columns % scales.shape[1] == 0:
+        return scales, columns // scales.shape[1], ""
+    if tuple(scales.shape) == (-(-rows // BLOCK), -(-columns // BLOCK)):
+        return scales, BLOCK, "rows128"
+    raise FormatError(
+        f"{name}: scales {list(scales.shape)} of a weight {list(shape)}; expected one, one a row, one a group, "
+        f"or one a block of {BLOCK} x {BLOCK}"
+    )
+
+
+READER = Reader(
+    "8-bit weights beside their scales",
+    frozenset({"compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "quark"}),
+    find,
+    (".weight_scale", ".weight_scale_inv"),
+)

@@ -1,0 +1,244 @@
+"""``JitgenConfig`` for ``from_pretrained(..., quantization_config=...)``, and the quantiser behind it.
+
+A weight is quantised when transformers has loaded it, and before it loads the next, so that memory never holds the
+dense model. ``save_pretrained`` writes the files that ``jitgen.save_quantized`` writes, which ``from_pretrained`` reads
+again after ``import jitgen.huggingface.quantizer``, and ``jitgen.load_quantized`` without transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant import io
+from jitgen.quant.formats import check_group_size, find
+from jitgen.quant.layers import QuantizedLinear
+from jitgen.quant.modules import quantize_
+from jitgen.quant.qtensor import QTensor
+
+try:
+    from transformers.core_model_loading import ConversionOps
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError as error:
+    raise UnsupportedError(f"JitgenConfig needs transformers 5 ({error}): pip install 'transformers>=5'") from error
+
+METHOD = "jitgen"
+SUFFIXES = ("codes", "scales", "zeros", "tensor_scale", "order")
+"""The tensors of quantised weights in files."""
+
+Formats = str | Mapping[str, "str | tuple[str, int | None] | None"]
+
+
+@register_quantization_config(METHOD)
+class JitgenConfig(QuantizationConfigMixin):
+    """How a model's weights are quantised: the arguments of ``jitgen.quantize_``.
+
+    Args:
+        format: a format of docs/formats.md, or a mapping from patterns of module names to formats.
+        group_size: columns that share a scale; None for one scale a row.
+        modules_to_not_convert: names of modules that are left as they are; by default the output layer, and none with
+            ``embeddings``.
+        embeddings: whether embeddings are quantised too; one that is tied to the output layer shares its codes.
+        method: how scales are found (``jitgen.quantize``).
+
+    Raises:
+        FormatError: there is no such format or group size.
+    """
+
+    def __init__(
+        self,
+        format: Formats = "int4",
+        group_size: int | None = 128,
+        modules_to_not_convert: list[str] | None = None,
+        embeddings: bool = False,
+        method: str = "mse",
+        **kwargs: Any,
+    ):
+        self.quant_method = METHOD
+        if isinstance(format, str):
+            group_size = check_group_size(find(format).group_size or group_size, format)
+        self.format, self.group_size = format, group_size
+        self.modules_to_not_convert = modules_to_not_convert
+        self.embeddings, self.method = embeddings, method
+
+
+@register_quantizer(METHOD)
+class JitgenQuantizer(HfQuantizer):
+    """Makes ``QTensor``s of weights as transformers loads them, and reads those of files."""
+
+    requires_calibration = False
+    quantization_config: JitgenConfig
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise UnsupportedError("device_map offloads to disk, which quantised weights are not; leave disk out of it")
+
+    @property
+    def quantized_element_size(self) -> float | None:
+        format = self.quantization_config.format
+        return find(format).bits / 8 if isinstance(format, str) else None
+
+    def adjust_max_memory(self, max_memory: dict[str, Any]) -> dict[str, Any]:
+        return {device: size * 0.9 for device, size in max_memory.items()}  # for scales, and the weight being quantised
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **kwargs: Any) -> None:
+        config = self.quantization_config
+        self.kept: set[str] = set()
+        if not (config.embeddings and config.modules_to_not_convert is None):
+            self.kept |= set(self.get_modules_to_not_convert(model, config.modules_to_not_convert))
+        self.descriptions = _descriptions(checkpoint_files or ()) if self.pre_quantized else {}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        for module in model.modules():
+            if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
+                QuantizedLinear.of(module)
+                for parameter in module._parameters.values():
+                    if parameter is not None and not isinstance(parameter, QTensor):
+                        parameter.requires_grad_(False)
+        return model
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        if self.pre_quantized:
+            return False
+        name, _, leaf = param_name.rpartition(".")
+        if any(name == kept or name.endswith(f".{kept}") or name.startswith(f"{kept}.") for kept in self.kept):
+            return False
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Linear) or (self.quantization_config.embeddings and type(module) is nn.Embedding):
+            return leaf == "weight"
+        kind = type(module).__name__
+        parameter = module._parameters.get(leaf)
+        rank = parameter.dim() if parameter is not None else 0
+        return (kind == "Conv1D" and rank == 2) or ("expert" in kind.lower() and rank == 3)
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return _Quantize(self)
+
+    @property
+    def serialized_names(self) -> dict[str, list[str]]:
+        if not self.pre_quantized:
+            return {}
+        leaves = sorted({name.rpartition(".")[2] for name in getattr(self, "descriptions", {})})
+        return {leaf: [f"{leaf}.{suffix}" for suffix in SUFFIXES] for leaf in leaves}
+
+    def get_load_operations(self) -> dict[str, Any]:
+        return {"deserialize": _Deserialize}
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        state = model.state_dict()
+        experts = [name for name, tensor in state.items() if isinstance(tensor, QTensor) and tensor.token.experts]
+        if experts:  # save_pretrained divides these by expert, and renames them
+            raise UnsupportedError(
+                f"save_pretrained of {experts[0]}, matrices of experts in one parameter, is not supported; use "
+                "jitgen.save_quantized(model, path), and jitgen.load_quantized(path, model=model) to load it"
+            )
+        return io.flattened(state)
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        made: dict[int, nn.Parameter] = {}
+        for module in model.modules():
+            for leaf, parameter in module._parameters.items():
+                if isinstance(parameter, QTensor):
+                    dense = made.get(id(parameter))
+                    if dense is None:
+                        weight = parameter.dequantize(dtype).contiguous()
+                        dense = made[id(parameter)] = nn.Parameter(weight, requires_grad=False)
+                    module._parameters[leaf] = dense
+        return model
+
+
+def _descriptions(files: Any) -> dict[str, str]:
+    """The weights that files of ``save_pretrained`` describe."""
+    from safetensors import safe_open
+
+    found: dict[str, str] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            found |= io.content(str(path), file.metadata() or {})[0]
+    if files and not found:
+        raise FormatError(f"{files[0]} has no weights of jitgen, which its config says it has")
+    return found
+
+
+class _Quantize(ConversionOps):
+    """Quantises the parameter that was loaded."""
+
+    def __init__(self, hf_quantizer: JitgenQuantizer):
+        self.hf_quantizer = hf_quantizer
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        model: Any = None,
+        full_layer_name: str = "",
+        missing_keys: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, torch.Tensor]:
+        (value,) = input_dict.values()
+        value = value[0] if isinstance(value, list) else value
+        name, _, leaf = full_layer_name.rpartition(".")
+        module, config = model.get_submodule(name), self.hf_quantizer.quantization_config
+        alone = _Alone(module, name, leaf, value)
+        formats = config.format
+        if isinstance(formats, Mapping):  # lists in a config that was read from JSON
+            formats = {key: tuple(one) if isinstance(one, list) else one for key, one in formats.items()}
+        quantize_(alone.root, formats, config.group_size, method=config.method, embeddings=config.embeddings)
+        return {full_layer_name: alone.parameter}
+
+
+class _Alone:
+    """A module of the same class and name with one parameter alone, so that ``quantize_`` sees it by its full name.
+
+    Attributes:
+        root: the model that has nothing else.
+    """
+
+    def __init__(self, module: nn.Module, name: str, leaf: str, value: torch.Tensor):
+        single = nn.Module()
+        single.__class__ = type(module)
+        single.__dict__ |= {key: kept for key, kept in module.__dict__.items() if not key.startswith("_")}
+        single._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        self.root = nn.Module()
+        above, *parts = self.root, *name.split(".")
+        for part in parts[:-1]:
+            above._modules[part] = nn.Module()
+            above = above._modules[part]  # type: ignore[assignment]
+        above._modules[parts[-1]] = single
+        self._single, self._leaf = single, leaf
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        found: torch.Tensor = self._single._parameters[self._leaf]  # type: ignore[assignment]
+        return found
+
+
+class _Deserialize(ConversionOps):
+    """Makes a weight of its tensors in a file."""
+
+    def __init__(self, hf_quantizer: JitgenQuantizer):
+        self.hf_quantizer = hf_quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        text = self.hf_quantizer.descriptions.get(full_layer_name)
+        if text is None:
+            raise FormatError(f"{full_layer_name}: the file does not describe it; its tensors are {sorted(input_dict)}")
+        tensors = {}
+        for key, value in input_dict.items():
+            suffix = key.rpartition(".")[2]
+            tensors[f"{full_layer_name}.{suffix}"] = value[0] if isinstance(value, list) else value
+        weight = io.from_tensors(tensors, full_layer_name, text)
+        return {full_layer_name: nn.Parameter(weight, requires_grad=False)}

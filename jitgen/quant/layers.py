@@ -1,0 +1,49 @@
+"""``QuantizedLinear``: the ``nn.Linear`` that ``quantize_`` leaves, whose call goes to the kernel.
+
+``F.linear`` with a ``QTensor`` asks torch for a handler, and the handler asks what each operand is (``functions.py``,
+``eager.py``): a dozen Python calls. This layer knows that its weight is quantised, and asks only what may differ from
+call to call. Where something needs more than a kernel (autocast, torch.compile, a trace, a mode, a tensor subclass) it
+is ``F.linear``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from jitgen.quant import eager
+from jitgen.quant.qtensor import QTensor
+
+# Each of these is asked at every call, and an attribute of a module takes time.
+_modes, _autocast = torch._C._len_torch_function_stack, torch._C._is_any_autocast_enabled
+_dynamo = torch.compiler.is_dynamo_compiling
+_dequantizes = eager.dequantizes.get
+_dtypes = frozenset(eager.DTYPES)
+
+
+class QuantizedLinear(nn.Linear):
+    """A Linear whose weight is a ``QTensor``; made of an ``nn.Linear`` by ``of``."""
+
+    @staticmethod
+    def of(module: nn.Module) -> None:
+        """Make a Linear, and no subclass that computes something else, one whose calls go to the kernel."""
+        if type(module) is nn.Linear:
+            module.__class__ = QuantizedLinear
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        if (
+            type(input) is Tensor
+            and type(weight) is QTensor
+            and not (_modes() or _autocast() or _dynamo() or _dequantizes() or torch.compiler._is_compiling_flag)
+            and input.dtype in _dtypes
+            and (input.is_cpu or input.is_cuda)
+            and not weight.token.transposed
+        ):
+            if bias is None:
+                if eager.plain is not None:
+                    return eager.plain(input, weight)
+            elif eager.biased is not None and type(bias) is nn.Parameter:
+                return eager.biased(input, weight, bias)
+        return F.linear(input, weight, bias)  # type: ignore[arg-type]

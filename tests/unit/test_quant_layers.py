@@ -1,0 +1,179 @@
+"""``quantize_`` beyond Linears: Conv1D, matrices of experts, embeddings and what is tied to them; weights of three
+dimensions, and what equal weights are."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import jitgen
+from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.qtensor import QTensor
+
+
+class Conv1D(nn.Module):
+    """transformers' layer of GPT-2: a Linear whose weight is (K, N)."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(columns, rows) / columns**0.5)
+        self.bias = nn.Parameter(torch.randn(rows))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        return found.view(*x.shape[:-1], -1)
+
+
+class Experts(nn.Module):
+    """The matrices of a mixture of experts, of which each row of x has one."""
+
+    def __init__(self, rows: int, is_transposed: bool = False) -> None:
+        super().__init__()
+        self.is_transposed = is_transposed
+        shape = (3, 64, rows) if is_transposed else (3, rows, 64)
+        self.up_proj = nn.Parameter(torch.randn(shape) / 8)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        found = x.new_zeros(len(x), self.up_proj.shape[-1 if self.is_transposed else -2])
+        for expert in chosen.unique():
+            weight = self.up_proj[expert]
+            taken = x[chosen == expert]
+            found[chosen == expert] = taken @ weight if self.is_transposed else F.linear(taken, weight)
+        return found
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embedding(tokens)))
+
+
+def dense(model: nn.Module) -> nn.Module:
+    """The same model on the plain weights that its quantised ones stand for."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        for name, parameter in list(module._parameters.items()):
+            if isinstance(parameter, QTensor):
+                module._parameters[name] = nn.Parameter(parameter.dequantize().contiguous(), requires_grad=False)
+    return plain
+
+
+@pytest.fixture(autouse=True)
+def no_fallbacks() -> None:
+    torch.manual_seed(0)
+    warnings.simplefilter("error", jitgen.FallbackWarning)
+
+
+def test_conv1d_runs_a_kernel() -> None:
+    model = nn.Sequential(Conv1D(48, 64), nn.GELU(), Conv1D(16, 48))
+    report = jitgen.quantize_(model, "int4", 32)
+    assert [(layer.name, layer.shape) for layer in report.layers] == [("0", (48, 64)), ("2", (16, 48))]
+    assert report.frozen_biases == ("0.bias", "2.bias")
+    assert model[0].weight.shape == (64, 48)
+    x = torch.randn(2, 5, 64)
+    torch.testing.assert_close(model(x), dense(model)(x))
+
+
+@pytest.mark.parametrize(("rows", "is_transposed"), [(48, False), (48, True), (7, False)])
+def test_experts_are_a_product_each(rows: int, is_transposed: bool) -> None:
+    model = nn.Sequential(Experts(rows, is_transposed))
+    report = jitgen.quantize_(model, {"*up_proj": "int4"}, 32)
+    assert [(layer.name, layer.shape) for layer in report.layers] == [("0.up_proj", (3, rows, 64))]
+    x, chosen = torch.randn(6, 64), torch.tensor([0, 2, 2, 0, 1, 2])
+    torch.testing.assert_close(model[0](x, chosen), dense(model)[0](x, chosen))
+    weight = model[0].up_proj
+    assert weight[1] is weight[torch.tensor(1)]
+    if rows % 16 == 0:  # the matrices are views
+        assert weight[0].tensors[0].untyped_storage().data_ptr() == weight.tensors[0].untyped_storage().data_ptr()
+
+
+def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:
+    plain = torch.randn(3, 32, 64)
+    weight = jitgen.quantize(plain, "int4", 32)
+    assert weight.shape == (3, 32, 64)
+    each = [jitgen.quantize(matrix, "int4", 32) for matrix in plain]
+    assert torch.equal(weight.dequantize(), torch.stack([w.dequantize() for w in each]))
+    assert all(torch.equal(weight[i], each[i]) for i in range(-3, 3))
+    assert weight.mT.shape == weight.transpose(1, 2).shape == (3, 64, 32)
+    assert torch.equal(weight.mT.dequantize(), weight.dequantize().mT)
+    x = torch.randn(3, 5, 64)
+    exact = torch.bmm(x.double(), weight.dequantize(torch.float64).mT).float()
+    torch.testing.assert_close(torch.bmm(x, weight.mT), exact)
+    torch.testing.assert_close(x @ weight.mT, exact)
+    offsets = torch.tensor([5, 5, 15], dtype=torch.int32)
+    grouped = torch._grouped_mm(x.flatten(0, 1), weight.mT, offs=offsets)
+    torch.testing.assert_close(grouped[:5], exact[0])
+    torch.testing.assert_close(grouped[10:], x[2] @ weight[2].t())
+    for again in (pickle.loads(pickle.dumps(weight)), copy.deepcopy(weight), weight.clone(), weight.detach()):
+        assert torch.equal(again, weight)
+    jitgen.save_quantized({"w": weight}, tmp_path / "w.safetensors")
+    assert torch.equal(jitgen.load_quantized(tmp_path / "w.safetensors")["w"], weight)
+    with pytest.raises(IndexError):
+        weight[3]
+    for refused in (lambda: weight[:2], lambda: F.linear(x, weight), lambda: weight.t(), lambda: weight[[0, 1]]):
+        with pytest.raises(UnsupportedError):
+            refused()
+    with pytest.raises(UnsupportedError, match=r"pass weight\[i\]"):
+        jitgen.jit(lambda x, w: F.linear(x, w))(x, weight)
+    with pytest.raises(FormatError, match="share scales"):
+        jitgen.quantize(plain, "fp8_e4m3.tensor")
+
+
+def test_a_tied_embedding_shares_its_codes() -> None:
+    model, tokens = Tied(), torch.tensor([[3, 1, 4], [1, 5, 49]])
+    before = model(tokens)
+    kept = jitgen.quantize_(copy.deepcopy(model), "int8")
+    assert "embeddings=True quantises both" in kept.skipped[0].reason
+    assert [other.name for other in kept.others] == ["embedding.weight"]
+    report = jitgen.quantize_(model, "int8", embeddings=True)
+    assert [layer.names for layer in report.layers] == [("embedding", "head")]
+    assert model.head.weight is model.embedding.weight
+    after = model(tokens)
+    torch.testing.assert_close(after, dense(model)(tokens))
+    assert (after - before).norm() / before.norm() < 0.02
+
+
+def test_everything_that_is_left_is_named() -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 64))
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Embedding(9, 64), nn.Conv1d(4, 4, 3), Router(), nn.LayerNorm(64))
+    report = jitgen.quantize_(model, "int8")
+    assert [other.name for other in report.others] == ["1.weight", "2.weight", "3.weight"]
+    assert "embeddings=True" in str(report)
+    assert "left as it was: 3.weight: a parameter of Router" in str(report)
+
+
+def test_equality_is_of_codes_and_scales() -> None:
+    plain = torch.randn(32, 64)
+    weight = jitgen.quantize(plain, "int4", 32)
+    assert torch.equal(weight, jitgen.quantize(plain, "int4", 32, layout="mma"))
+    assert torch.equal(weight, weight.half())
+    assert not torch.equal(weight, weight.t())
+    assert not torch.equal(weight, jitgen.quantize(plain, "int4", 64))
+    assert not torch.equal(weight, jitgen.quantize(plain, "int4", 32, method="absmax"))
+    assert not torch.equal(weight, weight.dequantize())
+    assert not torch.equal(weight.dequantize(), weight)
+    with pytest.raises(UnsupportedError, match="__eq__"):
+        operator.eq(weight, weight)
+
+
+def test_an_order_of_columns_is_not_made() -> None:
+    with pytest.raises(FormatError, match=r"without \.ordered"):
+        jitgen.quantize(torch.randn(8, 64), "int4.ordered", 32)
