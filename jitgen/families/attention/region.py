@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jitgen.families.attention.computed import in_kernel
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.match import STOPS, Attention, is_copy, linear_operand, row_sources, sums, tops
 from jitgen.families.family import Partition
@@ -228,9 +227,12 @@ class _Builder:
         if under_views(operand).op == "input":
             return operand
         rank = len(operand.shape)
-        computed = in_kernel(operand, rank - 2 if transposed else rank - 1, self.mover)
-        if computed is not None:
-            return computed
+        if self.partition.device.dialect != "cuda":  # whose kernels copy tiles of tensors
+            from jitgen.families.attention.computed import in_kernel
+
+            computed = in_kernel(operand, rank - 2 if transposed else rank - 1, self.mover)
+            if computed is not None:
+                return computed
         swap = ("permute", (*range(rank - 2), rank - 1, rank - 2))
         rows = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
         node = self.mover.move(operand, swap, rows) if transposed else operand

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.families.family import Family
 from jitgen.families.scatter.by_element import Walk, decide
-from jitgen.families.scatter.by_pairs import Pairs
 from jitgen.families.scatter.claim import NAME, claim
 from jitgen.families.scatter.launch import arguments, launch, work
 from jitgen.families.scatter.layout import layout
@@ -41,8 +40,8 @@ def _explain(*of: Any) -> list[str]:
     return explain(*of)
 
 
-def _decide(question: Walk | Pairs, device: Device) -> Decision:
-    return question.decide(device) if isinstance(question, Pairs) else decide(question, device)
+def _decide(question: Any, device: Device) -> Decision:
+    return decide(question, device) if isinstance(question, Walk) else question.decide(device)
 
 
 FAMILY = Family(

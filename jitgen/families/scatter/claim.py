@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from jitgen.families.family import Claim, Partition
 from jitgen.families.scatter.by_element import by_element, question
-from jitgen.families.scatter.by_pairs import with_last_values
-from jitgen.families.scatter.distinct import is_distinct
 from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, topological
@@ -49,6 +47,9 @@ def _pointwise_update(node: Node, partition: Partition) -> Node | None:
     kernel can compute; None where it is none."""
     if node.attrs[0] != "set" or not partition.is_updated(node):
         return None
+    from jitgen.families.scatter.by_pairs import with_last_values
+    from jitgen.families.scatter.distinct import is_distinct
+
     distinct = node if is_distinct(node, partition) else with_last_values(node, partition, NAME)
     if distinct is None:
         return None

@@ -31,7 +31,7 @@ def is_distinct(node: Node, partition: Partition) -> bool:
         for index in indices:
             # Beside dimensions whose positions the other indices tell, an index that varies along one more tells that.
             own = varied[id(index)] & unresolved
-            if len(own) == 1 and _is_injective(index, *own, value.shape[min(own)], partition):
+            if len(own) == 1 and _is_injective(index, min(own), value.shape[min(own)], partition):
                 found = own
         if found is None:
             return False
