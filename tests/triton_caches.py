@@ -13,11 +13,11 @@ import torch
 import jitgen
 from jitgen.nn import KVCache, PagedKVCache, functional
 from tests.attention import failure, sample
+from tests.caches import DEPTH, GROUPS, attention, bound
 from tests.interpreter import Check, serve
-from tests.unit.test_caches import attention, bound
 
 CHECKS: dict[str, Check] = {}
-BATCH, HEADS, GROUPS, DEPTH = 2, 2, 2, 16
+BATCH, HEADS = 2, 2
 
 
 def check(function: Check) -> Check:

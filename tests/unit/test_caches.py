@@ -12,8 +12,9 @@ import torch
 import jitgen
 from jitgen.nn import KVCache, PagedKVCache, functional
 from tests.attention import INF, failure, sample
+from tests.caches import DEPTH, GROUPS, attention, bound
 
-BATCH, HEADS, GROUPS, PLACES, DEPTH = 2, 2, 2, 37, 16
+BATCH, HEADS, PLACES = 2, 2, 37
 
 
 def rotated(x: Any, cos: Any, sin: Any) -> Any:
@@ -137,29 +138,6 @@ def test_a_step_of_a_layer_is_an_append_and_an_attention() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- caches
-
-
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: torch.Tensor, window: int) -> torch.Tensor:
-    """float64 attention of each sequence by itself, over all tokens so far."""
-    rows = []
-    for number, first in enumerate(start.tolist()):
-        keys, values = (x[number].double().repeat_interleave(GROUPS, 0)[:, : first + q.shape[2]] for x in (k, v))
-        i, j = first + torch.arange(q.shape[2])[:, None], torch.arange(keys.shape[1])
-        scores = q[number].double() @ keys.transpose(-1, -2) * DEPTH**-0.5
-        rows.append(torch.softmax(scores.masked_fill((j > i) | (i - j >= window), -INF), -1) @ values)
-    return torch.stack(rows)
-
-
-def bound(dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
-    """How far codes may move a result: each element of a key and of a value is off by its format's half step, scores by
-    that times the magnitudes of a query, and weights by twice as much, relatively."""
-
-    def step(x: torch.Tensor) -> float:
-        most = x.abs().amax().item()
-        return {torch.int8: most / 127 / 2, torch.float8_e4m3fn: most * 2**-4, torch.float8_e5m2: most * 2**-3}[dtype]
-
-    moved = step(k) * q.abs().sum(-1).amax().item() * DEPTH**-0.5
-    return math.expm1(2 * moved) * v.abs().amax().item() + step(v) + 1e-5
 
 
 def wrong(found: torch.Tensor, wanted: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
