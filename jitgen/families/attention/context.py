@@ -241,3 +241,37 @@ def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) 
     rule, _ = rules_of(body, layout)
     scalars = {position: f"a{i.attr}" for position, i in enumerate(rule) if i.op == "scalar"}
     return bounds_of(rule, known, scalars, words)
+
+
+def ends_of(operand: Operand) -> Ends:
+    """Where the bounds of a tile have the ends of an operand's values."""
+    if operand.kind == "task":
+        return Ends(f"x{operand.index}", f"x{operand.index}")
+    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
+
+
+def offset(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
+    """The expression of an offset: ``first``, and each of ``indices`` times its stride."""
+    terms = [*first, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))]
+    return " + ".join(term for term in terms if term) or "0"
+
+
+def indices(sizes: Sequence[str], number: str, name: str, quotient: str) -> list[tuple[str, str]]:
+    """(name, expression) of the index of ``number`` in each dimension; ``quotient`` is the dialect's operator."""
+    found = []
+    for dim in range(len(sizes)):
+        inner = " * ".join(sizes[dim + 1 :])
+        index = f"{number} {quotient} ({inner})" if inner else number
+        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
+    return found
+
+
+def row_indices(packed: Sequence[str], quotient: str) -> list[tuple[str, str]]:
+    """The same of a row: packed dimensions before the row of the query, ``m``."""
+    return [*indices(packed, f"(row {quotient} rows)", "y", quotient), ("m", "row % rows" if packed else "row")]
+
+
+def row_offset(operand: Operand, layout: Layout) -> str:
+    """The offset of row ``m`` of packed indices ``y0`` ... from where the task begins."""
+    packed = [f"y{dim}" for dim in range(layout.packed)]
+    return offset([f"at{operand.index}"], [*operand.packed, operand.own[0]], [*packed, "m"])

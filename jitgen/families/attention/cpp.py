@@ -6,14 +6,24 @@ for each score.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Source, printed
-from jitgen.families.attention.bounds import Ends, Words
-from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds
+from jitgen.families.attention.bounds import Words
+from jitgen.families.attention.context import (
+    Attention,
+    Computed,
+    Operand,
+    Rule,
+    bounds,
+    ends_of,
+    indices,
+    offset,
+    row_indices,
+    row_offset,
+)
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import CpuSchedule
 from jitgen.ir.program import Kernel
@@ -29,7 +39,7 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
     """Template context and source options; see ``attention/render.py``."""
     (body,) = kernel.bodies
     scores = list(of.rule.operands)
-    known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
+    known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
@@ -47,19 +57,19 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "lanes_are_rows": schedule.path == "tiles",
         "tasks": " * ".join(of.batch) or "1",
         "packed_rows": " * ".join([*of.packed, "rows"]),
-        "indices": _indices(of.batch, "task", "z"),
-        "row_indices": _row_indices(of.packed),
+        "indices": indices(of.batch, "task", "z", "/"),
+        "row_indices": row_indices(of.packed, "/"),
         "based": [
             {
                 "name": f"at{o.index}",
-                "expression": _sum([o.offset], o.batch, [f"z{dim}" for dim in range(layout.batch)]),
+                "expression": offset([o.offset], o.batch, [f"z{dim}" for dim in range(layout.batch)]),
             }
             for o in of.operands
         ],
         "of_row": [o for o in scores if o.kind == "row"],
         "at_row": [o for o in scores if o.kind == "both"],
         "of_task": [o for o in scores if o.kind == "task"],
-        "positions": {o.index: _position(o, layout) for o in of.operands},
+        "positions": {o.index: row_offset(o, layout) for o in of.operands},
         "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
         "key_ends": [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text],
         "rules": [_rule(of.unmasked, True), _rule(of.rule, False)] if of.masked else [_rule(of.unmasked, True)],
@@ -70,20 +80,16 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "key_row": key_row,
         "value_row": value_row,
         "checked": bool(kernel.checked),
-        "query": [
-            _load(o, _row_position(o, layout), "d", o.own[1] if o.kind != "contiguous" else "1") for o in of.query
-        ],
+        "query": [_load(o, row_offset(o, layout), "d", o.own[1] if o.kind != "contiguous" else "1") for o in of.query],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
-        "row_loads": [_load(o, _row_position(o, layout), "0", "1") for o in of.row_loads],
+        "row_loads": [_load(o, row_offset(o, layout), "0", "1") for o in of.row_loads],
         "row_lines": of.row_lines,
-        "loads": [
-            _load(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.loads
-        ],
+        "loads": [_load(o, row_offset(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.loads],
         "lines": of.lines,
-        "row_stores": [_store(o, _row_position(o, layout), "0", "1") for o in of.row_stores],
+        "row_stores": [_store(o, row_offset(o, layout), "0", "1") for o in of.row_stores],
         "stores": [
-            _store(o, _row_position(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.stores
+            _store(o, row_offset(o, layout), "e", o.own[1] if o.kind != "contiguous" else "1") for o in of.stores
         ],
         "tops": of.tops,
         "totals": of.totals,
@@ -96,7 +102,7 @@ def _row_computed(of: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
     Args:
         inner: which of an operand's own strides is along the elements of a key.
     """
-    starts = {i: _sum([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in of.operands.items()}
+    starts = {i: offset([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in of.operands.items()}
     sources = {
         i: Source(o.pointer, starts[i], o.gathered, o.dtype) for i, o in of.operands.items() if o.gathered and o.pointer
     }
@@ -135,43 +141,6 @@ def _row_computed(of: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
 
 def _pointer(operand: Operand) -> str:
     return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
-
-
-def _ends(operand: Operand) -> Ends:
-    """Where the bounds of a tile have the ends of an operand's values."""
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
-
-
-def _sum(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
-    terms = [*first, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))]
-    return " + ".join(term for term in terms if term) or "0"
-
-
-def _indices(sizes: Sequence[str], number: str, name: str) -> list[tuple[str, str]]:
-    """(name, expression) of the index of ``number`` in each dimension."""
-    found = []
-    for dim in range(len(sizes)):
-        inner = " * ".join(sizes[dim + 1 :])
-        index = f"{number} / ({inner})" if inner else number
-        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
-    return found
-
-
-def _row_indices(packed: Sequence[str]) -> list[tuple[str, str]]:
-    """The same of a row: packed dimensions before the row of the query, ``m``."""
-    return [*_indices(packed, "(row / rows)", "y"), ("m", "row % rows" if packed else "row")]
-
-
-def _position(operand: Operand, layout: Layout) -> str:
-    """The offset of row ``m`` of packed indices ``y0`` ... from where the task begins."""
-    return _sum(
-        [f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"]
-    )
-
-
-_row_position = _position
 
 
 def _rule(rule: Rule, is_open: bool) -> dict[str, Any]:

@@ -7,14 +7,24 @@ walks the tiles in three loops, of which the middle one has no mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, Source, printed
-from jitgen.families.attention.bounds import Ends, Words
-from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds
+from jitgen.families.attention.bounds import Words
+from jitgen.families.attention.context import (
+    Attention,
+    Computed,
+    Operand,
+    Rule,
+    bounds,
+    ends_of,
+    indices,
+    offset,
+    row_indices,
+    row_offset,
+)
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import TritonSchedule
 from jitgen.families.operands import ACCESS_BYTES, item_size
@@ -30,7 +40,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     (body,) = kernel.bodies
     memory = [operand for operand in of.operands if operand.pointer]
     scores = list(of.rule.operands)
-    known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
+    known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     key_ends = [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text]
@@ -42,10 +52,10 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
         "splits": schedule.splits,
         "tasks": " * ".join(of.batch) or "1",
         "packed_rows": " * ".join([*of.packed, "rows"]),
-        "index_lines": [f"{name} = {text}" for name, text in _indices(of.batch, "task", "z")],
-        "row_lines_of": [f"{name} = {text}" for name, text in _row_indices(of.packed)],
+        "index_lines": [f"{name} = {text}" for name, text in indices(of.batch, "task", "z", "//")],
+        "row_lines_of": [f"{name} = {text}" for name, text in row_indices(of.packed, "//")],
         "bases": [
-            f"at{o.index} = {_sum([o.offset], o.batch, [f'z{d}' for d in range(layout.batch)])}" for o in of.operands
+            f"at{o.index} = {offset([o.offset], o.batch, [f'z{d}' for d in range(layout.batch)])}" for o in of.operands
         ],
         "query": [_query(o, layout, schedule) for o in of.query],
         "query_lines": of.query_lines,
@@ -92,12 +102,6 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     return context, options
 
 
-def _ends(operand: Operand) -> Ends:
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
-
-
 def _units(of: Attention, layout: Layout) -> dict[str, int]:
     """What the sizes and strides that decide the width of an access are multiples of."""
     units = {"depth": layout.unit, "width": layout.unit}
@@ -110,31 +114,6 @@ def _units(of: Attention, layout: Layout) -> dict[str, int]:
     return units
 
 
-def _sum(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
-    terms = [*first, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))]
-    return " + ".join(term for term in terms if term) or "0"
-
-
-def _indices(sizes: Sequence[str], number: str, name: str) -> list[tuple[str, str]]:
-    found = []
-    for dim in range(len(sizes)):
-        inner = " * ".join(sizes[dim + 1 :])
-        index = f"{number} // ({inner})" if inner else number
-        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
-    return found
-
-
-def _row_indices(packed: Sequence[str]) -> list[tuple[str, str]]:
-    return [*_indices(packed, "(row // rows)", "y"), ("m", "row % rows" if packed else "row")]
-
-
-def _row(operand: Operand, layout: Layout) -> str:
-    """The offset of each row of the block, a vector."""
-    return _sum(
-        [f"at{operand.index}"], [*operand.packed, operand.own[0]], [*(f"y{d}" for d in range(layout.packed)), "m"]
-    )
-
-
 def _mask(*conditions: str) -> str:
     live = [condition for condition in conditions if condition]
     return f", mask={' & '.join(live)}, other=0.0" if live else ""
@@ -145,7 +124,7 @@ def _inner(operand: Operand, index: str, stride: str) -> str:
 
 
 def _query(operand: Operand, layout: Layout, schedule: TritonSchedule) -> str:
-    at = f"({_row(operand, layout)})[:, None] + {_inner(operand, 'd', operand.own[1])}"
+    at = f"({row_offset(operand, layout)})[:, None] + {_inner(operand, 'd', operand.own[1])}"
     if operand.pointer is None:
         return f"{operand.value} = ({at}).to({operand.type})"
     mask = "" if schedule.even_d else ", mask=(d < depth) & (row >= 0)[:, None], other=0"
@@ -159,7 +138,7 @@ def _once(operand: Operand) -> str:
 
 
 def _row_value(operand: Operand, layout: Layout) -> str:
-    at = _row(operand, layout)
+    at = row_offset(operand, layout)
     value = triton.load_cast(f"tl.load({operand.pointer} + {at})", operand.dtype) if operand.pointer else at
     return f"x{operand.index} = {value}"
 
@@ -262,7 +241,7 @@ def _rule(rule: Rule, layout: Layout) -> dict[str, Any]:
                 f"{at}{to}" if operand.pointer is None else _score_load(operand, at, "(column < keys)[None, :]")
             )
         else:
-            at = f"({_row(operand, layout)})[:, None] + (column * {operand.own[1]})[None, :]"
+            at = f"({row_offset(operand, layout)})[:, None] + (column * {operand.own[1]})[None, :]"
             live = "(column < keys)[None, :]"
             expression = f"({at}){to}" if operand.pointer is None else _score_load(operand, at, live)
         loads.append(f"{operand.value} = {expression}")
@@ -274,7 +253,7 @@ def _score_load(operand: Operand, at: str, live: str) -> str:
 
 
 def _at_result(operand: Operand, layout: Layout) -> str:
-    row = f"({_row(operand, layout)})[:, None]"
+    row = f"({row_offset(operand, layout)})[:, None]"
     return row if operand.kind == "row" else f"{row} + {_inner(operand, 'e', operand.own[1])}"
 
 
