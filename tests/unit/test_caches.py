@@ -77,13 +77,18 @@ def test_an_append_is_one_kernel_with_rope_and_the_split(form: Callable[..., Non
 
 
 def test_of_tokens_with_one_place_the_last_stays() -> None:
-    compiled = jitgen.jit(lambda cache, new, at: index_copied(cache, new, at))
-    cache, new = sample((BATCH, HEADS, PLACES, DEPTH)), sample((BATCH, HEADS, 5, DEPTH), seed=1)
-    before, at = cache.clone(), torch.tensor([3, 7, 3, 0, 3])
-    assert len(compiled.lower(cache, new, at).kernels) == 2
-    compiled(cache, new, at)
-    before[:, :, [3, 7, 0]] = new[:, :, [4, 1, 3]]
-    assert torch.equal(cache, before)
+    def both(cache: Any, other: Any, new: Any, at: Any) -> None:
+        index_copied(cache, new, at)
+        index_copied(other, new * 2, at)
+
+    compiled = jitgen.jit(both)
+    caches, new = sample((2, BATCH, HEADS, PLACES, DEPTH)), sample((BATCH, HEADS, 5, DEPTH), seed=1)
+    wanted, at = caches.clone(), torch.tensor([3, 7, 3, 0, 3])
+    assert len(compiled.lower(*caches, new, at).kernels) == 2
+    compiled(*caches, new, at)
+    for number in range(2):
+        wanted[number][:, :, [3, 7, 0]] = new[:, :, [4, 1, 3]] * (number + 1)
+    assert torch.equal(caches, wanted)
 
 
 def test_an_index_out_of_range_is_reported_and_leaves_the_others() -> None:

@@ -29,7 +29,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = []
     for position, node in enumerate(values):
-        update = _pointwise_update(node, partition) if node.op == "scatter" else None
+        update = _pointwise_update(node, len(values) == 1, partition) if node.op == "scatter" else None
         if update is not None:
             rest.append(update)
         elif node.op == "scatter" and not partition.decide(NAME, question(node)).fused:
@@ -42,15 +42,19 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     return Claim(regions, rest)
 
 
-def _pointwise_update(node: Node, partition: Partition) -> Node | None:
+def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node | None:
     """``node`` as a scatter that replaces distinct elements of an argument, with values and indices that a pointwise
-    kernel can compute; None where it is none."""
+    kernel can compute; None where it is none, or where a walk of its values is one kernel on a CPU."""
     if node.attrs[0] != "set" or not partition.is_updated(node):
         return None
     from jitgen.families.scatter.by_pairs import with_last_values
     from jitgen.families.scatter.distinct import is_distinct
 
-    distinct = node if is_distinct(node, partition) else with_last_values(node, partition, NAME)
+    distinct: Node | None = node
+    if not is_distinct(node, partition):
+        is_one_kernel = is_alone and not any(child.op == "cat" for child in topological(node.inputs[1:]))
+        is_walked = is_one_kernel and not partition.device.is_gpu
+        distinct = None if is_walked else with_last_values(node, partition, NAME)
     if distinct is None:
         return None
     base, *sources = distinct.inputs
