@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jitgen.checkpoints.load import load_quantized
     from jitgen.deploy.prewarm import PrewarmReport, prewarm
     from jitgen.deploy.record import record
+    from jitgen.dynamo.report import report
     from jitgen.errors import (
         CacheError,
         CacheMissError,
@@ -70,6 +71,7 @@ __all__ = [
     "quantize_",
     "quantized_linear",
     "record",
+    "report",
     "save_quantized",
     "strict",
 ]
@@ -79,6 +81,7 @@ _MODULES = {
     "jitgen.checkpoints.load": ("load_quantized",),
     "jitgen.deploy.prewarm": ("PrewarmReport", "prewarm"),
     "jitgen.deploy.record": ("record",),
+    "jitgen.dynamo.report": ("report",),
     "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "jitgen.events": ("CompileEvent", "on_compile"),
     "jitgen.huggingface.quantizer": ("JitgenConfig",),

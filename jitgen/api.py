@@ -5,28 +5,44 @@ Everything public is exported by ``jitgen/__init__.py``; what a decorated functi
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, overload
 
 import torch
 
 from jitgen import settings
-from jitgen.call import eager_linear
+from jitgen.call import eager_linear, linear_operator, traced_call
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
+from jitgen.call.opaque import followed_as
 from jitgen.compile import routes
+from jitgen.dynamo import stand_ins
 from jitgen.errors import UnsupportedError
 
-__all__ = ["JitFunction", "jit", "quantized_linear"]
+__all__ = ["JitFunction", "jit", "linear_operator", "quantized_linear", "traced_call"]
 
 eager_linear.register()
+followed_as(stand_ins.call)(JitFunction.__call__)
+followed_as(stand_ins.look_up)(JitFunction.__get__)
+if "torch._dynamo.backends.registry" in sys.modules:  # else torch finds the backend by its entry point
+    importlib.import_module("jitgen.dynamo.registration")
 
 
 @overload
 def jit(function: Callable[..., Any]) -> JitFunction: ...
 @overload
-def jit(*, backend: str | None = None, compiler: str | None = None) -> Callable[[Callable[..., Any]], JitFunction]: ...
-def jit(function: Callable[..., Any] | None = None, *, backend: str | None = None, compiler: str | None = None) -> Any:
+def jit(
+    *, backend: str | None = None, compiler: str | None = None, batch_invariant: bool | None = None
+) -> Callable[[Callable[..., Any]], JitFunction]: ...
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    backend: str | None = None,
+    compiler: str | None = None,
+    batch_invariant: bool | None = None,
+) -> Any:
     """Make calls of a plain PyTorch function run as generated, compiled, cached kernels.
 
     Args:
@@ -36,6 +52,8 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
             default is ``JITGEN_BACKEND``.
         compiler: another route to the same kernel: ``"load_inline"`` builds ``cpp`` and ``cuda`` sources as torch
             operators through ``torch.utils.cpp_extension``.
+        batch_invariant: whether the bits of a row's result must not depend on how many rows come with it: kernels are
+            then chosen as for ``device.INVARIANT_ROWS`` rows. The default is ``JITGEN_BATCH_INVARIANT``.
 
     Returns:
         a ``JitFunction``.
@@ -64,6 +82,6 @@ def jit(function: Callable[..., Any] | None = None, *, backend: str | None = Non
             function, name = function.__call__, type(function).__name__
         if not callable(function):
             raise TypeError(f"jit decorates functions, not {type(function).__name__}")
-        return JitFunction(function, backend, compiler, name)
+        return JitFunction(function, backend, compiler, name, batch_invariant)
 
     return decorate if function is None else decorate(function)

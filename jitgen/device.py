@@ -8,6 +8,10 @@ from jitgen import chips
 from jitgen.chips import Chip, CpuLevel
 from jitgen.spec import Target
 
+INVARIANT_ROWS = 64
+"""Rows for which kernels are chosen that must be the same for every number of rows: between a batch of tokens, which
+has a few, and a prompt, which has hundreds."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -17,11 +21,17 @@ class Device:
         target: such as ``sm_90a`` or ``x86-64-v4``.
         dialect: ``"cpp"``, ``"cuda"`` or ``"triton"``.
         exact: the chip that a process has found; None where kernels are made for any chip of the target.
+        batch_invariant: whether the bits of a row's result must not depend on how many rows a call has.
     """
 
     target: Target
     dialect: str
     exact: Chip | None = None
+    batch_invariant: bool = False
+
+    def rows(self, count: int) -> int:
+        """As many rows as a choice may take a call of ``count`` for."""
+        return INVARIANT_ROWS if self.batch_invariant else count
 
     @property
     def is_gpu(self) -> bool:

@@ -40,17 +40,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """How kernels are made: backend, compiler and target, and the exact chip where a device is there to tell."""
+    """How kernels are made: backend, compiler and target, and the exact chip where a device is there to tell.
+
+    Attributes:
+        batch_invariant: whether a row's bits must not depend on how many rows a call has.
+    """
 
     backend: str
     compiler: str
     target: Target
     chip: Chip | None = None
+    batch_invariant: bool = False
 
     @property
     def device(self) -> Device:
         """Target, dialect and chip, which is all that a family may look at. A dialect has its backend's name."""
-        return Device(self.target, self.backend, self.chip)
+        return Device(self.target, self.backend, self.chip, self.batch_invariant)
 
 
 @dataclass(frozen=True)

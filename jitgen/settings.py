@@ -96,6 +96,7 @@ SETTINGS = {
         ),
         Setting("JITGEN_SIGNING_KEY", str, None, "file of the ed25519 private key that signs what is written"),
         Setting("JITGEN_BACKEND", _choice(*BACKENDS), "auto", "backend for functions that name none"),
+        Setting("JITGEN_BATCH_INVARIANT", _boolean, False, "1: a row's bits do not depend on how many rows a call has"),
         Setting(
             "JITGEN_STRICT", _boolean, False, "1: never compile (CacheMissError), nor run a quantised layer in torch"
         ),

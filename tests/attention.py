@@ -62,12 +62,21 @@ def operands(
     )
 
 
-def failure(found: torch.Tensor, wanted: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+def failure(
+    found: torch.Tensor,
+    wanted: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rounded: bool = False,
+) -> str | None:
     """What is wrong with ``found``, in words; None where nothing is.
 
     Sums of D products have an error of D + 1 roundings of the sum of their magnitudes, a rule of scores adds a few of a
     score's size. Weights have that error, relatively, twice (also in their sum), and the sums over N of them N
-    roundings; then the result is rounded. Rules here change no difference of scores by more than the product's own.
+    roundings; then the result is rounded. If weights are ``rounded`` to the dtype of the values, each of them has half
+    a unit in the last place more, and so has their sum with values, relatively to the largest of these. Rules here
+    change no difference of scores by more than the product's own.
     """
     if found.shape != wanted.shape or not torch.equal(found.isnan(), wanted.isnan()):
         return f"shape {tuple(found.shape)}, NaN at {found.isnan().sum()} places; wanted {tuple(wanted.shape)}"
@@ -77,6 +86,7 @@ def failure(found: torch.Tensor, wanted: torch.Tensor, q: torch.Tensor, k: torch
     size = (q.double().abs() @ k.double().abs().transpose(-1, -2)).amax() + q.shape[-2] + k.shape[-2]
     relative = eps * (2 * (q.shape[-1] + 12) * size + k.shape[-2] + 16)
     bound = relative * v.double().abs().amax() + torch.finfo(found.dtype).eps * wanted.abs()
+    bound = bound + rounded * torch.finfo(v.dtype).eps / 2 * v.double().abs().amax()
     error = (found.double() - wanted).abs()
     excess = ((error > bound) & ~wanted.isnan()).sum()
     return f"{excess} elements off by up to {error[~wanted.isnan()].max():.3g}" if excess else None

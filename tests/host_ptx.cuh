@@ -1,4 +1,4 @@
-// What gemm_ptx.cuh and the loads of gemm_planes.cuh do, on the host (tests/cuda_on_host.py): the threads of a warp put
+// What ptx.cuh and the loads of gemm_planes.cuh do, on the host (tests/cuda_on_host.py): the threads of a warp put
 // their operands where the others see them, and a thread computes its own part of the result.
 #pragma once
 

@@ -8,6 +8,7 @@ import torch
 
 from jitgen.bench import (
     ahead,
+    attention,
     batched,
     coldstart,
     columns,
@@ -29,6 +30,7 @@ GROUPS = {
     "reductions": reductions.run,
     "products": products.run,
     "batched": batched.run,
+    "attention": attention.run,
     "intensity": intensity.run,
     "overhead": overhead.run,
     "coldstart": coldstart.run,
@@ -36,6 +38,8 @@ GROUPS = {
 }
 NOT_BY_DEFAULT = ("sweep",)
 """The groups that run only where they are named."""
+SWEEPS = {"products": sweep.run, "attention": attention.sweep}
+"""What ``sweep`` together with the name of a group draws; alone it draws products."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,
     "rows": rows.cases,
@@ -80,5 +84,11 @@ def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Meas
         ahead.compile_ahead(
             [case for name in names or default if name in AHEAD for case in AHEAD[name](bench)], bench, jobs
         )
+    groups = GROUPS
+    if "sweep" in names and len(names) > 1:
+        names, groups = [name for name in names if name != "sweep"], SWEEPS
+        unknown = ", ".join(name for name in names if name not in SWEEPS)
+        if unknown:
+            raise UnsupportedError(f"bench: no sweep of {unknown}; there is one of {', '.join(SWEEPS)}")
     for name in names or default:
-        yield from GROUPS[name](bench)
+        yield from groups[name](bench)

@@ -16,19 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from jitgen.call.signature import size_symbols
+from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import gradients
-from jitgen.gradients.plan import Plan, is_detached, plan
+from jitgen.gradients.plan import Plan, plan, without_marks
 from jitgen.gradients.replay import Replay
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
+from jitgen.ir.graph import Graph, Node, topological, under_views
 from jitgen.ir.symbols import Expr
 from jitgen.quant.weights import dense
 from jitgen.spec import DTYPES
-from jitgen.trace.tracer import Output, Traced
+from jitgen.trace.tracer import Traced
 
 if TYPE_CHECKING:
     from jitgen.call.specialization import Specialization
@@ -74,7 +73,7 @@ class Derivative:
         self._saved = [position[id(node)] for node in self.plan.saved]
         self.without_gradient = [i for i, node in enumerate(self.results) if id(node) not in self.plan.active]
         self.sizes_of = _inputs_with_needed_sizes(self.plan, self.results)
-        self._forward = forward_of(_traced(_without_marks(graph, self.results)))
+        self._forward = forward_of(Traced.of(without_marks(graph, self.results)))
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """The function's results for the inputs ``tensors``, with their history."""
@@ -82,7 +81,7 @@ class Derivative:
         if self.results:
             results = _Function.apply(self, tuple(numbers), *tensors)
         known = {id(node): tensors[node.attrs[0]] for node in self._viewed}
-        views = Replay(known, _environment(tensors, numbers), tensors[0].device)
+        views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
         return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
 
     def forward(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -201,10 +200,6 @@ def _dtype(plan: Plan, index: int) -> torch.dtype:
     return DTYPES[plan.graph.inputs[index].dtype]
 
 
-def _environment(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
-    return size_symbols(tensors) | {f"a{index}": number for index, number in enumerate(numbers)}
-
-
 def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
     """The inputs whose sizes a backward may ask for, and whose values it is not given."""
     names = {
@@ -217,20 +212,3 @@ def _inputs_with_needed_sizes(plan: Plan, results: Sequence[Node]) -> list[int]:
     }
     found = {int(name[1:].partition("_")[0]) for name in names if name.startswith("s")}
     return sorted(found - set(plan.inputs))
-
-
-def _without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
-    """``graph`` with ``results`` as its results, and without the marks where no gradient flows."""
-    builder = Builder()
-    replaced: dict[int, Node] = {}
-    for node in topological(results):
-        children = [replaced[id(child)] for child in node.inputs]
-        replaced[id(node)] = children[0] if is_detached(node) else builder.like(node, children)
-    return dataclasses.replace(graph, outputs=tuple(replaced[id(node)] for node in results), mutated=())
-
-
-def _traced(graph: Graph) -> Traced:
-    """A trace that is ``graph`` alone, of which every input is an argument and whose results are a tuple."""
-    leaves = tuple(map(Output, range(len(graph.outputs))))
-    tree = pytree.tree_flatten(tuple(range(len(leaves))))[1]
-    return Traced(graph, leaves, tree, (), ())

@@ -16,7 +16,7 @@ import torch
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
-from jitgen.call.signature import NUMBERS, STATIC, check
+from jitgen.call.signature import NUMBERS, STATIC, check, is_traced
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.quant import weights
 from jitgen.runtime.generated import define
@@ -72,6 +72,8 @@ class Dispatchers:
         if walked is not None and (known := self.table.get(walked[0])) is not None:
             return known(*walked[1])
         leaves, tree, _ = self._parameters.flatten(args, kwargs, self._resolver.layout_of)
+        if any(map(is_traced, leaves)):
+            return traced_call(self._resolver, leaves, tree)
         dispatcher = self.find(leaves, tree)
         if walked is not None:
             self.table[walked[0]] = dispatcher
@@ -218,6 +220,8 @@ class DispatchState:
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
         if tracing.get() is None:
+            if any(map(is_traced, leaves)):
+                return traced_call(self.resolver, leaves, self.tree)
             check(self.resolver.name, leaves, host_scalars=True)
         return self.resolver.inline(leaves, self.tree)
 
@@ -269,6 +273,13 @@ class DispatchState:
             if captured is not None:
                 return found, captured
         return None, None
+
+
+def traced_call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
+    """A call that torch traces or transforms: see ``traced_call.py``."""
+    from jitgen.call import traced_call  # only a program that is traced needs it
+
+    return traced_call.call(resolver, leaves, tree)
 
 
 def _launch(resolver: Resolver) -> Launch:

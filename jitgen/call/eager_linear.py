@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,10 @@ def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return F.linear(x, weight, bias)
+
+
+def _embedding(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.embedding(indices, weight)
 
 
 @dataclass
@@ -47,6 +52,7 @@ class QuantizedLinear:
     """``(x, weight, bias=None) -> y``: what ``F.linear`` with a quantised weight runs outside of ``jitgen.jit``."""
 
     def __init__(self) -> None:
+        self.embedding = JitFunction(_embedding)
         self.plain, self.biased = JitFunction(_linear), JitFunction(_linear_with_bias)
         self._fallbacks: dict[str, Fallback] = {}
 
@@ -60,6 +66,10 @@ class QuantizedLinear:
     def specializations(self) -> tuple[Specialization | Fallback, ...]:
         """What this process has resolved, and then the causes for which calls ran in torch, with their number."""
         return (*self.plain.specializations, *self.biased.specializations, *self._fallbacks.values())
+
+    def layout_of(self, weight: Any) -> str:
+        """The layout in which its kernels read ``weight``."""
+        return self.plain.layout_of(weight)
 
     def note_fallback(self, reason: str, remedy: str) -> None:
         """Count a product that runs in torch.
@@ -85,5 +95,7 @@ quantized_linear = QuantizedLinear()
 
 def register() -> None:
     """Make ``F.linear`` of a model after ``quantize_`` run generated kernels."""
+    eager.embedding = quantized_linear.embedding
     eager.plain, eager.biased = quantized_linear.plain, quantized_linear.biased
     eager.fallbacks = quantized_linear.note_fallback
+    eager.layout_of = quantized_linear.layout_of

@@ -29,7 +29,6 @@ from jitgen.call.arguments import Parameters
 from jitgen.call.dispatch import Dispatchers
 from jitgen.call.keywords import Keywords
 from jitgen.call.lower import lower
-from jitgen.call.opaque import opaque
 from jitgen.call.plan import LaunchPlan
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
@@ -52,7 +51,7 @@ class JitFunction:
     looking inside. A decorated method has them too: ``model.forward.source(x)``.
 
     Attributes:
-        backend, compiler: as they were asked for; None for the default.
+        backend, compiler, batch_invariant: as they were asked for; None for the default.
         name: of the function, for messages and kernels.
     """
 
@@ -66,14 +65,16 @@ class JitFunction:
         backend: str | None = None,
         compiler: str | None = None,
         name: str | None = None,
+        batch_invariant: bool | None = None,
     ):
         """``name``: by default the function's own."""
         self.backend = backend
         self.compiler = compiler
+        self.batch_invariant = batch_invariant
         self.name: str = function_name(name or getattr(function, "__name__", type(function).__name__))
         functools.update_wrapper(self, function)
         self._parameters = Parameters(function)
-        self._resolver = Resolver(function, Routing(self.name, backend, compiler))
+        self._resolver = Resolver(function, Routing(self.name, backend, compiler, batch_invariant))
         self._dispatchers = Dispatchers(self._resolver, self._parameters)
         self._by_types = self._dispatchers.table
         """The same dict: a warm call has no time for another attribute."""
@@ -81,7 +82,6 @@ class JitFunction:
         self._by_form = self._keywords.table
         self._methods: methods.Rows = {}
 
-    @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             call = self._by_form.get((len(args), *kwargs))
@@ -113,7 +113,6 @@ class JitFunction:
 
     # -------------------------------------------------------------------------------------------------------- methods
 
-    @opaque
     def __get__(self, instance: Any, owner: type | None = None) -> JitFunction:
         """The method of ``instance``. It keeps the instance alive, as Python's methods do; what its calls resolved does
         not, and is found again by every look-up of the method."""
@@ -135,10 +134,10 @@ class JitFunction:
         try:
             weak_method = WeakMethod(self.__wrapped__, instance)
         except TypeError:  # the instance has no weak references
-            made = JitFunction(method, self.backend, self.compiler)
+            made = JitFunction(method, self.backend, self.compiler, None, self.batch_invariant)
             methods.keep(self._methods, instance, vars(made))
             return made
-        made = JitFunction(weak_method, self.backend, self.compiler)
+        made = JitFunction(weak_method, self.backend, self.compiler, None, self.batch_invariant)
         methods.add(self._methods, instance, vars(made), made._forget)
         return self.__get__(instance)
 
@@ -162,7 +161,9 @@ class JitFunction:
         Python's are."""
         if not isinstance(self.__wrapped__, MethodType):
             return self
-        return _made_of(copy.deepcopy(self.__wrapped__, memo), self.backend, self.compiler, self.name)
+        return _made_of(
+            copy.deepcopy(self.__wrapped__, memo), self.backend, self.compiler, self.name, self.batch_invariant
+        )
 
     def __reduce__(self) -> Any:
         """By name where that leads to it, else with what it is made of; what it resolved stays here."""
@@ -171,7 +172,11 @@ class JitFunction:
             found = getattr(found, name, None)
         if found is self:
             return self.__wrapped__.__qualname__
-        return _made_of, (self.__wrapped__, self.backend, self.compiler, self.name)
+        return _made_of, (self.__wrapped__, self.backend, self.compiler, self.name, self.batch_invariant)
+
+    def layout_of(self, weight: Any) -> str:
+        """The layout in which its kernels read a quantised weight, where that is now."""
+        return self._resolver.layout_of(weight)
 
     # ---------------------------------------------------------------------------------------------------- inspection
 
@@ -222,6 +227,10 @@ class JitFunction:
         return plan
 
 
-def _made_of(function: Any, backend: str | None, compiler: str | None, name: str) -> JitFunction:
+def _made_of(
+    function: Any, backend: str | None, compiler: str | None, name: str, batch_invariant: bool | None
+) -> JitFunction:
     """The copy of a ``JitFunction``: a method is decorated already where its class has it so."""
-    return function if isinstance(function, JitFunction) else JitFunction(function, backend, compiler, name)
+    if isinstance(function, JitFunction):
+        return function
+    return JitFunction(function, backend, compiler, name, batch_invariant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def _route(routing: Routing, arguments: Any, target: str | Target | None, backen
         return routing.for_target(Target.parse(target), backend)
     if device.type == "meta":
         return routing.for_target(host_target(), backend)
-    return (Routing(routing.name, backend, None) if backend else routing).on_device(device)
+    return (replace(routing, backend=backend, compiler=None) if backend else routing).on_device(device)
 
 
 def _memory(tensor: torch.Tensor, spec: torch.Tensor | TensorSpec, route: Route) -> Memory:

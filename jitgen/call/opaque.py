@@ -1,8 +1,10 @@
-"""Functions that torch.compile leaves alone: a decorated function runs its own kernels within a compiled one too.
+"""What torch.compile makes of a decorated function: an operator of its graph.
 
-Dynamo would follow a call into jitgen's look-ups, and on a cold call into the tracer, which it does not understand.
-It ends its graph before a function that is marked here, runs it, and goes on behind it (a "graph break"). With
-``fullgraph=True`` it says so in an error that has ``REASON``.
+Dynamo would follow a call into jitgen's look-ups, and on a cold call into the tracer, which it does not understand. So
+it is led elsewhere: where it traces, a function that is ``followed_as`` another is that other one
+(``jitgen/dynamo/stand_ins.py``). What is ``opaque`` is neither followed nor compiled: Dynamo
+ends its graph before it, runs it, and goes on behind it (a "graph break"). With ``fullgraph=True`` it says so in an
+error that has ``REASON``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,23 @@ def opaque(function: Function) -> Function:
     """
     marks: Any = function
     marks._torchdynamo_disable, marks._torchdynamo_disable_msg = True, REASON
+    return _run_as_it_is(function)
+
+
+def followed_as(stand_in: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Makes Dynamo follow a function into ``stand_in`` where it traces. Where it does not, the function, and what it
+    calls, runs as it is."""
+
+    def mark(function: Function) -> Function:
+        marks: Any = function
+        marks._torchdynamo_inline = stand_in
+        return _run_as_it_is(function)
+
+    return mark
+
+
+def _run_as_it_is(function: Function) -> Function:
+    code: Any = function.__code__
     skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(marks.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
     return function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from jitgen.call.routing import Routing
 from jitgen.call.signature import NUMBERS, number_symbols, size_symbols
 from jitgen.call.specialization import memory_of
 from jitgen.deploy import record
-from jitgen.errors import CacheError
+from jitgen.errors import CacheError, CacheWarning, UnsupportedError
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory
 from jitgen.lowering import Lowered, Route
@@ -36,7 +37,12 @@ def note(
     """Record the call."""
     from jitgen.deploy import manifest  # only a program that records needs it
 
-    record.note(manifest.entry_of(graph, lowered, environment, memory, routing.requested))
+    try:
+        entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
+    except UnsupportedError as error:
+        warnings.warn(f"a call is not recorded: {error}", CacheWarning, stacklevel=2)
+        return
+    record.note(entry)
 
 
 def remedy(
@@ -47,7 +53,10 @@ def remedy(
 
     path = settings.get("JITGEN_RECORD")
     if not path:
-        entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
+        try:
+            entry = manifest.entry_of(graph, lowered, environment, memory, routing.requested)
+        except UnsupportedError as error:
+            return f"it, which cannot be prewarmed: {error}"
         path = _missed()
         if path is not None:
             with suppress(CacheError):

@@ -21,11 +21,18 @@ class Routing:
         name: the function's, for messages.
         backend: None for the setting ``JITGEN_BACKEND``, at the time of the call.
         compiler: None for the backend's own.
+        batch_invariant: None for the setting ``JITGEN_BATCH_INVARIANT``, at the time of the call.
     """
 
     name: str
     backend: str | None
     compiler: str | None
+    batch_invariant: bool | None = None
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's bits must not depend on how many rows come with it."""
+        return settings.get("JITGEN_BATCH_INVARIANT") if self.batch_invariant is None else self.batch_invariant
 
     @property
     def requested(self) -> tuple[str, str | None]:
@@ -58,7 +65,7 @@ class Routing:
                 + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
             )
         routes.check(backend, compiler, target)
-        return Route(backend, compiler, target, chip)
+        return Route(backend, compiler, target, chip, self.is_batch_invariant)
 
     def for_target(self, target: Target, backend: str | None) -> Route:
         """The route of kernels for ``target``, which this machine need not have; ``backend``: another one.
@@ -70,4 +77,4 @@ class Routing:
         own = self.compiler if name == self.backend else None
         compiler = own or routes.default_compiler(name)
         routes.check(name, compiler, target)
-        return Route(name, compiler, target)
+        return Route(name, compiler, target, None, self.is_batch_invariant)

@@ -13,6 +13,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.ir.graph import size_one_pattern
@@ -25,11 +28,22 @@ NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
 """The types of numbers; a number of a subclass is an object."""
 STATIC = (bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""The types of numbers that torch knows as symbols while it traces."""
+
 
 def is_object(kind: type) -> bool:
     """Whether an argument of this type is one that the trace follows, as it follows captured objects
     (``trace/captures.py``): neither a tensor, nor a number, nor static."""
     return kind not in NUMBERS and not issubclass(kind, (torch.Tensor, *STATIC))
+
+
+def is_traced(leaf: Any) -> bool:
+    """Whether an argument stands for one that torch will have when it runs what it traces now, or for a batch of them:
+    a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
+    if isinstance(leaf, torch.Tensor):
+        return isinstance(leaf, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(leaf)
+    return isinstance(leaf, SYMBOLIC)
 
 
 def check(
@@ -112,6 +126,11 @@ def same_trace_fact(spec: Any, tensor: Any) -> bool:
 def size_symbols(tensors: Sequence[torch.Tensor]) -> dict[str, int]:
     """A value for every size symbol (``ir/symbols.py``): ``s0_1`` is dimension 1 of tensor 0."""
     return {f"s{index}_{dim}": size for index, tensor in enumerate(tensors) for dim, size in enumerate(tensor.shape)}
+
+
+def environment_of(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
+    """A value for every symbol of a call."""
+    return size_symbols(tensors) | number_symbols(numbers)
 
 
 def number_symbols(numbers: Sequence[Any]) -> dict[str, Any]:

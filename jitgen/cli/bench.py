@@ -15,7 +15,18 @@ from jitgen.cli.show import print_table
 if TYPE_CHECKING:
     from jitgen.bench.measurement import Measurement
 
-GROUPS = ("streaming", "rows", "columns", "reductions", "products", "batched", "intensity", "overhead", "coldstart")
+GROUPS = (
+    "streaming",
+    "rows",
+    "columns",
+    "reductions",
+    "products",
+    "batched",
+    "attention",
+    "intensity",
+    "overhead",
+    "coldstart",
+)
 """What runs where nothing is named."""
 
 
@@ -46,9 +57,10 @@ def bench(
 ) -> None:
     """Time generated kernels and their peers in this process.
 
-    NAMES are groups; all but sweep if there is none. Sweep measures matrix products of random sizes.
+    NAMES are groups; all but sweep if there is none. Sweep measures matrix products of random sizes, and with
+    the name of a group, such as attention, cases of that group.
     """
-    from jitgen.bench import sweep
+    from jitgen.bench import attention, sweep
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
 
@@ -68,7 +80,7 @@ def bench(
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
-    for line in sweep.summary(measurements):
+    for line in (*sweep.summary(measurements), *attention.summary(measurements)):
         click.echo(line)
 
 

@@ -196,19 +196,24 @@ def select_functions(header_text: str, used_in: str) -> str:
     return "\n\n\n".join(text for name, text in texts.items() if name in wanted)
 
 
+def _is_static_header(name: str, folder: Path) -> bool:
+    return any((each / "include" / name).is_file() for each in (folder, _common_folder()))
+
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 def headers(folder: Path, text: str) -> tuple[tuple[str, str], ...]:
     """(include name, text) of every static header of ours ``text`` includes, directly or not, in a fixed order.
 
-    Ours are those under ``jitgen/``, and what lies in the ``include`` of ``folder``, a family's, under any name.
+    Ours are those under ``jitgen/``, and what lies in the ``include`` of ``folder``, a family's, or of the common
+    folder, under any name.
     """
     found: dict[str, str] = {}
     waiting = _INCLUDE.findall(text)
     while waiting:
         name = waiting.pop(0)
-        if name not in found and (name.startswith("jitgen/") or (folder / "include" / name).is_file()):
+        if name not in found and (name.startswith("jitgen/") or _is_static_header(name, folder)):
             found[name] = header(name, folder)
             waiting += _INCLUDE.findall(found[name])
     return tuple(sorted(found.items()))

@@ -1,6 +1,6 @@
 """Whether CuTe compiles here: NVRTC, CUTLASS's headers, and CCCL's, of which CUTLASS 4.2 takes versions below 13.2.
 
-Generated kernels include two headers of CUTLASS that need no CCCL (``gemm_wgmma_atoms.cuh``). A kernel that is written
+Generated kernels include two headers of CUTLASS that need no CCCL (``wgmma_atoms.cuh``). A kernel that is written
 with CuTe's layouts and tensors needs all of it. The probe is such a kernel: a layout, and an mma atom on fragments.
 """
 

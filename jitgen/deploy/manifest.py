@@ -60,12 +60,13 @@ def entry_of(
         "backend": requested[0],
         "compiler": requested[1],
         "variant": digest([list(map(repr, lowered.layouts)), list(map(repr, lowered.schedules))]),
-    }
+    } | ({"batch_invariant": True} if lowered.route.batch_invariant else {})
 
 
 def identity_of(entry: Entry) -> str:
     """What makes two entries one."""
-    return digest([entry[part] for part in ("graph", "variant", "backend", "compiler")])
+    invariant = ["batch invariant"] if entry.get("batch_invariant") else []
+    return digest([*(entry[part] for part in ("graph", "variant", "backend", "compiler")), *invariant])
 
 
 def _memory_to_json(memory: Memory) -> dict[str, Any]:

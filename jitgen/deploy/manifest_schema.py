@@ -111,7 +111,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(field: Field) -> None:
     names = ("name", "graph", "environment", "inputs", "results", "backend", "compiler", "variant")
-    name, graph, environment, inputs, results, backend, compiler, variant = field.members(*names)
+    if isinstance(field.value, dict) and "batch_invariant" in field.value:  # older manifests have none
+        *members, batch_invariant = field.members(*names, "batch_invariant")
+        batch_invariant.one_of((True, False))
+    else:
+        members = list(field.members(*names))
+    name, graph, environment, inputs, results, backend, compiler, variant = members
     _name(name)
     backend.one_of(_BACKENDS)
     compiler.one_of((None, *(compiler for owner, compiler in routes.ROUTES if owner == backend.value)))

@@ -152,7 +152,7 @@ def _slice(node: Node, attrs: list[Field], sizes: tuple[int, ...]) -> None:
     length, size = node.shape[dim], sizes[dim]
     node.has_shape((*sizes[:dim], length, *sizes[dim + 1 :]))
     if type(start) is not int or not -1 <= start <= size:
-        attrs[1].refuse(f"is {shown(start)}, which is no place in a dimension of {size}")
+        attrs[1].refuse(f"is {shown(start)}, which is outside of a dimension of {size}")
     if length:
         last = start + (length - 1) * step
         node.require(0 <= start < size and 0 <= last < size, f"reaches from {start} to {last} of {size} elements")
@@ -231,15 +231,19 @@ def _reduce(node: Node) -> None:
 
 def _gather(node: Node) -> None:
     source, *indices = node.operands
-    places = [place.integer(-len(indices), len(node.shape)) for place in node.attributes(len(source.shape))]
-    chosen = sorted(place for place in places if place < 0)
-    node.require(chosen == list(range(-len(indices), 0)), "each of its indices is the place of one dimension")
-    node.require(len(set(places)) == len(places), "a coordinate is the place of two dimensions")
+    coordinates = [
+        coordinate.integer(-len(indices), len(node.shape)) for coordinate in node.attributes(len(source.shape))
+    ]
+    chosen = sorted(coordinate for coordinate in coordinates if coordinate < 0)
+    node.require(chosen == list(range(-len(indices), 0)), "each of its indices belongs to one dimension")
+    node.require(len(set(coordinates)) == len(coordinates), "two dimensions are read at one coordinate")
     node.has_dtype(source.dtype)
-    for place, size in zip(places, source.shape, strict=True):
-        elements = place >= 0 or size > 0 or 0 in node.shape
+    for coordinate, size in zip(coordinates, source.shape, strict=True):
+        elements = coordinate >= 0 or size > 0 or 0 in node.shape
         node.require(elements, "a dimension without elements is indexed")
-        node.require(place < 0 or node.shape[place] == size, f"coordinate {place} goes along {size} elements")
+        node.require(
+            coordinate < 0 or node.shape[coordinate] == size, f"coordinate {coordinate} goes along {size} elements"
+        )
     for index in indices:
         node.require(index.dtype == "int64", f"an index is {index.dtype}")
         immediate = index.op in ("const", "scalar")
@@ -248,7 +252,7 @@ def _gather(node: Node) -> None:
 
 def _scatter(node: Node) -> None:
     base, value, *indices = node.operands
-    kind, places, movements = node.attributes(3)
+    kind, coordinates, movements = node.attributes(3)
     kind.one_of(KINDS)
     node.has_shape(base.shape)
     node.has_dtype(base.dtype)
@@ -264,12 +268,14 @@ def _scatter(node: Node) -> None:
         sizes = found
     immediate = value.op in ("const", "scalar")
     node.require(not immediate, "its value is a number")
-    chosen = [place.integer(-len(indices), len(value.shape)) for place in places.items(len(sizes), len(sizes))]
-    negative = sorted(place for place in chosen if place < 0)
-    node.require(negative == list(range(-len(indices), 0)), "each of its indices is the place of one dimension")
-    node.require(len(set(chosen)) == len(chosen), "a coordinate is the place of two dimensions")
-    for place, size in zip(chosen, sizes, strict=True):
-        node.require(place < 0 or value.shape[place] <= size, f"coordinate {place} goes along {size} elements")
+    chosen = [item.integer(-len(indices), len(value.shape)) for item in coordinates.items(len(sizes), len(sizes))]
+    negative = sorted(coordinate for coordinate in chosen if coordinate < 0)
+    node.require(negative == list(range(-len(indices), 0)), "each of its indices belongs to one dimension")
+    node.require(len(set(chosen)) == len(chosen), "two dimensions are read at one coordinate")
+    for coordinate, size in zip(chosen, sizes, strict=True):
+        node.require(
+            coordinate < 0 or value.shape[coordinate] <= size, f"coordinate {coordinate} goes along {size} elements"
+        )
     for index in indices:
         node.require(index.dtype == "int64", f"an index is {index.dtype}")
         immediate = index.op in ("const", "scalar")

@@ -105,8 +105,8 @@ def prewarm(
     entries = manifest_schema.read(catalog.find(manifest))
     here = executor is None and jobs == 1
     families = [] if here else work.families_outside()
-    place = work.place_of(where, shared_directory=executor is None or not where.remote)
-    plan = [planned for entry in entries for planned in _plan(entry, parsed, place, families)]
+    location = work.location_of(where, shared_directory=executor is None or not where.remote)
+    plan = [planned for entry in entries for planned in _plan(entry, parsed, location, families)]
     index, count = shard
     if not 1 <= index <= count:
         raise ValueError(f"shard {index}/{count}: expected i/n with 1 <= i <= n")
@@ -121,9 +121,9 @@ def prewarm(
     served = {entry.target for entry, _ in plan if entry.origin != "skipped"}
     idle = [target for target in map(str, parsed) if target not in served]
     if failed or idle:
-        parts = _failures(failed)
-        parts += [f"nothing in {manifest} is for {target}" for target in idle]
-        error = JitgenError("prewarm is incomplete:\n  " + "\n  ".join(parts))
+        lines = _failures(failed)
+        lines += [f"nothing in {manifest} is for {target}" for target in idle]
+        error = JitgenError("prewarm is incomplete:\n  " + "\n  ".join(lines))
         error.report = report  # type: ignore[attr-defined]
         raise error
     return report
@@ -145,7 +145,7 @@ Planned = tuple[Prewarmed, work.Task | None]
 """What is to be built, and how; without a task, it is known already what becomes of it."""
 
 
-def _plan(entry: Entry, targets: Sequence[Target], place: Any, families: Sequence[str]) -> Iterator[Planned]:
+def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequence[str]) -> Iterator[Planned]:
     """Everything that a recorded call stands for, for every target."""
     name = entry["name"]
     for target in targets:
@@ -162,7 +162,7 @@ def _plan(entry: Entry, targets: Sequence[Target], place: Any, families: Sequenc
             yield replace(planned, origin="failed", detail=str(problem)), None
             continue
         for variant, signature in zip(variants, signatures, strict=True):
-            yield replace(planned, signature=signature), work.task_of(variant, route, place, families)
+            yield replace(planned, signature=signature), work.task_of(variant, route, location, families)
 
 
 def _results(
@@ -231,4 +231,4 @@ def _route(entry: Entry, target: Target) -> Route:
     backend = routes.backend_for(entry["backend"], target.kind)
     compiler = entry["compiler"] or routes.default_compiler(backend)
     routes.check(backend, compiler, target)
-    return Route(backend, compiler, target)
+    return Route(backend, compiler, target, None, entry.get("batch_invariant", False))

@@ -28,7 +28,7 @@ from jitgen.store import Store, StoredArtifact
 from jitgen.store.default import default_store
 
 Task = Mapping[str, Any]
-"""``entry``: of a manifest; ``route``: names of backend, compiler and target; ``store``: see ``place_of``;
+"""``entry``: of a manifest; ``route``: names of backend, compiler and target; ``store``: see ``location_of``;
 ``families``: modules of families outside jitgen."""
 
 Outcome = Mapping[str, Any]
@@ -41,13 +41,13 @@ PROCESS = uuid.uuid4().hex
 _ELF = b"\x7fELF"
 
 
-def task_of(entry: Entry, route: Route, place: Mapping[str, Any], families: Sequence[str]) -> Task:
-    """The task that builds ``entry`` by ``route``, in the store at ``place``."""
-    names = [route.backend, route.compiler, str(route.target)]
-    return {"entry": entry, "route": names, "store": place, "families": list(families)}
+def task_of(entry: Entry, route: Route, location: Mapping[str, Any], families: Sequence[str]) -> Task:
+    """The task that builds ``entry`` by ``route``, in the store at ``location``."""
+    names = [route.backend, route.compiler, str(route.target), route.batch_invariant]
+    return {"entry": entry, "route": names, "store": location, "families": list(families)}
 
 
-def place_of(store: Store, *, shared_directory: bool) -> dict[str, Any]:
+def location_of(store: Store, *, shared_directory: bool) -> dict[str, Any]:
     """Where a worker builds, so that ``store`` has it afterwards.
 
     Args:
@@ -72,8 +72,9 @@ def build(task: Task) -> Outcome:
     try:
         for module in task["families"]:
             registry.register(importlib.import_module(module).FAMILY)
-        backend, compiler, target = task["route"]
-        route, store = Route(backend, compiler, Target.parse(target)), _store_at(task["store"])
+        backend, compiler, target, batch_invariant = task["route"]
+        route = Route(backend, compiler, Target.parse(target), None, batch_invariant)
+        store = _store_at(task["store"])
         name = task["entry"]["name"]
         lowered = manifest_schema.contained(name, manifests.relower, task["entry"], route)
         found["key"] = lowered.key
@@ -121,12 +122,12 @@ def _why_not_loadable(artifact: StoredArtifact, target: Target, compiler: str) -
     return None
 
 
-def _store_at(place: Mapping[str, Any]) -> Store:
-    """The store that ``place_of`` described; without a root, this process's own with the remote it names."""
-    if place["root"] is None:
+def _store_at(location: Mapping[str, Any]) -> Store:
+    """The store that ``location_of`` described; without a root, this process's own with the remote it names."""
+    if location["root"] is None:
         own = default_store()
-        return dataclasses.replace(own, remote=place["remote"] or own.remote)
-    return Store(Path(place["root"]), tuple(map(Path, place["layers"])), place["remote"])
+        return dataclasses.replace(own, remote=location["remote"] or own.remote)
+    return Store(Path(location["root"]), tuple(map(Path, location["layers"])), location["remote"])
 
 
 def families_outside() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jitgen.ir import symbols
@@ -21,6 +22,20 @@ operand; in a reduction, each into an accumulator of its own."""
 MAX_UNIT = 16
 INDEX_LIMIT = 2**31 - 2**20
 """From here on indices are 64-bit: below it, even the last block's idle threads count within 32 bits."""
+
+
+@dataclass(frozen=True)
+class MappedTensor:
+    """A matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
+    ``runtime/tensor_map.TensorMap``."""
+
+    buffer: int
+    offset: int
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
 
 
 def item_size(dtype: str) -> int:

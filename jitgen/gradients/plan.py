@@ -9,13 +9,13 @@ function returns is not saved twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from jitgen.errors import UnsupportedError
 from jitgen.gradients import structured
 from jitgen.gradients.rules import RULES, reads
-from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.ops import OPS
 from jitgen.spec import DTYPES
 
@@ -141,3 +141,13 @@ def _values_read(node: Node, active: Collection[int]) -> Iterable[Node]:
     wanted = [rules[position] for position in positions]
     names = dict.fromkeys(name for rule in wanted if rule is not None for name in reads(rule))
     return [node if name == "out" else node.inputs[_OPERANDS.index(name)] for name in names]
+
+
+def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
+    """``graph`` with ``results`` as its results, and without the marks where no gradient flows."""
+    builder = Builder()
+    replaced: dict[int, Node] = {}
+    for node in topological(results):
+        children = [replaced[id(child)] for child in node.inputs]
+        replaced[id(node)] = children[0] if is_detached(node) else builder.like(node, children)
+    return replace(graph, outputs=tuple(replaced[id(node)] for node in results), mutated=())

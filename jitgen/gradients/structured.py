@@ -195,13 +195,13 @@ def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 @_register("gather", _indices)
 def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of the source: each element of ``g`` is added where it was read from."""
-    source, places = node.inputs[0], node.attrs
+    source, coordinates = node.inputs[0], node.attrs
     zeros = torch.zeros(at.shape(source), dtype=g.dtype, device=g.device)
     indices = [at.value(index) for index in node.inputs[1:]]
     rank = len(node.shape)
-    if places == (-1, *range(rank - len(places) + 1, rank)):  # whole slices, as an embedding reads them
-        return {0: _added_slices(zeros, g, indices[0], len(places) - 1, at.shape(node))}
-    return {0: zeros.index_put(_everywhere(places, indices, node.shape, at, g.device), g, accumulate=True)}
+    if coordinates == (-1, *range(rank - len(coordinates) + 1, rank)):  # whole slices, as an embedding reads them
+        return {0: _added_slices(zeros, g, indices[0], len(coordinates) - 1, at.shape(node))}
+    return {0: zeros.index_put(_everywhere(coordinates, indices, node.shape, at, g.device), g, accumulate=True)}
 
 
 def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[Any]) -> Any:
@@ -213,16 +213,16 @@ def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[A
 
 
 def _everywhere(
-    places: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, device: torch.device
+    coordinates: Sequence[int], indices: Sequence[Any], shape: Sequence[Any], at: Forward, device: torch.device
 ) -> tuple[Any, ...]:
     """For each dimension of a tensor the index at which an element of ``shape`` is read or written there."""
-    dims, sizes, found = gathered_dims(tuple(places)), tuple(map(at.size, shape)), []
-    for dim, place in enumerate(places):
-        if place < 0:
+    dims, sizes, found = gathered_dims(tuple(coordinates)), tuple(map(at.size, shape)), []
+    for dim, coordinate in enumerate(coordinates):
+        if coordinate < 0:
             found.append(indices[dims.index(dim)].expand(sizes))
         else:
-            along = torch.arange(sizes[place], device=device)
-            found.append(along.reshape([-1 if other == place else 1 for other in range(len(sizes))]).expand(sizes))
+            along = torch.arange(sizes[coordinate], device=device)
+            found.append(along.reshape([-1 if other == coordinate else 1 for other in range(len(sizes))]).expand(sizes))
     return tuple(found)
 
 
@@ -236,9 +236,9 @@ def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """The gradient of the values is read where they were written. Of values that replace one element, each gets its
     gradient, as in torch; the base gets none there."""
-    (kind, places, movements), found = node.attrs, {}
+    (kind, coordinates, movements), found = node.attrs, {}
     indices = [at.value(index) for index in node.inputs[2:]]
-    index = _everywhere(places, indices, node.inputs[1].shape, at, g.device)
+    index = _everywhere(coordinates, indices, node.inputs[1].shape, at, g.device)
     if 0 in positions:
         base = g
         if kind == "set":

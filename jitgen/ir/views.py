@@ -176,7 +176,11 @@ class Mover:
             or (kind == "unsqueeze" and dim is not None and dim <= last)
             or (kind == "squeeze" and dim is not None and dim < last)
             or (kind == "permute" and attrs[1][-1] == last)
-            or (kind == "reshape" and shape and shape[-1] == node.shape[-1] and shape[:batch] == node.shape[:batch])
+            or (
+                kind == "reshape"
+                and len(shape) > batch
+                and (*shape[:batch], shape[-1]) == (*node.shape[:batch], node.shape[-1])
+            )
         )
         if not rows_only:
             return None

@@ -1,9 +1,9 @@
 """Matrix products with a quantised weight outside ``jitgen.jit``: an undecorated model after ``quantize_``.
 
 ``F.linear``, ``x @ w.T``, ``torch.matmul`` and ``addmm`` all call ``linear``. It runs a generated kernel
-(``call/eager_linear.py`` registers ``plain`` and ``biased``), and plain torch on the dequantised weight where torch is
-tracing, or where the operands are of a kind that kernels do not take. That is slower than the dense layer was, so
-``fallback`` says so. Gradients flow to activations and biases.
+(``call/eager_linear.py`` registers ``plain`` and ``biased``), where torch traces an operator that does, and plain torch
+on the dequantised weight where the operands are of a kind that kernels do not take. That is slower than the dense layer
+was, so ``fallback`` says so. Gradients flow to activations and biases.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ plain: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 """The same of ``(x, weight, bias)``."""
 
+embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+"""``(indices, weight) -> rows``: ``F.embedding`` by a generated kernel."""
+
 fallbacks: Callable[[str, str], None] | None = None
 """Takes the reason and the remedy of each product that runs in torch (``call/eager_linear.py`` registers it)."""
+
+layout_of: Callable[[StoredWeight], str] | None = None
+"""The layout in which kernels read a weight (``call/eager_linear.py`` registers it)."""
 
 dequantizes: ContextVar[bool] = ContextVar("dequantizes", default=False)
 """Whether products dequantise and leave the rest to torch, as a reference must."""
@@ -36,11 +42,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
     if plain is not None and biased is not None and not dequantizes.get():
+        if torch.compiler.is_compiling():
+            return operator(x, weight, bias)
         obstacle = _obstacle(x, weight, bias)
         if obstacle is None:
             return plain(x, weight) if bias is None else biased(x, weight, bias)
         fallback(*obstacle)
     return F.linear(x, weight.dequantize(x.dtype), bias)
+
+
+def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
+    return torch.ops.jitgen.linear(x, list(weight.tensors), bias, weight.token.text)
 
 
 def fallback(reason: str, remedy: str) -> None:
@@ -51,11 +64,6 @@ def fallback(reason: str, remedy: str) -> None:
 
 def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> tuple[str, str] | None:
     """The reason why no kernel takes these operands, and the remedy; None where one does."""
-    if torch.compiler.is_compiling():
-        return (
-            "torch.compile is tracing, and follows the weight into its dequantisation",
-            "call the model without torch.compile, or put torch.compiler.disable on the modules with quantised layers",
-        )
     if torch.is_autocast_enabled(x.device.type):
         return "autocast is on", "disable it around the layer, and give it an input of the dtype wanted"
     if x.dtype not in DTYPES:

@@ -284,7 +284,8 @@ def _as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
 
 @handles(F.embedding, torch.embedding)
 def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """The rows of a quantised weight that ``input`` numbers, dequantised to the weight's dtype; no others are."""
+    """The rows of a quantised weight that ``input`` numbers, dequantised to the weight's dtype; no others are. A kernel
+    gathers them, and torch does where it is compiling and where columns are in another order."""
     names = ("input", "weight") if func is F.embedding else ("weight", "input")
     found = {**dict(zip(names, args, strict=False)), **kwargs}
     input, weight = found["input"], found["weight"]
@@ -298,11 +299,22 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     ):
         refuse(func, args)
     rows = weight.token.weight_shape[0]
+    plain = type(input) is torch.Tensor and (input.is_cpu or input.is_cuda) and input.device == weight.token.device
+    simple = not (torch.compiler.is_compiling() or eager.dequantizes.get() or find(weight.token.format).ordered)
+    if plain and simple and eager.embedding is not None:
+        try:
+            return eager.embedding(input, weight)
+        except IndexError:
+            raise _out_of_range(input, rows) from None
     index = input.reshape(-1).long()
     if index.numel() and not index.is_cuda and not 0 <= int(index.min()) <= int(index.max()) < rows:
-        raise IndexError(f"index out of range: an embedding of {rows} rows is asked for {index.aminmax()}")
+        raise _out_of_range(index, rows)
     dense = weight.rows(index)
     return dense.view(*input.shape, dense.shape[-1])
+
+
+def _out_of_range(index: torch.Tensor, rows: int) -> IndexError:
+    return IndexError(f"index out of range: an embedding of {rows} rows is asked for {index.aminmax()}")
 
 
 # -------------------------------------------------------------------------------------------------- matrix products

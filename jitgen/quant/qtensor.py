@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from jitgen.errors import FormatError
-from jitgen.quant import layouts, pickling
+from jitgen.quant import eager, layouts, pickling
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.functions import FUNCTIONS, METADATA, refuse
 from jitgen.quant.layouts import Tensors, portable
@@ -76,6 +77,9 @@ class QTensor(StoredWeight):
 
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
+        if eager.layout_of is not None and TracingContext.try_get() is not None:
+            # torch.compile looks at the tensors now, and keeps what it finds: let it be what kernels read.
+            self.relayout_(eager.layout_of(self))
         return list(find(self.token.format).tensor_names), self.token
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Builder, Graph, InputSpec, Node, input_shape, topological
 from jitgen.ir.views import Memory, Strided, contiguous_strides
 from jitgen.quant import weights
@@ -31,8 +32,15 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     """``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made them."""
     inputs, sizes, memories = list(graph.inputs), dict(environment), list(memory)
     changed: dict[int, torch.Tensor] = {}  # by index of the input
+    elsewhere = {id(i) for node in topological(graph.results) if node.op != "dequantize" for i in node.inputs}
     for node in topological(graph.results):
         if node.op == "dequantize" and node.attrs[2] != layout:
+            # An embedding of the weight has addresses in one layout.
+            if any(id(tensor) in elsewhere for tensor in node.inputs):
+                raise UnsupportedError(
+                    f"{graph.name} has an embedding and a product of one quantised weight, which no manifest has; "
+                    "divide it into two functions"
+                )
             format, group_size, _ = node.attrs
             tensors = weights.described_tensors(format, group_size, node.shape, layout)  # type: ignore[arg-type]
             changed |= {input.attrs[0]: tensor for input, tensor in zip(node.inputs, tensors, strict=True)}

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from jitgen.spec import DTYPES
+
 
 @dataclass(frozen=True, eq=False)
 class Token:
@@ -59,6 +61,13 @@ class Token:
             self.experts,
         )
 
+    @property
+    def text(self) -> str:
+        """All of it but the device, as text that ``from_text`` reads."""
+        group = "" if self.group_size is None else self.group_size
+        rows, columns = self.weight_shape
+        return f"{self.format} {group} {self.layout} {rows} {columns} {str(self.dtype)[6:]} {int(self.transposed)}"
+
     def replace(self, **changes: Any) -> Token:
         """The token that differs from this one in ``changes``."""
         return intern(*({**self.__dict__, **changes}[name] for name in self.__dataclass_fields__))
@@ -69,6 +78,13 @@ class Token:
 
 _tokens: weakref.WeakValueDictionary[tuple[Any, ...], Token] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+
+def from_text(text: str, device: torch.device) -> Token:
+    """The token that ``Token.text`` described, of a weight on ``device``."""
+    format, group, layout, rows, columns, dtype, transposed = text.split(" ")
+    shape = int(rows), int(columns)
+    return intern(format, int(group) if group else None, layout, shape, DTYPES[dtype], device, transposed == "1")
 
 
 def intern(

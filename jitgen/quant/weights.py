@@ -11,7 +11,7 @@ Nothing here imports ``QTensor`` before a program has made one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from jitgen.spec import TensorSpec
 if TYPE_CHECKING:
     from jitgen.quant.layouts import Tensors
     from jitgen.quant.qtensor import QTensor
+    from jitgen.quant.token import Token
     from jitgen.quant.tracing import QuantizedLeaves
 
 LAYOUTS = {"cpp": "cpu", "cuda": "mma", "triton": "interleaved"}
@@ -100,10 +101,16 @@ def dense(
     tensors: Tensors, format: str, group_size: int | None, layout: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
     """The weight (N, K) that ``tensors`` in ``layout`` represent, as a plain tensor."""
-    from jitgen.quant.qtensor import QTensor
     from jitgen.quant.token import intern
 
-    return QTensor._of(tensors, intern(format, group_size, layout, shape, dtype, tensors[0].device)).dequantize()
+    return rebuilt(tensors, intern(format, group_size, layout, shape, dtype, tensors[0].device)).dequantize()
+
+
+def rebuilt(tensors: Sequence[torch.Tensor], token: Token) -> QTensor:
+    """The weight of ``tensors``, which ``token`` describes."""
+    from jitgen.quant.qtensor import QTensor
+
+    return QTensor._of(tuple(tensors), token)
 
 
 def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:

@@ -120,7 +120,7 @@ def _chosen(store: Store, keys: list[str] | None) -> dict[tuple[str, str], Found
     missing = wanted - {key for _, key in found}
     if missing:
         raise CacheError(f"cannot export {', '.join(sorted(missing))}: not in the store")
-    return {name: places for name, places in found.items() if name[1] in wanted}
+    return {name: sources for name, sources in found.items() if name[1] in wanted}
 
 
 def _first_whole(found: Found) -> tuple[Entry, Contents | None, str]:

@@ -244,7 +244,7 @@ def parsed(path: Path, data: _Data, modified: float) -> Bundle:
     except (zipfile.BadZipFile, CacheError, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise CacheError(f"{path} is no archive of a jitgen store: {error}") from error
     members: dict[tuple[str, str], dict[str, Frame]] = {}
-    places: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     try:
         _check(len(listed) <= MEMBER_LIMIT, f"has {len(listed)} members, and may have {MEMBER_LIMIT}")
         for member in listed:
@@ -252,10 +252,10 @@ def parsed(path: Path, data: _Data, modified: float) -> Bundle:
             files = members.setdefault((kind, key), {})
             _check(name not in files, f"has two members {member.filename!r}")
             files[name] = frame = _frame(member, data)
-            places.append((frame.offset, frame.offset + frame.length))
-        places.sort()
-        apart = all(end <= start for (_, end), (start, _) in pairwise(places))
-        _check(apart, "has two members in the same place")
+            ranges.append((frame.offset, frame.offset + frame.length))
+        ranges.sort()
+        disjoint = all(end <= start for (_, end), (start, _) in pairwise(ranges))
+        _check(disjoint, "has two members in the same bytes")
         sizes = []
         for (_, key), files in members.items():
             _check(len(files) <= FILES_LIMIT, f"has more than {FILES_LIMIT} files of one entry, {key[:12]}")

@@ -9,6 +9,7 @@ are accumulated in int32 or int64 and wrap around in the result's dtype, as torc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
@@ -16,6 +17,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape, is_weight, under_views
+from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.gathers import index_select
 from jitgen.trace.guards import matmul_precision
@@ -209,6 +211,12 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
     if bias.dtype != product.dtype:
         raise TypeError(f"the bias is {bias.dtype}, the product {product.dtype}; convert one of them")
     return pointwise(trace, "add", product, expand_to(trace, bias, product.shape, "the bias"))
+
+
+@row("jitgen.linear")
+def quantized_linear(trace: Trace, input: Node, weight: Sequence[Node], bias: Node | None, token: str) -> Node:
+    """The operator that ``F.linear`` with a quantised weight is where torch traces (``call/linear_operator.py``)."""
+    return linear(trace, input, trace.dequantized(weight, from_text(token, trace.device)), bias)
 
 
 def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, is_weight
 from jitgen.trace.movement import dimension, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
@@ -29,19 +29,20 @@ MASKED = (
 )
 
 
-def gathered(trace: Trace, source: Node, indices: Sequence[Node], places: Sequence[int], shape: Shape) -> Node:
-    """The elements of ``source`` at ``places`` (``ir/gathers.py``); the integer ``indices`` are broadcast to ``shape``.
+def gathered(trace: Trace, source: Node, indices: Sequence[Node], coordinates: Sequence[int], shape: Shape) -> Node:
+    """The elements of ``source`` at ``coordinates`` (``ir/gathers.py``); the integer ``indices`` are broadcast to
+    ``shape``.
 
     Raises:
         IndexError: a gathered dimension has no elements, and the result has.
     """
-    for dim, place in enumerate(places):
-        if place < 0 and not trace.guards.decide(symbols.compare("ge", source.shape[dim], 1)):
+    for dim, coordinate in enumerate(coordinates):
+        if coordinate < 0 and not trace.guards.decide(symbols.compare("ge", source.shape[dim], 1)):
             if trace.guards.decide(symbols.compare("eq", symbols.product(shape), 0)):
                 return filled(trace, operand(trace, 0, source.dtype), tuple(shape))
             raise IndexError(f"dimension {dim} has no elements to index")
     operands = [expand(trace, trace.cast(index, "int64"), shape) for index in indices]
-    return trace.make("gather", (source, *operands), source.dtype, shape, tuple(places))
+    return trace.make("gather", (source, *operands), source.dtype, shape, tuple(coordinates))
 
 
 def from_end(trace: Trace, index: Node, size: Any) -> Node:
@@ -71,7 +72,7 @@ def at_least_1d(trace: Trace, node: Node) -> Node:
     return node if node.shape else unsqueeze(trace, node, 0)
 
 
-@row("torch.embedding")
+@row("torch.embedding", weights=True)
 def embedding(
     trace: Trace,
     weight: Node,
@@ -82,6 +83,10 @@ def embedding(
 ) -> Node:
     """The further arguments concern the gradient alone: the row ``padding_idx`` gets none."""
     require_index(indices)
+    if is_weight(indices):
+        raise UnsupportedError("a quantised weight is no index")
+    if is_weight(weight):
+        return trace.decoded_rows(weight, indices)
     if len(weight.shape) != 2:
         raise ValueError("'weight' must be 2-D")
     rank = len(indices.shape)
@@ -107,8 +112,8 @@ def _gather(trace: Trace, input: Node, dim: int, index: Node) -> Node:
     shape = index.shape
     source, index = at_least_1d(trace, input), at_least_1d(trace, index)
     source = first_elements(trace, source, index.shape, dim, "input")
-    places = [-1 if other == dim else other for other in range(len(source.shape))]
-    result = gathered(trace, source, [index], places, index.shape)
+    coordinates = [-1 if other == dim else other for other in range(len(source.shape))]
+    result = gathered(trace, source, [index], coordinates, index.shape)
     return result if shape else view(trace, result, ("squeeze", 0), ())
 
 
@@ -142,8 +147,8 @@ def index_select(trace: Trace, input: Node, dim: int, index: Node) -> Node:
         return view(trace, gathered(trace, unsqueeze(trace, input, 0), [index], (-1,), (1,)), ("squeeze", 0), ())
     rank = len(input.shape)
     shape = (*input.shape[:dim], index.shape[0], *input.shape[dim + 1 :])
-    places = [-1 if other == dim else other for other in range(rank)]
-    return gathered(trace, input, [along(trace, index, dim, rank)], places, shape)
+    coordinates = [-1 if other == dim else other for other in range(rank)]
+    return gathered(trace, input, [along(trace, index, dim, rank)], coordinates, shape)
 
 
 @row("take")
@@ -191,7 +196,7 @@ class Chosen:
 
     Attributes:
         shape: of the result.
-        places: the place of every dimension of the tensor (``ir/gathers.py``).
+        coordinates: the coordinate of every dimension of the tensor (``ir/gathers.py``).
         indices: int64, of ``shape``.
     """
 
@@ -206,17 +211,13 @@ class Chosen:
         kept = [dim for dim in range(len(sizes)) if dim not in by_dim]
         # What numbers select is gone before torch asks whether the indices are neighbours.
         left = [dim for dim in range(len(sizes)) if dim in vectors or dim in kept]
-        places_of_vectors = [left.index(dim) for dim in sorted(vectors)]
-        together = (
-            places_of_vectors == list(range(places_of_vectors[0], places_of_vectors[0] + len(vectors)))
-            if vectors
-            else True
-        )
+        positions = [left.index(dim) for dim in sorted(vectors)]
+        together = positions == list(range(positions[0], positions[0] + len(vectors))) if vectors else True
         first = sum(dim < min(vectors) for dim in kept) if vectors and together else 0
         self.shape: Shape = (*(sizes[d] for d in kept[:first]), *common, *(sizes[d] for d in kept[first:]))
         at = {dim: n if n < first else n + len(common) for n, dim in enumerate(kept)}
         numbers = {dim: -1 - n for n, dim in enumerate(by_dim)}
-        self.places = tuple(at.get(dim, numbers.get(dim, 0)) for dim in range(len(sizes)))
+        self.coordinates = tuple(at.get(dim, numbers.get(dim, 0)) for dim in range(len(sizes)))
         self.indices = []
         for dim, index in by_dim.items():
             node = from_end(trace, index, sizes[dim])
@@ -228,4 +229,4 @@ class Chosen:
 def indexed(trace: Trace, input: Node, by_dim: Mapping[int, Node]) -> Node:
     """``input`` indexed by integer tensors, by dimension."""
     chosen = Chosen(trace, input.shape, by_dim)
-    return gathered(trace, input, chosen.indices, chosen.places, chosen.shape)
+    return gathered(trace, input, chosen.indices, chosen.coordinates, chosen.shape)

@@ -103,8 +103,8 @@ def imports(code: types.CodeType, package: str | None) -> tuple[str, ...]:
         for number, step in enumerate(steps):
             if step.opname == "IMPORT_NAME":  # after the level and the names that it takes from the module
                 name = "." * steps[number - 2].argval + step.argval
-                parts = importlib.util.resolve_name(name, package).split(".")
-                found |= {".".join(parts[: end + 1]): None for end in range(len(parts))}
+                packages = importlib.util.resolve_name(name, package).split(".")
+                found |= {".".join(packages[: end + 1]): None for end in range(len(packages))}
     return tuple(found)
 
 

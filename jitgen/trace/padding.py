@@ -26,7 +26,7 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
     amounts = [int(amount) for amount in pad]
     if len(pad) % 2 or dims not in (1, 2, 3) or rank not in (dims + 1, dims + 2):
         raise ValueError(f"{mode} padding by {len(pad)} numbers is not defined for {rank} dimensions")
-    shape, places = list(input.shape), list(range(rank))
+    shape, coordinates = list(input.shape), list(range(rank))
     indices: list[Node] = []
     for number in range(dims):
         dim, before, after = rank - 1 - number, amounts[2 * number], amounts[2 * number + 1]
@@ -38,9 +38,9 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
             raise ValueError(f"{mode} padding by ({before}, {after}) of {trace.guards.hint(size)} elements")
         shape[dim] = symbols.add(size, before + after)  # type: ignore[assignment]
         index = _index(trace, shape[dim], before, size, mode)
-        places[dim] = -1 - len(indices)
+        coordinates[dim] = -1 - len(indices)
         indices.append(along(trace, index, dim, rank))
-    return gathered(trace, input, indices, places, tuple(shape))
+    return gathered(trace, input, indices, coordinates, tuple(shape))
 
 
 def _index(trace: Trace, length: Any, before: int, size: Any, mode: str) -> Node:

@@ -16,10 +16,10 @@ from jitgen.trace.table import composition
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
-def _at(row: Tensor, place: Tensor) -> Tensor:
-    """The element of each row at ``place`` (..., 1), which is in the row; a 0-d ``place`` is that of every row."""
-    place = place if place.dim() else place.reshape([1] * row.dim())
-    return torch.take_along_dim(row, place, -1)
+def _at(row: Tensor, index: Tensor) -> Tensor:
+    """The element of each row at ``index`` (..., 1), which is in the row; a 0-d ``index`` is that of every row."""
+    index = index if index.dim() else index.reshape([1] * row.dim())
+    return torch.take_along_dim(row, index, -1)
 
 
 def _rows(input: Tensor, dim: Any) -> Tensor:
@@ -56,13 +56,13 @@ def median(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         return torch.full((), float("nan") if row.is_floating_point() else torch.iinfo(row.dtype).min, dtype=row.dtype)
     _not_empty("median", row, dim)
     middle = (row.shape[-1] - 1) // 2
-    sorted, places = torch.sort(row)
-    value, place = sorted[..., middle : middle + 1], places[..., middle : middle + 1]
+    sorted, indices = torch.sort(row)
+    value, index = sorted[..., middle : middle + 1], indices[..., middle : middle + 1]
     if row.is_floating_point():
         missing = torch.isnan(row).any(-1, keepdim=True)
         value = torch.where(missing, float("nan"), value)
-        place = torch.where(missing, torch.argmax(row, -1, keepdim=True), place)
-    return _both(torch.return_types.median, value, place, input, dim, keepdim)
+        index = torch.where(missing, torch.argmax(row, -1, keepdim=True), index)
+    return _both(torch.return_types.median, value, index, input, dim, keepdim)
 
 
 @composition("nanmedian")
@@ -74,10 +74,10 @@ def nanmedian(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None and row.shape[-1] == 0:
         return torch.full((), float("nan"), dtype=row.dtype)
     _not_empty("nanmedian", row, dim)
-    sorted, places = torch.sort(row)
+    sorted, indices = torch.sort(row)
     there = torch.logical_not(torch.isnan(row)).sum(-1, keepdim=True)
     middle = torch.clamp(there - 1, min=0) // 2
-    return _both(torch.return_types.nanmedian, _at(sorted, middle), _at(places, middle), input, dim, keepdim)
+    return _both(torch.return_types.nanmedian, _at(sorted, middle), _at(indices, middle), input, dim, keepdim)
 
 
 @composition("kthvalue")
@@ -86,8 +86,8 @@ def kthvalue(input: Tensor, k: Any, dim: Any = -1, keepdim: bool = False) -> Any
     row = _rows(input, dim)
     if not 1 <= k <= row.shape[-1]:
         raise ValueError(f"kthvalue: k is {int(k)}, of {int(row.shape[-1])} elements")
-    values, places = (found[..., k - 1 : k] for found in torch.sort(row))
-    return _both(torch.return_types.kthvalue, values, places, input, dim, keepdim)
+    values, indices = (found[..., k - 1 : k] for found in torch.sort(row))
+    return _both(torch.return_types.kthvalue, values, indices, input, dim, keepdim)
 
 
 @composition("mode")
@@ -95,19 +95,19 @@ def mode(input: Tensor, dim: Any = -1, keepdim: bool = False) -> Any:
     """The least of the values that are met most often, and the last place of it."""
     row = _rows(input, dim)
     _not_empty("mode", row, dim)
-    sorted, places = torch.sort(row)
+    sorted, indices = torch.sort(row)
     here = torch.arange(row.shape[-1], device=row.device)
     changes = torch.cat([torch.zeros_like(sorted[..., :1], dtype=torch.bool), sorted[..., 1:] != sorted[..., :-1]], -1)
     begins = torch.cummax(torch.where(changes, here, 0), -1).values
     longest = torch.argmax(here - begins, -1, keepdim=True)
-    return _both(torch.return_types.mode, _at(sorted, longest), _at(places, longest), input, dim, keepdim)
+    return _both(torch.return_types.mode, _at(sorted, longest), _at(indices, longest), input, dim, keepdim)
 
 
-def _both(kind: Any, value: Tensor, place: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
-    """torch's pair of values and places; without a dimension the value alone."""
+def _both(kind: Any, value: Tensor, index: Tensor, input: Tensor, dim: Any, keepdim: bool) -> Any:
+    """torch's pair of values and indices; without a dimension the value alone."""
     if dim is None:
         return _back(value, input, dim, keepdim)
-    return kind((_back(value, input, dim, keepdim), _back(place, input, dim, keepdim)))
+    return kind((_back(value, input, dim, keepdim), _back(index, input, dim, keepdim)))
 
 
 @composition("quantile")

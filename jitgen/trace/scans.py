@@ -48,7 +48,7 @@ def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) ->
 
 
 def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]:
-    """(values, places)."""
+    """(values, indices)."""
     if input.dtype.startswith("float8"):
         raise UnsupportedError(f"cum{kind} of {input.dtype} is not implemented, in torch neither")
     along = dimension(input, dim)

@@ -45,11 +45,11 @@ def scattered(
     base: Node,
     value: Node,
     indices: Sequence[Node],
-    places: Sequence[int],
+    coordinates: Sequence[int],
     kind: str = "set",
     movements: Movements = (),
 ) -> Node:
-    """``base`` with the elements at ``places`` replaced by ``value`` or combined with it; see ``ir/scatters.py``.
+    """``base`` with the elements at ``coordinates`` replaced by ``value`` or combined with it; see ``ir/scatters.py``.
 
     Args:
         value: of the base's dtype; the indices are broadcast to its shape.
@@ -58,7 +58,7 @@ def scattered(
     value = filled(trace, value, value.shape) if value.op in ("const", "scalar") else value
     operands = [trace.cast(base, dtype), trace.cast(value, dtype)]
     operands += [expand(trace, trace.cast(index, "int64"), value.shape) for index in indices]
-    attrs = (kind, tuple(places), movements)
+    attrs = (kind, tuple(coordinates), movements)
     return trace.cast(trace.make("scatter", operands, dtype, base.shape, attrs), base.dtype)
 
 
@@ -244,10 +244,10 @@ def _assigned(trace: Trace, input: Node, key: tuple[Any, ...], value: Any, kind:
     assert movements is not None
     if by_dim:
         chosen = Chosen(trace, viewed.shape, by_dim)
-        shape, places, indices = chosen.shape, chosen.places, chosen.indices
+        shape, coordinates, indices = chosen.shape, chosen.coordinates, chosen.indices
     else:
-        shape, places, indices = viewed.shape, tuple(range(len(viewed.shape))), []
-    return scattered(trace, input, _fitted(trace, value, shape), indices, places, kind, movements)
+        shape, coordinates, indices = viewed.shape, tuple(range(len(viewed.shape))), []
+    return scattered(trace, input, _fitted(trace, value, shape), indices, coordinates, kind, movements)
 
 
 def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:

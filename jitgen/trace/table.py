@@ -165,7 +165,7 @@ def _method(name: str) -> Row | None:
 
 def _body(function: Any) -> Row | None:
     found = body(function)
-    return Row(found, composed=True, python=True) if found else None
+    return Row(found, weights=function is torch.nn.functional.embedding, composed=True, python=True) if found else None
 
 
 @cache

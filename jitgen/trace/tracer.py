@@ -36,7 +36,7 @@ from jitgen.ir.graph import (
     topological,
     under_views,
 )
-from jitgen.quant import formats, weights
+from jitgen.quant import formats, lookup, weights
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace import autocast, escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
@@ -123,6 +123,12 @@ class Traced:
     under_no_grad: frozenset[int] = frozenset()
     follows_arguments: bool = False
 
+    @staticmethod
+    def of(graph: Graph) -> Traced:
+        """A trace that is ``graph`` alone: every input is an argument, and the results are a tuple."""
+        leaves = tuple(map(Output, range(len(graph.outputs))))
+        return Traced(graph, leaves, pytree.tree_flatten(tuple(range(len(leaves))))[1], (), ())
+
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
 """Functions that read elements of a tensor as Python values."""
@@ -168,6 +174,8 @@ class Trace:
         """Tensors of random numbers so far; see ``trace/random.py``."""
         self.captured: list[Captured] = []
         self._captured_nodes: dict[int, Node] = {}
+        self._tokens: dict[int, Any] = {}
+        """The token of a quantised weight, by the id of its node."""
         self.column_orders: dict[int, Node] = {}
         """The order in which the columns of a quantised weight are stored, by the id of its node; see ``contract``."""
         self.host_scalars: list[TensorProxy] = []
@@ -183,18 +191,37 @@ class Trace:
 
     def quantized(self, weight: Any) -> TensorProxy:
         """A proxy for an unpacked quantised weight; its tensors (codes, scales, ...) are proxies already."""
-        return TensorProxy(self._dequantized([tensor.value for tensor in weight.tensors], weight.token), self)
+        return TensorProxy(self.dequantized([tensor.value for tensor in weight.tensors], weight.token), self)
 
-    def _dequantized(self, tensors: Sequence[Node], token: Any) -> Node:
+    def dequantized(self, tensors: Sequence[Node], token: Any) -> Node:
+        """The node of a quantised weight that consists of ``tensors``.
+
+        Raises:
+            UnsupportedError: kernels read such weights in another layout.
+        """
+        if token.layout != self.layout:
+            raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {self.layout!r}")
         format = formats.find(token.format)
         order = tensors[-1] if format.ordered else None
         attrs = (format.stored.name, token.group_size, token.layout)
         tensors = tensors[: len(format.stored.tensor_names)]
         node = self.builder.make("dequantize", tensors, dtype_name(token.dtype), token.weight_shape, attrs)
+        self._tokens[id(node)] = token
         if order is not None:
             self.column_orders[id(node)] = order
         if token.transposed:
             node = self.builder.make("view", (node,), node.dtype, token.shape, ("permute", (1, 0)))
+        return node
+
+    def decoded_rows(self, weight: Node, index: Node) -> Node:
+        """The rows of a quantised weight that ``index`` numbers, by torch operations on its tensors (``lookup.py``)."""
+        token = self._tokens.get(id(weight))
+        if token is None:
+            raise UnsupportedError("an embedding takes a quantised weight as it is, not a view of it")
+        proxies: list[Any] = [TensorProxy(node, self) for node in (*weight.inputs, index)]
+        with torch._C._EnableTorchFunction(), _InterceptFunctions(self):
+            found = lookup.rows(proxies[:-1], token.replace(device=self.device), proxies[-1])
+        node: Node = self._enter(found)
         return node
 
     def _captured_quantized(self, weight: Any) -> Node:
@@ -208,7 +235,7 @@ class Trace:
             self.captured += captured
             self.captures.guards.append(captured_token(found))
             parts = [self._input_node(part.value) for part in captured]
-            node = self._captured_nodes[id(weight)] = self._dequantized(parts, unpacked.token)
+            node = self._captured_nodes[id(weight)] = self.dequantized(parts, unpacked.token)
         return node
 
     def _check_device(self, found: Captured, tensor: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +10,12 @@ import torch
 
 import jitgen
 from jitgen import TensorSpec
+from jitgen.compile import disassemble, nvrtc
 from jitgen.nn import functional
 from tests.attention import formula
+
+MOST_SPILLED = 64
+"""Bytes that a block of three warpgroups, of 160 registers a thread, may spill outside of its loop."""
 
 
 def attend(q: Any, k: Any, v: Any) -> Any:
@@ -68,8 +73,48 @@ def test_cpp_compiles_for_every_level(target: str, rows: int) -> None:
     jitgen.jit(attend).lower(spec, keys, keys, backend="cpp", target=target).compile()
 
 
-def test_the_cuda_dialect_says_that_it_has_no_kernel() -> None:
-    spec = TensorSpec((2, 8, 1000, 64), torch.bfloat16)
-    low = jitgen.jit(attend).lower(spec, spec, spec, backend="cuda", target="sm_90a")
-    assert "the cuda dialect has no attention kernel; backend='triton' has one" in low.explain()
-    assert len(low.kernels) == 3
+WIDTHS = [(64, 64, 1000), (128, 128, 1000), (96, 192, 100), (256, 256, 300), (20, 70, 300), (128, 128, 1)]
+"""(D, E, M) of kernels for Hopper."""
+
+
+@pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("depth", "width", "rows"), WIDTHS)
+@pytest.mark.quick(where=lambda dtype, depth: (dtype, depth) == (torch.bfloat16, 128))
+def test_cuda_compiles_without_spills(
+    depth: int, width: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs: list[str] = []
+    parse = nvrtc.parse_resources
+    monkeypatch.setattr(nvrtc, "parse_resources", lambda log, name: (logs.append(log), parse(log, name))[1])
+    query, key, value = (
+        TensorSpec((2, 8, n, size), dtype) for n, size in ((rows, depth), (1000, depth), (1000, width))
+    )
+    function = attend if rows > 1 else formula(["scale"], [])
+    low = jitgen.jit(function).lower(query, key, value, backend="cuda", target="sm_90a")
+    source = low.lowered.render(0)[0]
+    found = nvrtc.compile(nvrtc.prepare(source))
+    # C7510 and C7512: wgmmas that the assembler has to serialise; C7508: a setmaxnreg it ignores.
+    assert not re.search(r"C75\d\d", logs[0]), logs[0]
+    assert found.meta["spill_bytes"] <= (MOST_SPILLED if low.lowered.schedules[0].warpgroups == 3 else 0)
+    if disassemble.find_tool() is not None:
+        code = disassemble.sass(found.files["kernel.cubin"])
+        assert len(re.findall(r"\bHGMMA\b", code)) >= 4
+        # A wait for products before the weights are computed would leave the tensor cores idle meanwhile.
+        loop = code[code.index("gsb0, 0x1") :]
+        assert loop.index("MUFU.EX2") < loop.index("gsb0, 0x0")
+
+
+def test_what_the_cuda_dialect_leaves_to_others_says_why() -> None:
+    def lowered(target: str, dtype: torch.dtype = torch.bfloat16, depth: int = 64) -> Any:
+        spec = TensorSpec((2, 8, 1000, depth), dtype)
+        return jitgen.jit(attend).lower(spec, spec, spec, backend="cuda", target=target)
+
+    assert len(lowered("sm_90a").kernels) == 1
+    for low, words in (
+        (lowered("sm_80"), "an attention kernel for sm_90a, not for sm_80; backend='triton' has one"),
+        (lowered("sm_90a", torch.float32), "keys and values of 16 bits; backend='triton' has one for float32"),
+        (lowered("sm_90a", depth=512), "heads of more than 256 elements; backend='triton' takes up to 512"),
+    ):
+        assert words in low.explain()
+        assert len(low.kernels) == 3

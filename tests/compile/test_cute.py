@@ -40,7 +40,7 @@ def test_what_is_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 TEXT = """
-#include "jitgen/gemm_wgmma_atoms.cuh"
+#include "jitgen/wgmma_atoms.cuh"
 extern "C" __global__ void products(float* y) {
   float d[N / 2] = {};
   const uint32_t a[4] = {1, 2, 3, 4};

@@ -36,7 +36,7 @@ def _headers() -> dict[str, str]:
     vector = (_data.templates_directory() / "common" / "include" / "jitgen" / "vector.cuh").read_text()
     vector = re.sub(r"  uint4 word;\n  asm\(.*?\);\n  return word;", "  return *address;", vector, flags=re.DOTALL)
     return {
-        "jitgen/gemm_ptx.cuh": (Path(__file__).parents[1] / "host_ptx.cuh").read_text(),
+        "jitgen/ptx.cuh": (Path(__file__).parents[1] / "host_ptx.cuh").read_text(),
         "jitgen/gemm_planes.cuh": planes,
         "jitgen/vector.cuh": vector,
     }

@@ -61,6 +61,17 @@ def test_what_is_refused(function: object, shapes: tuple[tuple[int, ...], ...], 
         jitgen.jit(function)(*tensors(shapes, torch.float32))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_element_of_a_batch_of_dot_products(batch: int) -> None:
+    x, y = torch.randn(batch, 3, generator=torch.Generator().manual_seed(batch)), torch.randn(batch, 3)
+    function = jitgen.jit(lambda x, y: torch.einsum("bi,bi->b", x, y)[0])
+    # Three products and two sums in float32, in any order.
+    size = float((x[0] * y[0]).abs().sum())
+    expected = (x[0].double() * y[0].double()).sum()
+    assert function(x, y).shape == ()
+    torch.testing.assert_close(function(x, y).double(), expected, rtol=0.0, atol=4 * 2**-24 * size)
+
+
 def test_a_quantised_weight_is_no_batch() -> None:
     weight = jitgen.quantize(torch.randn(64, 64), "int4", 32)
     with pytest.raises(jitgen.JitgenError, match="quantised weight"):

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import random
 import subprocess
 import sys
 import weakref
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 from jitgen import settings
 from jitgen.bench import (
     ahead,
+    attention,
     columns,
     intensity,
     markdown,
@@ -35,6 +37,7 @@ from jitgen.bench import (
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compile import host
+from jitgen.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -68,6 +71,24 @@ def test_the_hand_written_peer_computes_the_same(case: streaming.Case) -> None:
     out = torch.full_like(expected, torch.nan)
     case.eager(*inputs, out)
     torch.testing.assert_close(out, expected)
+
+
+def test_a_case_of_attention() -> None:
+    case = attention.Case(1, 2, 1, 20, 30, 16, "window")
+    assert case.scores == sum(j <= i for i in range(20) for j in range(30))
+    (found,) = attention.measure(case, torch.float32, TINY, attention.SWEEP)
+    assert found.error is not None
+    assert found.error < 1e-5
+    assert set(found.seconds) == {"jitgen", "eager"}
+    assert len(attention.summary([found])) == 2
+
+
+def test_a_sweep_of_a_group_without_one_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no sweep of rows"):
+        next(suite.run(TINY, ("sweep", "rows")))
+    source = random.Random(0)
+    cases = [attention.draw(source, "cuda") for _ in range(50)]
+    assert len(set(map(str, cases))) > 45
 
 
 def test_bytes_are_counted_once_each() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,16 @@ def test_only_the_registry_imports_a_family(name: str) -> None:
         assert not theirs or path == REGISTRY, f"{path.relative_to(JITGEN)} imports {', '.join(sorted(theirs))}"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_function_of_a_family_exists(name: str) -> None:
+    """Those that are ``deferred`` are looked up by name when they are called."""
+    family = registry.named(name)
+    functions = [value for field in fields(family) if callable(value := getattr(family, field.name))]
+    assert len(functions) > 8
+    for function in functions:
+        assert callable(getattr(import_module(function.__module__), function.__name__))
+
+
 @cache
 def literals(path: Path) -> set[str]:
     """The strings of a file, keys of dicts aside."""
@@ -60,12 +72,9 @@ def literals(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STAGES])
 def test_nothing_else_names_a_family(name: str) -> None:
-    """A name that is also the IR's word for an operation says nothing about a family."""
-    assert [str(path.relative_to(JITGEN)) for path in outside(name) if name in literals(path)] == []
-
-
-WITHOUT = {"attention": {"cu"}}
-"""Dialects that a family has no template for; other families then compute what it would."""
+    """A name that is also the IR's word for an operation says nothing about a family, nor does that of a benchmark."""
+    naming = [path.relative_to(JITGEN) for path in outside(name) if name in literals(path)]
+    assert [str(path) for path in naming if path != Path("cli/bench.py") and path.parts[0] != "bench"] == []
 
 
 def test_every_family_has_a_package_and_templates_of_its_name() -> None:
@@ -73,5 +82,6 @@ def test_every_family_has_a_package_and_templates_of_its_name() -> None:
     assert packages == set(NAMES)
     for name in NAMES:
         folder = JITGEN.parent / "templates" / name
-        dialects = {"cpp", "cu", "py"} - WITHOUT.get(name, set())
-        assert {path.name for path in folder.glob(f"{name}.*.j2")} == {f"{name}.{end}.j2" for end in dialects}
+        assert {path.name for path in folder.glob(f"{name}.*.j2")} == {
+            f"{name}.{end}.j2" for end in ("cpp", "cu", "py")
+        }

@@ -204,3 +204,17 @@ def test_results_may_be_given_and_may_be_arguments() -> None:
         got, want = x.clone(), function(x, order)
         jitgen.jit(function)(got, order, out=got)
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "words"),
+    [
+        ("x86-64-v3", 100, "threads walk its values in order"),
+        ("sm_90a", 8, "each element is compared with every index"),
+        ("sm_90a", 10**5, "threads walk its values in order"),
+    ],
+)
+def test_how_a_scatter_is_computed_is_explained(target: str, rows: int, words: str) -> None:
+    specs = [jitgen.TensorSpec(shape, dtype) for shape, dtype in (((rows, 64), torch.float32), ((300,), torch.int64))]
+    low = jitgen.jit(accumulated).lower(*specs, jitgen.TensorSpec((300, 64), torch.float32), target=target)
+    assert words in low.explain()

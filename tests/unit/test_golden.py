@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
     "sampled.cu": (sampled, (Spec((64, 32000), half), 0.7), "cuda", "sm_90a"),
     "sampled.py": (sampled, (Spec((64, 1000), half), 0.7), "triton", "sm_90a"),
     "alibi.cpp": (alibi, (*3 * [Spec((2, 8, "N", 64), half)], Spec((8,), half)), "cpp", "x86-64-v4"),
+    "alibi.cu": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "cuda", "sm_90a"),
     "alibi.py": (alibi, (*3 * [Spec((2, 8, 1024, 64), half)], Spec((8,), half)), "triton", "sm_90a"),
     "causal.py": (causal, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
 }

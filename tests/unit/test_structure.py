@@ -63,7 +63,14 @@ def _private_attributes(tree: ast.Module) -> tuple[set[str], list[ast.Attribute]
 
 
 PRIVATE_IN = tuple(f"jitgen.{name}" for name in ("call.", "families.", "ir.", "codegen.", "pipeline", "lowering"))
-TORCHS_PRIVATE = {"_torchdynamo_disable", "_torchdynamo_disable_msg", "_FrameAction", "_FrameExecStrategy"}
+TORCHS_PRIVATE = {
+    "_torchdynamo_disable",
+    "_torchdynamo_disable_msg",
+    "_torchdynamo_inline",
+    "_version",
+    "_FrameAction",
+    "_FrameExecStrategy",
+}
 
 
 def test_modules_do_not_reach_into_each_other() -> None:

@@ -1,65 +1,257 @@
-"""Decorated functions within torch.compile: cold or warm, they run their own kernels."""
+"""Decorated functions and quantised layers within torch.compile, export and torch.func: operators of torch."""
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitgen
+from jitgen.compile import host
+
+pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow), "jitgen"]
 
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
+    importlib.import_module("jitgen.dynamo.registration")
+
     torch._dynamo.reset()
+    counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
         yield
     torch._dynamo.reset()
 
 
-def _shifted() -> jitgen.call.function.JitFunction:
-    return jitgen.jit(lambda x: torch.sin(x) + 1)
+SCALE = torch.randn(4)
+
+
+@jitgen.jit
+def shifted(x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+    return torch.sin(x) * SCALE + by
+
+
+def plain(x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+    return torch.sin(x) * SCALE + by
 
 
 X = torch.randn(3, 4)
 
 
-def test_a_cold_function() -> None:
-    shifted = _shifted()
-    compiled = torch.compile(lambda x: shifted(x * 2) * 3, backend="eager")
-    for x in (X, X, torch.randn(5, 6)):
-        torch.testing.assert_close(compiled(x), (torch.sin(x * 2) + 1) * 3)
-    assert shifted.specializations
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_is_an_operator_for_every_size(backend: str) -> None:
+    compiled = torch.compile(lambda x: shifted(x * 2) * 3 - shifted(x, by=2.0), backend=backend, fullgraph=True)
+    for rows in (3, 5, 6, 7, 130):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), plain(x * 2) * 3 - plain(x, 2.0))
+    assert counters["stats"]["unique_graphs"] == 2, "one of the first size, one of all others"
 
 
-def test_a_method_keywords_out_and_a_plan() -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.randn(4), requires_grad=False)
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(4))
 
-        @jitgen.jit
-        def scaled(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.scale
+    @jitgen.jit
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * self.scale).sum(-1)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.scaled(x + 1) - self.scaled(x=x)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(x + 1) - self.scaled(x=x)
 
-    model = Model()
-    torch.testing.assert_close(torch.compile(model, backend="eager")(X), model.scale.expand(3, 4))
-    shifted = _shifted()
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_method_and_its_gradients(backend: str) -> None:
+    model = Scaled()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4, requires_grad=True)
+        expected = torch.tanh((x + 1) * model.scale).sum(-1) - torch.tanh(x * model.scale).sum(-1)
+        wanted = torch.autograd.grad(expected.square().sum(), (x, model.scale))
+        y = compiled(x)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), (x, model.scale)), wanted)
+    with torch.no_grad():
+        model.scale.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_views_several_results_and_structures(backend: str) -> None:
+    @jitgen.jit
+    def several(x: torch.Tensor, pair: Any, *, flip: bool = False) -> Any:
+        return {"sum": x.sum(-1), "pair": (pair[0] + pair[1], x * 2 if flip else x)}
+
+    def use(x: torch.Tensor) -> Any:
+        return several(x + 1, [x, x * 3], flip=True)
+
+    found = torch.compile(use, backend=backend, fullgraph=True)(X)
+    torch.testing.assert_close(found, several.reference(X + 1, [X, X * 3], flip=True))
+
+
+def test_an_update_of_an_argument_is_refused_as_an_operator_and_right_without() -> None:
+    @jitgen.jit
+    def update(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="mutation"):
+        torch.compile(lambda x: update(x) + 1, backend="eager", fullgraph=True)(torch.zeros(3))
+    x = torch.zeros(3)
+    torch.testing.assert_close(torch.compile(lambda x: update(x) + 1, backend="eager")(x), torch.full((3,), 3.0))
+    torch.testing.assert_close(x, torch.ones(3))
+
+
+def test_a_plan_runs_between_graphs() -> None:
     plan = shifted.bind(X)
-
-    def both(x: torch.Tensor) -> torch.Tensor:
-        return plan(x) + shifted(x, out=torch.empty(3, 4))
-
-    torch.testing.assert_close(torch.compile(both, backend="eager")(X), 2 * (X.sin() + 1))
-
-
-def test_fullgraph_says_why_it_cannot() -> None:
-    shifted = _shifted()
+    torch.testing.assert_close(torch.compile(lambda x: plan(x) + 1, backend="eager")(X), plain(X) + 1)
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"decorated with jitgen\.jit"):
-        torch.compile(lambda x: shifted(x) + 1, backend="eager", fullgraph=True)(X)
+        torch.compile(lambda x: plan(x) + 1, backend="eager", fullgraph=True)(X)
+
+
+# ------------------------------------------------------------------------------------------------ quantised weights
+
+
+def quantised() -> torch.nn.Sequential:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 16)).eval()
+    jitgen.quantize_(model, "int8")
+    return model
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_quantised_layer_is_an_operator(backend: str) -> None:
+    model = quantised()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for rows in (3, 5, 7):
+        x = torch.randn(rows, 64, requires_grad=True)
+        y = compiled(x)
+        torch.testing.assert_close(y, model(x))
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(model(x).sum(), x))
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not any(type(found).__name__ == "Fallback" and found.calls for found in _new_fallbacks())
+
+
+def _new_fallbacks() -> tuple[Any, ...]:
+    return tuple(f for f in jitgen.quantized_linear.specializations if "torch.compile" in getattr(f, "reason", ""))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quantised_weights_that_a_function_closes_over(backend: str) -> None:
+    gate, up = (jitgen.quantize(torch.randn(96, 64), "int4", group_size=32) for _ in range(2))
+
+    @jitgen.jit
+    def swiglu(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    compiled = torch.compile(lambda x: swiglu(x + 1) * 2, backend=backend, fullgraph=True)
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(compiled(x), swiglu(x + 1) * 2)
+
+
+# ------------------------------------------------------------------------------------------------ the operators
+
+
+def product(x: torch.Tensor, w: torch.Tensor, scale: float, power: int) -> Any:
+    return F.silu(x @ w) * scale, x.sum(-1) ** power
+
+
+def traced(function: Callable[..., Any], *args: Any) -> torch.fx.GraphModule:
+    return make_fx(function, tracing_mode="symbolic")(*args)
+
+
+def operator_nodes(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [node for node in module.graph.nodes if "jitgen" in str(node.target)]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(requires_grad: bool) -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 16)
+    module = traced(lambda x, w: jitgen.jit(product)(x, w, 2.0, 3), x, w)
+    (node,) = operator_nodes(module)
+    tensors = [x.clone().requires_grad_(requires_grad), w.clone().requires_grad_(requires_grad)]
+    torch.library.opcheck(torch.ops.jitgen.call.default, (tensors, [3], [2.0], node.args[3]))
+    weight = jitgen.quantize(torch.randn(16, 64), "int8")
+    bias = torch.randn(16, requires_grad=requires_grad)
+    arguments = torch.randn(3, 64, requires_grad=requires_grad), list(weight.tensors), bias, weight.token.text
+    torch.library.opcheck(torch.ops.jitgen.linear.default, arguments)
+
+
+def test_one_operator_serves_all_sizes_and_compiles_where_it_is_traced() -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 16)
+    module = traced(lambda x, w: jitgen.jit(product)(x, w, 2.0, 3), x, w)
+    with jitgen.strict():
+        torch.testing.assert_close(module(x, w), product(x, w, 2.0, 3))
+    for rows in (1, 7):
+        y = torch.randn(rows + 1, 8)
+        torch.testing.assert_close(module(y, w), product(y, w, 2.0, 3))
+
+
+def test_an_operator_says_for_which_sizes_it_is_not() -> None:
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 8 else x * 3
+
+    module = traced(lambda x: jitgen.jit(halves)(x), torch.randn(4))
+    text = operator_nodes(module)[0].args[3]
+    with pytest.raises(jitgen.UnsupportedError, match="is for calls where"):
+        torch.ops.jitgen.call([torch.randn(16)], [], [], text)
+
+
+def test_an_update_where_torch_traces_is_an_update() -> None:
+    @jitgen.jit
+    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x * 2
+
+    module = traced(lambda x, y: update(x, y), torch.zeros(3), torch.ones(3))
+    x = torch.zeros(3)
+    torch.testing.assert_close(module(x, torch.ones(3)), torch.full((3,), 2.0))
+    torch.testing.assert_close(x, torch.ones(3))
+
+
+# --------------------------------------------------------------------------------------------------- torch.func
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, w: torch.sin(x) + w, lambda x, w: torch.softmax(x, -1) * w, lambda x, w: x @ w.T],
+    ids=["elementwise", "reduction", "product"],
+)
+@pytest.mark.parametrize("in_dims", [(0, None), (1, None), (0, 0)])
+def test_vmap(function: Callable[..., Any], in_dims: Any) -> None:
+    x = torch.randn(3, 3, 5)
+    w = torch.randn(3, 5) if in_dims[1] is None else torch.randn(3, 3, 5)
+    found = torch.vmap(jitgen.jit(function), in_dims)(x, w)
+    torch.testing.assert_close(found, torch.vmap(function, in_dims)(x, w))
+
+
+def test_func_grad_is_refused() -> None:
+    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ w).sum()
+
+    with pytest.raises(jitgen.UnsupportedError, match=r"torch\.autograd\.grad"):
+        torch.func.grad(jitgen.jit(loss))(torch.randn(5), torch.randn(3, 5))
+
+
+def test_inference_mode_and_deterministic_algorithms() -> None:
+    with torch.inference_mode():
+        y = shifted(X)
+        torch.testing.assert_close(shifted(y), plain(plain(X)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        index = torch.tensor([0, 2, 0, 2])
+        added = jitgen.jit(lambda x, i: torch.zeros(3, 4).index_add(0, i, x))
+        x = torch.randn(4, 4)
+        assert torch.equal(added(x, index), added(x, index))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -15,45 +15,22 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from jitgen.families.attention.body import body_of
 from jitgen.families.attention.claim import NAME, claim, decide
-from jitgen.families.attention.launch import arguments, launch, work
-from jitgen.families.attention.layout import layout
-from jitgen.families.attention.schedule import buckets, candidates
-from jitgen.families.attention.split_keys import split_keys
+from jitgen.families.deferred import deferred
 from jitgen.families.family import Family
-
-if TYPE_CHECKING:
-    from jitgen.codegen.environment import Rendered
-    from jitgen.spec import KernelSource
-
-
-def _render(*of: Any) -> tuple[KernelSource, Rendered]:
-    from jitgen.families.attention.render import render
-
-    return render(*of)
-
-
-def _explain(*of: Any) -> list[str]:
-    from jitgen.families.attention.explain import explain
-
-    return explain(*of)
-
 
 FAMILY = Family(
     name=NAME,
     claim=claim,
     decide=decide,
-    body=body_of,
-    rewrite_kernel=split_keys,
-    layout=layout,
-    candidates=candidates,
-    render=_render,
-    launch=launch,
-    arguments=arguments,
-    work=work,
-    explain=_explain,
-    buckets=buckets,
+    body=deferred(__name__, "body.body_of"),
+    rewrite_kernel=deferred(__name__, "split_keys.split_keys"),
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
+    buckets=deferred(__name__, "schedule.buckets"),
 )

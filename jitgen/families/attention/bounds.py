@@ -117,10 +117,10 @@ def without_masks(instructions: Sequence[Instruction]) -> tuple[Instruction, ...
             known[key] = len(found)
             found.append(moved)
         at[position] = known[key]
-    return _needed(found, at[len(instructions) - 1])
+    return reachable(found, at[len(instructions) - 1])
 
 
-def _needed(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:
+def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:
     """``root`` and what it is computed from; ``root`` is the last."""
     needed = {root}
     for position in range(root, -1, -1):

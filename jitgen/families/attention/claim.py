@@ -34,6 +34,8 @@ MOST_MOVEMENTS = 16
 """Views behind a result that are undone; with more of them it is materialized."""
 MOST_DEPTH = 512
 """D and E of a kernel at most: a tile of keys and values is in the cache, or in registers, as a whole."""
+MOST_CUDA_DEPTH = 256
+"""The same for the cuda dialect, whose sums are in the registers of one warpgroup."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Fusion:
 
     Attributes:
         rows, keys, depth, width: M, N, D and E. Sizes are symbolic until ``at`` makes them numbers.
-        dtype: of the values.
+        dtypes: of the keys and of the values.
         operations: of the rule of scores.
         obstacle: what makes it impossible whatever the sizes; empty where nothing does.
     """
@@ -51,7 +53,7 @@ class Fusion:
     keys: Any
     depth: Any
     width: Any
-    dtype: str
+    dtypes: tuple[str, str]
     operations: tuple[str, ...]
     obstacle: str
 
@@ -75,12 +77,28 @@ def decide(question: Fusion, device: Device) -> Decision:
     if question.obstacle:
         return Decision(False, question.obstacle)
     if device.dialect == "cuda":
-        return Decision(False, "the cuda dialect has no attention kernel; backend='triton' has one")
+        against = _cuda_obstacle(question, device)
+        return Decision(not against, against or "scores and weights stay in the kernel")
     if max(question.depth, question.width) > MOST_DEPTH:
         return Decision(False, f"heads of more than {MOST_DEPTH} elements")
-    if device.dialect == "triton" and question.dtype == "float64":
+    if device.dialect == "triton" and question.dtypes[1] == "float64":
         return Decision(False, "float64 has no tensor cores")
     return Decision(True, "scores and weights stay in the kernel")
+
+
+def _cuda_obstacle(question: Fusion, device: Device) -> str:
+    """Why the cuda dialect has no kernel for ``question``; empty where it has one."""
+    if device.target.arch != "sm_90a":
+        return f"the cuda dialect has an attention kernel for sm_90a, not for {device.target}; backend='triton' has one"
+    if device.batch_invariant:
+        return (
+            "in the cuda dialect's kernel a row's tiles of keys and its rescaling depend on the rows that come with it"
+        )
+    if not set(question.dtypes) <= {"bfloat16", "float16"}:
+        return "the cuda dialect's kernel takes keys and values of 16 bits; backend='triton' has one for float32"
+    if max(question.depth, question.width) > MOST_CUDA_DEPTH:
+        return f"heads of more than {MOST_CUDA_DEPTH} elements; backend='triton' takes up to {MOST_DEPTH}"
+    return ""
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -124,7 +142,8 @@ def fusion_of(of: Attention, values: Sequence[Node], mover: Mover) -> Fusion:
     rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
     inner = topological([of.scores], leaves="contract")
     operations = tuple(each.op for each in inner if is_pointwise(each))
-    return Fusion(rows, keys, depth, width, of.result.inputs[1].dtype, operations, against)
+    dtypes = (of.product.inputs[1].dtype, of.result.inputs[1].dtype)
+    return Fusion(rows, keys, depth, width, dtypes, operations, against)
 
 
 # -------------------------------------------------------------------------------------------------- values of the rows

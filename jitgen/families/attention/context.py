@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.dialect import Dialect, Row
 from jitgen.codegen.printing import Line, Printed, printed
 from jitgen.families.attention.bounds import Bounds, Ends, Words, bounds_of, masks_of, without_masks
 from jitgen.families.attention.launch import integer_names
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.narrow import narrowed
+from jitgen.families.attention.scales import Scaled, scaled
 from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
 from jitgen.ir.ops import INTS
 from jitgen.ir.program import Kernel
+
+TAKE_FACTORS = ("cuda",)
+"""Dialects whose templates multiply scores with a factor themselves, which the rule then does not."""
+SCORE_ROWS: Mapping[str, Mapping[str, Row]] = {
+    "cuda": {"tanh": {"float32": "jitgen::tanh_of_score({0})", "float": "jitgen::tanh({0})"}},
+}
+"""Rows of a dialect in place of its own where a score is computed, whose absolute error counts."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,8 @@ class Attention:
     Attributes:
         title: shape and operands in words.
         operands: all of them, in the order of the body.
+        factor: what the scores of ``rule`` are still to be multiplied with, computed by ``factor_lines``; empty for 1.
+        linear: whether scores are accumulators and masks; see ``Scaled``.
         query: what an element of the query is computed from, ``query_lines`` and ``query_value``.
         key, value: the operands, or the first of those that they are computed from.
         computed_key, computed_value: how they are; None where they are tensors.
@@ -107,6 +117,10 @@ class Attention:
 
     title: str
     operands: tuple[Operand, ...]
+    factor_lines: tuple[Line, ...]
+    factor: str
+    factor_scalars: dict[str, str]
+    linear: bool
     query: tuple[Operand, ...]
     query_lines: tuple[Line, ...]
     query_value: str
@@ -135,22 +149,24 @@ class Attention:
     accumulator: str
 
 
-def rules_of(body: Body, layout: Layout) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """The instructions of the rule of scores, and of the rule where no mask hides anything."""
+def rule_of(body: Body, layout: Layout) -> tuple[Instruction, ...]:
+    """The instructions of the rule of scores."""
     rule = body.contractions[1].x
-    if not layout.wide:
-        rule = narrowed(rule, body.operands)
-    return rule, without_masks(rule)
+    return rule if layout.wide else narrowed(rule, body.operands)
 
 
 def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     """The context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     queries, weights = body.contractions
-    rule, unmasked = rules_of(body, layout)
+    whole = rule_of(body, layout)
+    scale = scaled(whole) if dialect.name in TAKE_FACTORS else Scaled(whole, (), False)
+    of_scores = replace(dialect, rows={**dialect.rows, **SCORE_ROWS.get(dialect.name, {})})
+    rule, unmasked = scale.rule, without_masks(scale.rule)
+    of_factor = printed(scale.factor, dialect, "f")
     found = printed(body.instructions, dialect, coarse=body.coarse)
     of_query = printed(queries.x, dialect, "q")
-    of_rule, of_unmasked = (printed(each, dialect, "s", coarse=False) for each in (rule, unmasked))
+    of_rule, of_unmasked = (printed(each, of_scores, "s", coarse=False) for each in (rule, unmasked))
     values = {**of_query.values, **found.values}
 
     def operand(index: int, value: str) -> Operand:
@@ -174,7 +190,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
 
     operands = tuple(operand(index, values.get(index, "")) for index in range(len(body.operands)))
 
-    def rule_of(instructions: Sequence[Instruction], text: Printed) -> Rule:
+    def printed_rule(instructions: Sequence[Instruction], text: Printed) -> Rule:
         read = tuple(dict.fromkeys(i.attr for i in instructions if i.op in ("load", "iota")))
         types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
         mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
@@ -197,6 +213,10 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     return Attention(
         title=f"({', '.join(map(str, body.shape))}): {kinds}",
         operands=operands,
+        factor_lines=tuple(of_factor.lines.values()),
+        factor=of_factor.names[len(scale.factor) - 1] if scale.factor else "",
+        factor_scalars=dict(of_factor.scalars),
+        linear=scale.linear,
         query=tuple(operands[i.attr] for i in queries.x if i.op in ("load", "iota")),
         query_lines=tuple(of_query.lines.values()),
         query_value=of_query.names[len(queries.x) - 1],
@@ -207,8 +227,8 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         computed_value=computed(weights),
         key_dtype=queries.dtype,
         value_dtype=weights.dtype,
-        rule=rule_of(rule, of_rule),
-        unmasked=rule_of(unmasked, of_unmasked),
+        rule=printed_rule(rule, of_rule),
+        unmasked=printed_rule(unmasked, of_unmasked),
         masked=bool(masks_of(rule)),
         row_loads=tuple(operands[index] for index in loads if body.operands[index].row),
         row_lines=tuple(line for p, line in found.lines.items() if p in rows),
@@ -238,7 +258,7 @@ def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]
 
 def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) -> Bounds:
     """The bounds of the rule; see ``bounds_of``."""
-    rule, _ = rules_of(body, layout)
+    rule = rule_of(body, layout)
     scalars = {position: f"a{i.attr}" for position, i in enumerate(rule) if i.op == "scalar"}
     return bounds_of(rule, known, scalars, words)
 
@@ -248,30 +268,3 @@ def ends_of(operand: Operand) -> Ends:
     if operand.kind == "task":
         return Ends(f"x{operand.index}", f"x{operand.index}")
     return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
-
-
-def offset(first: Sequence[str], strides: Sequence[str], indices: Sequence[str]) -> str:
-    """The expression of an offset: ``first``, and each of ``indices`` times its stride."""
-    terms = [*first, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))]
-    return " + ".join(term for term in terms if term) or "0"
-
-
-def indices(sizes: Sequence[str], number: str, name: str, quotient: str) -> list[tuple[str, str]]:
-    """(name, expression) of the index of ``number`` in each dimension; ``quotient`` is the dialect's operator."""
-    found = []
-    for dim in range(len(sizes)):
-        inner = " * ".join(sizes[dim + 1 :])
-        index = f"{number} {quotient} ({inner})" if inner else number
-        found.append((f"{name}{dim}", f"{index} % {sizes[dim]}" if dim else index))
-    return found
-
-
-def row_indices(packed: Sequence[str], quotient: str) -> list[tuple[str, str]]:
-    """The same of a row: packed dimensions before the row of the query, ``m``."""
-    return [*indices(packed, f"(row {quotient} rows)", "y", quotient), ("m", "row % rows" if packed else "row")]
-
-
-def row_offset(operand: Operand, layout: Layout) -> str:
-    """The offset of row ``m`` of packed indices ``y0`` ... from where the task begins."""
-    packed = [f"y{dim}" for dim in range(layout.packed)]
-    return offset([f"at{operand.index}"], [*operand.packed, operand.own[0]], [*packed, "m"])

@@ -11,19 +11,9 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Source, printed
+from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset, sum_of
 from jitgen.families.attention.bounds import Words
-from jitgen.families.attention.context import (
-    Attention,
-    Computed,
-    Operand,
-    Rule,
-    bounds,
-    ends_of,
-    indices,
-    offset,
-    row_indices,
-    row_offset,
-)
+from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds, ends_of
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import CpuSchedule
 from jitgen.ir.program import Kernel
@@ -62,7 +52,7 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "based": [
             {
                 "name": f"at{o.index}",
-                "expression": offset([o.offset], o.batch, [f"z{dim}" for dim in range(layout.batch)]),
+                "expression": base_of_task(o, layout),
             }
             for o in of.operands
         ],
@@ -102,7 +92,7 @@ def _row_computed(of: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
     Args:
         inner: which of an operand's own strides is along the elements of a key.
     """
-    starts = {i: offset([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in of.operands.items()}
+    starts = {i: sum_of([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in of.operands.items()}
     sources = {
         i: Source(o.pointer, starts[i], o.gathered, o.dtype) for i, o in of.operands.items() if o.gathered and o.pointer
     }

@@ -7,8 +7,8 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.layout import Geometry, Layout
-from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Work
-from jitgen.families.operands import item_size, pointwise_flops
+from jitgen.families.family import OVERLAPS, Arguments, LaunchShape, Persistence, Work
+from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
 from jitgen.ir.program import Kernel
 
 WARP = 32
@@ -61,7 +61,12 @@ def arguments(
         getattr(geometry, what) if operand < 0 and dim < 0 else value[what](operand, dim)
         for _, what, operand, dim in integer_names(kernel, layout)
     )
-    return Arguments(pointers, integers, layout.wide)
+    maps: tuple[MappedTensor, ...] = ()
+    if device.dialect == "cuda" and geometry.tasks * geometry.packed_rows * geometry.width:
+        from jitgen.families.attention.wgmma import tensor_maps
+
+        maps = tuple(tensor_maps(kernel, layout, geometry, schedule))
+    return Arguments(pointers, integers, layout.wide, maps)
 
 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
@@ -90,13 +95,27 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
 def launch(
     kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[Geometry], schedule: Any, device: Device
 ) -> LaunchShape:
-    """A program for each block of rows and range of keys; on a CPU a piece of work for each task."""
+    """A block of threads for each block of rows and range of keys; on a CPU a piece of work for each task."""
     (geometry,) = geometries
     if not device.is_gpu:
         return LaunchShape(grid=(max(geometry.tasks, 1), 1, 1))
     blocks = -(-geometry.packed_rows // schedule.block_m)
+    attributes = frozenset({OVERLAPS} if device.overlaps_launches else ())
+    if device.dialect == "cuda":
+        from jitgen.families.attention.wgmma import cluster
+
+        sharing = cluster(schedule, geometry, device.model)
+        return LaunchShape(
+            grid=(sharing * max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
+            block=(schedule.threads, 1, 1),
+            cluster=sharing,
+            any_cluster=schedule.cluster_splits > 1,
+            shared_bytes=schedule.shared_bytes,
+            attributes=attributes,
+            persistence=Persistence("clusters" if sharing > 1 else "multiprocessors"),
+        )
     return LaunchShape(
         grid=(max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
         block=(schedule.warps * WARP, 1, 1),
-        attributes=frozenset({OVERLAPS} if device.overlaps_launches else ()),
+        attributes=attributes,
     )

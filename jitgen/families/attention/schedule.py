@@ -25,6 +25,8 @@ SPLIT_ROWS = 16
 """Rows that share keys, up to which keys are split among programs: one block of rows has them all."""
 SPLIT_TASKS = (31, 127)
 """Tasks up to which keys are split into 16 and 4 ranges."""
+CLUSTER_TASKS = 4
+"""Tasks from which on a cluster for each of them occupies enough of a GPU."""
 SPLIT_KEYS = (511, 4095)
 """Keys up to which they are not split, and split into 4 ranges."""
 
@@ -81,13 +83,17 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     """The schedule that the rule of ``device``'s dialect has for ``problem``."""
     (body,), (layout,), (geometry,) = problem.kernel.bodies, problem.layouts, problem.geometries
     if not device.is_gpu:
-        return (CpuSchedule("few" if geometry.packed_rows <= FEW_ROWS else "tiles"),)
+        return (CpuSchedule("few" if device.rows(geometry.packed_rows) <= FEW_ROWS else "tiles"),)
+    if device.dialect == "cuda":
+        from jitgen.families.attention import wgmma
+
+        return wgmma.candidates(body, layout, geometry)
     value = body.contractions[1]
     deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
     # As wide as tiles and sums of a program fit shared memory and registers together.
     large = max(deep, wide) * (2 if value.dtype == "float32" else 1)
     rows, keys = (128, 64) if large <= 128 else (64, 64) if large <= 256 else (32, 32) if large <= 512 else (16, 16)
-    rows = min(rows, max(LEAST_BLOCK, _power_of_two(geometry.packed_rows)))
+    rows = min(rows, max(LEAST_BLOCK, _power_of_two(device.rows(geometry.packed_rows))))
     return (
         TritonSchedule(
             rows,
@@ -104,9 +110,12 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     )
 
 
-def splits(tasks: int, rows: int, keys: int) -> int:
+def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
-    once. ``rows`` share their keys. The bounds are those of ``buckets``."""
+    once. ``rows`` share their keys. The bounds are those of ``buckets``. In CUDA the blocks of a cluster share keys, so
+    that this is for the fewest tasks."""
+    if dialect == "cuda":
+        return 16 if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
         return 1
     return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
@@ -126,10 +135,20 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         if of is None or not decide(fusion_of(of, graph.results, mover).at(environment), device).fused:
             continue
         *lead, rows, keys = of.scores.shape
-        split_rows = (PACKED_ROWS, SPLIT_ROWS) if device.is_gpu else (FEW_ROWS, PACKED_ROWS)
-        ends = tuple(sorted({*split_rows, *((16, 32, 64) if device.is_gpu else ())}))
+        ends, of_keys, of_tasks = _ends(device)
         inside = (of.result, of.product, *row_sources(row_values(of)))
         found.append(SizeBuckets(rows, ends, inside=inside))
-        found.append(SizeBuckets(keys, SPLIT_KEYS if device.is_gpu else ()))
-        found.append(SizeBuckets(symbols.product(lead), SPLIT_TASKS if device.is_gpu else ()))
+        found.append(SizeBuckets(keys, of_keys))
+        found.append(SizeBuckets(symbols.product(lead), of_tasks))
     return found
+
+
+def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The upper ends of the buckets of rows, of keys and of tasks."""
+    if not device.is_gpu:
+        return (FEW_ROWS, PACKED_ROWS), (), ()
+    if device.dialect == "cuda":
+        from jitgen.families.attention.wgmma import FEW_ROWS as WARPGROUP_ROWS
+
+        return (*WARPGROUP_ROWS[1:], 128), SPLIT_KEYS[1:], (CLUSTER_TASKS,)
+    return (16, 32, 64), SPLIT_KEYS, SPLIT_TASKS

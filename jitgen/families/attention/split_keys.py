@@ -24,6 +24,8 @@ from jitgen.ir.regions import Stage, grid_axes
 
 READ = ("query", "key", "value", "score", *SOURCES)
 """Kinds of operand that the walk over the keys reads; others are the results' own."""
+DIALECTS = ("triton", "cuda")
+"""Dialects whose kernels walk one range of the keys each."""
 DTYPE = "float32"
 """In which sums and values of a row are kept."""
 
@@ -31,13 +33,17 @@ DTYPE = "float32"
 def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
     """``kernel`` as two kernels, where its rows are few and its keys many at the sizes of this call; else None."""
     (body,) = kernel.bodies
-    if device.dialect != "triton" or any(i.dtype != DTYPE for i in body.instructions if i.op in ("contract", "reduce")):
+    if device.batch_invariant:
+        return None
+    if device.dialect not in DIALECTS or any(
+        i.dtype != DTYPE for i in body.instructions if i.op in ("contract", "reduce")
+    ):
         return None
     *lead, rows, _ = (symbols.evaluate(size, environment) for size in body.shape)
     keys = symbols.evaluate(body.contractions[1].length, environment)
     tasks = symbols.product(lead)
     assert isinstance(tasks, int)
-    count = splits(tasks, rows, keys)
+    count = splits(tasks, rows, keys, device.dialect)
     if count == 1:
         return None
     column = (*body.shape[:-1], 1)

@@ -12,19 +12,9 @@ from typing import Any
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Line, Source, printed
+from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
 from jitgen.families.attention.bounds import Words
-from jitgen.families.attention.context import (
-    Attention,
-    Computed,
-    Operand,
-    Rule,
-    bounds,
-    ends_of,
-    indices,
-    offset,
-    row_indices,
-    row_offset,
-)
+from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds, ends_of
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import TritonSchedule
 from jitgen.families.operands import ACCESS_BYTES, item_size
@@ -54,9 +44,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
         "packed_rows": " * ".join([*of.packed, "rows"]),
         "index_lines": [f"{name} = {text}" for name, text in indices(of.batch, "task", "z", "//")],
         "row_lines_of": [f"{name} = {text}" for name, text in row_indices(of.packed, "//")],
-        "bases": [
-            f"at{o.index} = {offset([o.offset], o.batch, [f'z{d}' for d in range(layout.batch)])}" for o in of.operands
-        ],
+        "bases": [f"at{o.index} = {base_of_task(o, layout)}" for o in of.operands],
         "query": [_query(o, layout, schedule) for o in of.query],
         "query_lines": of.query_lines,
         "query_value": triton.store_cast(of.query_value, of.key_dtype),

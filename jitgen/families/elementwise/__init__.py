@@ -12,26 +12,14 @@ stores), the integers ``integer_names`` lists, and the run-time scalars.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.deferred import deferred
 from jitgen.families.elementwise.claim import NAME, claim, joins
-from jitgen.families.elementwise.launch import arguments, launch, work
-from jitgen.families.elementwise.layout import layout
-from jitgen.families.elementwise.schedule import candidates
 from jitgen.families.family import Family, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph
-
-if TYPE_CHECKING:
-    from jitgen.codegen.environment import Rendered
-    from jitgen.spec import KernelSource
-
-
-def _render(*of: Any) -> tuple[KernelSource, Rendered]:
-    from jitgen.families.elementwise.render import render
-
-    return render(*of)
 
 
 def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
@@ -39,22 +27,16 @@ def _buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> li
     return [SizeBuckets(symbols.product(result.shape[:-1])) for result in graph.results[:1]]
 
 
-def _explain(*of: Any) -> list[str]:
-    from jitgen.families.elementwise.explain import explain
-
-    return explain(*of)
-
-
 FAMILY = Family(
     name=NAME,
     claim=claim,
     joins=joins,
-    layout=layout,
-    candidates=candidates,
-    render=_render,
-    launch=launch,
-    arguments=arguments,
-    work=work,
-    explain=_explain,
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
     buckets=_buckets,
 )

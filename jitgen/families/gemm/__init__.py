@@ -22,49 +22,26 @@ integers that ``launch.integer_names`` lists, and the run-time scalars; tensor m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from jitgen.families.deferred import deferred
 from jitgen.families.family import Family
 from jitgen.families.gemm.claim import claim, joins
-from jitgen.families.gemm.integer_products import reduce_integer_products
-from jitgen.families.gemm.launch import arguments, launch, work
-from jitgen.families.gemm.layout import layout
-from jitgen.families.gemm.schedule import buckets, candidates, cost, facts, problem, prologue
-from jitgen.families.gemm.split_k import split_k
-
-if TYPE_CHECKING:
-    from jitgen.codegen.environment import Rendered
-    from jitgen.spec import KernelSource
-
-
-def _render(*of: Any) -> tuple[KernelSource, Rendered]:
-    from jitgen.families.gemm.render import render
-
-    return render(*of)
-
-
-def _explain(*of: Any) -> list[str]:
-    from jitgen.families.gemm.explain import explain
-
-    return explain(*of)
-
 
 FAMILY = Family(
     name="gemm",
     claim=claim,
-    rewrite_values=reduce_integer_products,
-    decide=prologue,
+    rewrite_values=deferred(__name__, "integer_products.reduce_integer_products"),
+    decide=deferred(__name__, "schedule.prologue"),
     joins=joins,
-    rewrite_kernel=split_k,
-    layout=layout,
-    problem=problem,
-    candidates=candidates,
-    cost=cost,
-    facts=facts,
-    render=_render,
-    launch=launch,
-    arguments=arguments,
-    work=work,
-    explain=_explain,
-    buckets=buckets,
+    rewrite_kernel=deferred(__name__, "split_k.split_k"),
+    layout=deferred(__name__, "layout.layout"),
+    problem=deferred(__name__, "schedule.problem"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    cost=deferred(__name__, "schedule.cost"),
+    facts=deferred(__name__, "schedule.facts"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
+    buckets=deferred(__name__, "schedule.buckets"),
 )

@@ -59,6 +59,7 @@ def build(
         "tile_rows": schedule.block_m,
         "generic_tile_rows": min(schedule.block_m, GENERIC_TILE_ROWS) if pairs or planes else schedule.block_m,
         "fewest_rows": schedule.fewest_rows,
+        "invariant": "jitgen::gemm::Invariant<" if schedule.invariant else "",
         "matrices": " * ".join(products.batch),
         "matrix_lines": [f"const int64_t {name} = {expression};" for name, expression in products.indices("matrix")],
         "batch_steps": [

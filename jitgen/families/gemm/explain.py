@@ -21,9 +21,9 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     where = "in the same kernel" if ranges == 1 else "in the kernel that follows"
     lines = [f"matrix product by the {schedule.path} mainloop{products}, the epilogue {where}", tile]
     if isinstance(schedule, BlockMainloop | WgmmaMainloop) and schedule.cluster_k_splits > 1:
-        lines.append(
-            f"K is split over {schedule.cluster_k_splits} blocks, whose sums are added in order before the epilogue"
-        )
+        blocks = f"{schedule.cluster_k_splits} blocks of a cluster"
+        number = f"at most {blocks}; a launch chooses how many" if isinstance(schedule, WgmmaMainloop) else blocks
+        lines.append(f"K is split over {number}; their sums are added in order before the epilogue")
     if ranges > 1:
         lines.append(
             f"K is split over {ranges} blocks, because there are few tiles: their sums go to a "

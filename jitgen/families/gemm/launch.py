@@ -20,7 +20,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaSchedule,
     blocks,
 )
-from jitgen.families.operands import item_size, pointwise_flops
+from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
@@ -80,7 +80,7 @@ def arguments(
         "batch stride": lambda r, o, d: geometries[r].batch_strides[o][d],
     }
     integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
-    maps: tuple[wgmma.MappedTensor, ...] = ()
+    maps: tuple[MappedTensor, ...] = ()
     if isinstance(schedule, WgmmaMainloop) and any(geometry.elements for geometry in geometries):
         number, _ = wgmma.tiling(schedule, kernel.bodies, geometries, device.model)
         maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule.tilings[number]))

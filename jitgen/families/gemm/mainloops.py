@@ -42,6 +42,7 @@ class CppTiles:
         block_m: rows of the tallest tile. The header has columns and K of its own.
         fewest_rows: rows of x that a call has at least, so that no tiles are compiled for fewer.
         wide: whether indices are 64-bit.
+        invariant: whether a row's sums must have the same bits in tiles of every height.
     """
 
     path: ClassVar[str] = "tiles"
@@ -51,10 +52,11 @@ class CppTiles:
     block_m: int
     fewest_rows: int
     wide: bool = False
+    invariant: bool = False
 
     def __str__(self) -> str:
         words = [f"{self.path} mainloop", f"tiles of {self.block_m} x {self.block_n}, {self.block_k} of K a step"]
-        return ", ".join([*words, *["64-bit indices"] * self.wide])
+        return ", ".join([*words, *["64-bit indices"] * self.wide, *["sums that no batch changes"] * self.invariant])
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class WgmmaMainloop:
             [
                 (warps, "{} warps a block"),
                 (self.stages, "{} stages"),
-                (self.cluster_k_splits, "{} blocks of a cluster share K"),
+                (self.cluster_k_splits, "at most {} blocks of a cluster share K"),
                 (multicast, "multicast to {} blocks"),
                 (steps, "{} products or loads at once"),
             ]

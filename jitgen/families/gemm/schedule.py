@@ -112,16 +112,17 @@ def problem(
     kernel: Kernel, layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], device: Device
 ) -> Problem:
     """The problem that the schedule of ``kernel`` is chosen for."""
+    matrices = device.rows(geometries[0].matrices) if geometries[0].matrices > 1 else 1
     return Problem(
-        rows=bucket(geometries[0].rows),
+        rows=bucket(device.rows(geometries[0].rows)),
         columns=tuple(geometry.columns for geometry in geometries),
         length=geometries[0].length,
         bodies=kernel.bodies,
         layouts=tuple(layouts),
         wide=any(layout.wide for layout in layouts),
         device=device,
-        matrices=next((end for end in MATRIX_BUCKETS if geometries[0].matrices <= end), 2 * MATRIX_BUCKETS[-1]),
-        fewest_rows=fewest_rows(geometries[0].rows),
+        matrices=next((end for end in MATRIX_BUCKETS if matrices <= end), 2 * MATRIX_BUCKETS[-1]),
+        fewest_rows=1 if device.batch_invariant else fewest_rows(geometries[0].rows),
     )
 
 
@@ -172,7 +173,7 @@ def k_splits(problem: Problem, device: Device) -> int:
 def prologue(computed: Prologue, device: Device) -> Decision:
     """Whether a product computes its activation while it reads it, by the rule of ``device``'s dialect. As for a
     schedule, the answer is the same for all rows of one bucket."""
-    decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(computed.rows)), device)
+    decision: Decision = _rules(device).prologue(replace(computed, rows=bucket(device.rows(computed.rows))), device)
     return decision
 
 

@@ -70,7 +70,7 @@ def split_k(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> K
         return None  # a batch of products has enough tiles
     sizes = [tuple(symbols.evaluate(size, environment) for size in body.shape) for body in kernel.bodies]
     sized = Problem(
-        rows=bucket(sizes[0][-2]),
+        rows=bucket(device.rows(sizes[0][-2])),
         columns=tuple(columns for *_, columns in sizes),
         length=symbols.evaluate(kernel.bodies[0].contractions[0].length, environment),
         bodies=kernel.bodies,

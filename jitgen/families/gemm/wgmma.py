@@ -7,7 +7,6 @@ is computed here: shared memory for the schedule, tensor maps for the launch, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -23,7 +22,7 @@ from jitgen.families.gemm.wgmma_tiles import (
     Weights,
     estimate,
 )
-from jitgen.families.operands import item_size
+from jitgen.families.operands import MappedTensor, item_size
 from jitgen.ir.body import Body, Contraction
 from jitgen.quant import formats
 
@@ -33,20 +32,6 @@ EPILOGUE_WIDTH = 8
 """Columns of the result that one call of the epilogue computes."""
 BATCH_RANK = 2
 """Batch dimensions of the dense mainloop; its tensor maps have two more dimensions."""
-
-
-@dataclass(frozen=True)
-class MappedTensor:
-    """A matrix, or a batch of them, that a kernel copies by a tensor map; the fields are those of
-    ``runtime/tensor_map.TensorMap``."""
-
-    buffer: int
-    offset: int
-    dtype: str
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int
 
 
 def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -> int:

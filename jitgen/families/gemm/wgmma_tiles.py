@@ -21,7 +21,7 @@ from jitgen.families.gemm.wgmma_model import (
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
 WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256)
-"""The n's of wgmma that ``gemm_wgmma_ptx.cuh`` has."""
+"""The n's of wgmma that ``wgmma_ptx.cuh`` has."""
 MANY_TOKENS = (128, 96, 64, 192, 256)
 """Rows of a tile where x has more than 64; up to 128 rows, those that are not above it."""
 SAMPLES = 9

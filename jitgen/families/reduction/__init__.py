@@ -30,46 +30,23 @@ The files, in the order in which a kernel meets them:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from jitgen.families.deferred import deferred
 from jitgen.families.family import Family
-from jitgen.families.reduction.buckets import buckets
 from jitgen.families.reduction.claim import claim, merge
-from jitgen.families.reduction.even_rows import legalize
-from jitgen.families.reduction.launch import arguments, launch, work
-from jitgen.families.reduction.layout import layout
 from jitgen.families.reduction.row_chunks import chunk_long_rows
-from jitgen.families.reduction.schedule import candidates
-
-if TYPE_CHECKING:
-    from jitgen.codegen.environment import Rendered
-    from jitgen.spec import KernelSource
-
-
-def _render(*of: Any) -> tuple[KernelSource, Rendered]:
-    from jitgen.families.reduction.render import render
-
-    return render(*of)
-
-
-def _explain(*of: Any) -> list[str]:
-    from jitgen.families.reduction.explain import explain
-
-    return explain(*of)
-
 
 FAMILY = Family(
     name="reduction",
     rewrite_values=chunk_long_rows,
     claim=claim,
     merge=merge,
-    legalize=legalize,
-    layout=layout,
-    candidates=candidates,
-    render=_render,
-    launch=launch,
-    arguments=arguments,
-    work=work,
-    explain=_explain,
-    buckets=buckets,
+    legalize=deferred(__name__, "even_rows.legalize"),
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
+    buckets=deferred(__name__, "buckets.buckets"),
 )

@@ -66,7 +66,7 @@ class RowProblem:
 
     @property
     def rows(self) -> int:
-        return self.geometry.rows
+        return self.device.rows(self.geometry.rows)
 
     @cached_property
     def occupancy(self) -> Occupancy:

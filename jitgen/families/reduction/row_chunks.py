@@ -68,6 +68,8 @@ _EXTREMUM = {"argmax": "max", "argmin": "min"}
 
 def chunk_long_rows(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """``values`` with each reduction of a few long rows made of reductions of their chunks."""
+    if partition.device.batch_invariant:
+        return list(values)
     mover, materialize = partition.mover, partition.materialize
     blocks = blocks_per_row(partition.device)
     reduced = [node.inputs[0] for node in topological(values) if node.op == "reduce"]

@@ -74,11 +74,11 @@ def rows(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Devic
         # takes registers and arithmetic, so it pays only where that cache does not hold the rows in flight.
         beyond_cache = length * max(sizes) >= BEYOND_CACHE_BYTES
         is_online = least_passes < passes(kernel) and (least_passes == 1 or beyond_cache)
-        accesses = (2 if is_online else 4) if rows_per_block == 1 and geometry.rows <= half else 1
+        accesses = (2 if is_online else 4) if rows_per_block == 1 and device.rows(geometry.rows) <= half else 1
         aim = min(aim, accesses * ACCESS_BYTES // max(sizes))
         if rows_per_block == 1:
             threads = most // 2 if is_online else most
-        if is_online and least_passes == 1 and geometry.rows > half:
+        if is_online and least_passes == 1 and device.rows(geometry.rows) > half:
             threads, aim = most // 4, min(limit, STREAMED_ELEMENTS)
     tile = padded if resident else threads * aim
     vector = max(1, min(layout.unit, ACCESS_BYTES // max(sizes), tile // threads))

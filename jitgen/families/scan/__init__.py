@@ -12,43 +12,21 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from jitgen.families.deferred import deferred
 from jitgen.families.family import Family
-from jitgen.families.scan.chunks import buckets, in_chunks
 from jitgen.families.scan.claim import NAME, claim, merge
-from jitgen.families.scan.launch import arguments, launch, work
-from jitgen.families.scan.layout import layout
-from jitgen.families.scan.schedule import candidates
-
-if TYPE_CHECKING:
-    from jitgen.codegen.environment import Rendered
-    from jitgen.spec import KernelSource
-
-
-def _render(*of: Any) -> tuple[KernelSource, Rendered]:
-    from jitgen.families.scan.render import render
-
-    return render(*of)
-
-
-def _explain(*of: Any) -> list[str]:
-    from jitgen.families.scan.explain import explain
-
-    return explain(*of)
-
 
 FAMILY = Family(
     name=NAME,
     claim=claim,
     merge=merge,
-    rewrite_kernel=in_chunks,
-    layout=layout,
-    candidates=candidates,
-    render=_render,
-    launch=launch,
-    arguments=arguments,
-    work=work,
-    explain=_explain,
-    buckets=buckets,
+    rewrite_kernel=deferred(__name__, "chunks.in_chunks"),
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
+    buckets=deferred(__name__, "chunks.buckets"),
 )

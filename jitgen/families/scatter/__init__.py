@@ -12,47 +12,19 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from jitgen.device import Device
+from jitgen.families.deferred import deferred
 from jitgen.families.family import Family
-from jitgen.families.scatter.by_element import Walk, decide
 from jitgen.families.scatter.claim import NAME, claim
-from jitgen.families.scatter.launch import arguments, launch, work
-from jitgen.families.scatter.layout import layout
-from jitgen.families.scatter.schedule import candidates
-from jitgen.ir.program import Decision
-
-if TYPE_CHECKING:
-    from jitgen.codegen.environment import Rendered
-    from jitgen.spec import KernelSource
-
-
-def _render(*of: Any) -> tuple[KernelSource, Rendered]:
-    from jitgen.families.scatter.render import render
-
-    return render(*of)
-
-
-def _explain(*of: Any) -> list[str]:
-    from jitgen.families.scatter.explain import explain
-
-    return explain(*of)
-
-
-def _decide(question: Any, device: Device) -> Decision:
-    return decide(question, device) if isinstance(question, Walk) else question.decide(device)
-
 
 FAMILY = Family(
     name=NAME,
     claim=claim,
-    decide=_decide,
-    layout=layout,
-    candidates=candidates,
-    render=_render,
-    launch=launch,
-    arguments=arguments,
-    work=work,
-    explain=_explain,
+    decide=deferred(__name__, "by_pairs.decide"),
+    layout=deferred(__name__, "layout.layout"),
+    candidates=deferred(__name__, "schedule.candidates"),
+    render=deferred(__name__, "render.render"),
+    launch=deferred(__name__, "launch.launch"),
+    arguments=deferred(__name__, "launch.arguments"),
+    work=deferred(__name__, "launch.work"),
+    explain=deferred(__name__, "explain.explain"),
 )

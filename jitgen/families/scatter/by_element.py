@@ -52,14 +52,14 @@ class Walk:
     def __str__(self) -> str:
         return f"scatter of {self.length} values for each of {self.elements} elements"
 
-    def placement(self, fused: bool) -> str:
-        """How it is computed, in words."""
-        return "in the order of the values" if fused else "by the element"
-
     def at(self, environment: Mapping[str, Any]) -> Walk:
         """The question with numbers for its sizes."""
         length, elements = (symbols.evaluate(size, environment) for size in (self.length, self.elements))
         return replace(self, length=length, elements=elements)
+
+    def placement(self, fused: bool) -> str:
+        """What walks through what, in words."""
+        return "threads walk its values in order" if fused else "each element is compared with every index"
 
 
 def decide(walk: Walk, device: Device) -> Decision:
@@ -71,7 +71,7 @@ def decide(walk: Walk, device: Device) -> Decision:
     if not device.is_gpu or walk.length <= SHORT_WALK:
         return Decision(True, "a thread walks few values, or runs on a CPU")
     if walk.has_other_way and walk.elements <= FEW_ELEMENTS:
-        return Decision(False, f"each of {walk.elements} elements is compared with every index")
+        return Decision(False, f"{walk.elements} elements are few, and a walk would wait for memory at each value")
     if walk.length > LONG_WALK:
         where = f" at {walk.location}" if walk.location else ""
         raise UnsupportedError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.family import Partition
+from jitgen.families.scatter import by_element
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.graph import Node, topological
@@ -47,6 +48,11 @@ class Pairs:
         if self.pairs <= MOST_PAIRS[device.is_gpu]:
             return Decision(True, "the indices of each pair are compared, and the last value of an element stays")
         return Decision(False, "there are too many pairs to compare")
+
+
+def decide(question: Any, device: Device) -> Decision:
+    """The answer to a question of this family; see ``Family.decide``."""
+    return question.decide(device) if isinstance(question, Pairs) else by_element.decide(question, device)
 
 
 def with_last_values(node: Node, partition: Partition, family: str) -> Node | None:

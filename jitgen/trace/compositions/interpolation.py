@@ -64,9 +64,9 @@ def _step(old: int, new: int, scale: float | None) -> float:
 
 
 def _nearest(old: int, new: int, scale: float | None, dtype: torch.dtype, shift: float = 0.0) -> Taps:
-    place = torch.arange(new).to(dtype)
-    place = (place + shift) * _step(old, new, scale) if shift else place * _step(old, new, scale)
-    return [(place.floor().to(torch.int64).clamp(max=old - 1), None)]
+    coordinate = torch.arange(new).to(dtype)
+    coordinate = (coordinate + shift) * _step(old, new, scale) if shift else coordinate * _step(old, new, scale)
+    return [(coordinate.floor().to(torch.int64).clamp(max=old - 1), None)]
 
 
 def _nearest_exact(old: int, new: int, scale: float | None, dtype: torch.dtype) -> Taps:
@@ -75,18 +75,18 @@ def _nearest_exact(old: int, new: int, scale: float | None, dtype: torch.dtype) 
 
 def _source(old: int, new: int, scale: float | None, dtype: torch.dtype, align_corners: bool) -> Tensor:
     """The coordinate of each element of the result, in elements of the input."""
-    place = torch.arange(new).to(dtype)
+    coordinate = torch.arange(new).to(dtype)
     if align_corners:
-        return place * ((old - 1) / (new - 1) if new > 1 else 0.0)
-    return (place + 0.5) * _step(old, new, scale) - 0.5
+        return coordinate * ((old - 1) / (new - 1) if new > 1 else 0.0)
+    return (coordinate + 0.5) * _step(old, new, scale) - 0.5
 
 
 def _linear(align_corners: bool) -> Callable[..., Taps]:
     def taps(old: int, new: int, scale: float | None, dtype: torch.dtype) -> Taps:
         source = _source(old, new, scale, dtype, align_corners).clamp(min=0)
         first = source.floor().to(torch.int64).clamp(max=old - 1)
-        part = (source - first.to(dtype)).clamp(0, 1)
-        return [(first, 1 - part), ((first + 1).clamp(max=old - 1), part)]
+        fraction = (source - first.to(dtype)).clamp(0, 1)
+        return [(first, 1 - fraction), ((first + 1).clamp(max=old - 1), fraction)]
 
     return taps
 
@@ -95,8 +95,8 @@ CUBIC = -0.75
 """The slope of torch's cubic convolution at 1."""
 
 
-def cubic_weights(part: Tensor) -> list[Tensor]:
-    """The weights of the four neighbours of a coordinate that is ``part`` behind the second."""
+def cubic_weights(fraction: Tensor) -> list[Tensor]:
+    """The weights of the four neighbours of a coordinate that is ``fraction`` behind the second."""
 
     def near(x: Tensor) -> Tensor:
         return ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
@@ -104,7 +104,7 @@ def cubic_weights(part: Tensor) -> list[Tensor]:
     def far(x: Tensor) -> Tensor:
         return ((CUBIC * x - 5 * CUBIC) * x + 8 * CUBIC) * x - 4 * CUBIC
 
-    return [far(part + 1), near(part), near(1 - part), far(2 - part)]
+    return [far(fraction + 1), near(fraction), near(1 - fraction), far(2 - fraction)]
 
 
 def _cubic(align_corners: bool) -> Callable[..., Taps]:
@@ -160,32 +160,32 @@ BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
-def _bounded(place: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+def _bounded(coordinate: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
     """A coordinate as the padding mode moves it into the tensor; with zeros it stays where it is."""
     if padding == BORDER:
-        return place.clamp(0, size - 1)
+        return coordinate.clamp(0, size - 1)
     if padding == REFLECTION:
         low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
         if span <= 0:
-            return torch.zeros_like(place)
-        distance = (place - low).abs()
+            return torch.zeros_like(coordinate)
+        distance = (coordinate - low).abs()
         flips = (distance / span).floor()
         rest = distance - flips * span
-        place = torch.where(flips % 2 == 0, rest + low, span - rest + low)
-        return place.clamp(0, size - 1)
-    return place
+        coordinate = torch.where(flips % 2 == 0, rest + low, span - rest + low)
+        return coordinate.clamp(0, size - 1)
+    return coordinate
 
 
-def _read(input: Tensor, places: Sequence[Tensor], padding: int, align_corners: bool, bound: bool) -> Tensor:
+def _read(input: Tensor, coordinates: Sequence[Tensor], padding: int, align_corners: bool, bound: bool) -> Tensor:
     """The elements at whole coordinates, the first of the first dimension; 0 outside. (N, ..., channels)."""
-    rows = torch.arange(input.shape[0]).reshape(-1, *[1] * (places[0].dim() - 1))
+    rows = torch.arange(input.shape[0]).reshape(-1, *[1] * (coordinates[0].dim() - 1))
     key: list[Any] = [rows, slice(None)]
     inside = None
-    for place, size in zip(places, input.shape[2:], strict=True):
-        place = _bounded(place, int(size), padding, align_corners) if bound else place
-        valid = (place >= 0) & (place <= size - 1)
+    for coordinate, size in zip(coordinates, input.shape[2:], strict=True):
+        coordinate = _bounded(coordinate, int(size), padding, align_corners) if bound else coordinate
+        valid = (coordinate >= 0) & (coordinate <= size - 1)
         inside = valid if inside is None else inside & valid
-        key.append(torch.where(valid, place, 0).to(torch.int64))
+        key.append(torch.where(valid, coordinate, 0).to(torch.int64))
     assert inside is not None
     return torch.where(inside.unsqueeze(-1), input[tuple(key)], 0)
 
@@ -206,25 +206,27 @@ def grid_sampler(
     if interpolation_mode == BICUBIC and count != 2:
         raise ValueError("bicubic sampling is of images")
     grid = grid.to(_wide(input))
-    places = []
+    coordinates = []
     for dim in range(count):
         size, x = int(input.shape[2 + dim]), grid[..., count - 1 - dim]
-        place = (x + 1) * 0.5 * (size - 1) if align_corners else ((x + 1) * size - 1) * 0.5
-        places.append(place if interpolation_mode == BICUBIC else _bounded(place, size, padding_mode, align_corners))
+        coordinate = (x + 1) * 0.5 * (size - 1) if align_corners else ((x + 1) * size - 1) * 0.5
+        coordinates.append(
+            coordinate if interpolation_mode == BICUBIC else _bounded(coordinate, size, padding_mode, align_corners)
+        )
     if interpolation_mode == NEAREST:
-        result = _read(input, [place.round() for place in places], padding_mode, align_corners, False)
+        result = _read(input, [coordinate.round() for coordinate in coordinates], padding_mode, align_corners, False)
     else:
-        result = _weighted(input, places, interpolation_mode == BICUBIC, padding_mode, align_corners)
+        result = _weighted(input, coordinates, interpolation_mode == BICUBIC, padding_mode, align_corners)
     return result.movedim(-1, 1).to(input.dtype)
 
 
-def _weighted(input: Tensor, places: Sequence[Tensor], cubic: bool, padding: int, align_corners: bool) -> Tensor:
-    firsts = [place.floor() for place in places]
-    parts = [place - first for place, first in zip(places, firsts, strict=True)]
-    weights = [cubic_weights(part) if cubic else [1 - part, part] for part in parts]
+def _weighted(input: Tensor, coordinates: Sequence[Tensor], cubic: bool, padding: int, align_corners: bool) -> Tensor:
+    firsts = [coordinate.floor() for coordinate in coordinates]
+    fractions = [coordinate - first for coordinate, first in zip(coordinates, firsts, strict=True)]
+    weights = [cubic_weights(fraction) if cubic else [1 - fraction, fraction] for fraction in fractions]
     offsets = range(-1, 3) if cubic else range(2)
     total = None
-    for chosen in itertools.product(range(len(offsets)), repeat=len(places)):
+    for chosen in itertools.product(range(len(offsets)), repeat=len(coordinates)):
         at = [first + offsets[number] for first, number in zip(firsts, chosen, strict=True)]
         factor: Any = None
         for each, number in zip(weights, chosen, strict=True):

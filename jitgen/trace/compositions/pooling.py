@@ -150,22 +150,22 @@ def avg_pool3d(
 
 
 def _maximum(input: Tensor, count: int, windows: Windows) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and its place in the flattened dimensions. NaN is larger than all."""
+    """The largest element of each window, and its index in the flattened dimensions. NaN is larger than all."""
     padded = windows.padded(input, -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min)
-    best, place = None, None
+    best, index = None, None
     for offset in windows.offsets():
         piece = windows.piece(padded, offset)
-        where = _places(windows, offset)
-        if best is None or place is None:
-            best, place = piece, where.expand(piece.shape)
+        where = _flat_indices(windows, offset)
+        if best is None or index is None:
+            best, index = piece, where.expand(piece.shape)
             inside = _inside(windows, offset)
             continue
         valid = _inside(windows, offset)
         larger = valid & (~inside | (piece > best) | (piece.isnan() & ~best.isnan()))
-        best, place, inside = torch.where(larger, piece, best), torch.where(larger, where, place), inside | valid
+        best, index, inside = torch.where(larger, piece, best), torch.where(larger, where, index), inside | valid
     assert best is not None
-    assert place is not None
-    return best, place
+    assert index is not None
+    return best, index
 
 
 def _grid(windows: Windows, offset: Sequence[int]) -> list[Tensor]:
@@ -180,11 +180,11 @@ def _grid(windows: Windows, offset: Sequence[int]) -> list[Tensor]:
     ]
 
 
-def _places(windows: Windows, offset: Sequence[int]) -> Tensor:
-    place: Any = 0
+def _flat_indices(windows: Windows, offset: Sequence[int]) -> Tensor:
+    flat: Any = 0
     for size, index in zip(windows.sizes, _grid(windows, offset), strict=True):
-        place = place * size + index
-    return place
+        flat = flat * size + index
+    return flat
 
 
 def _inside(windows: Windows, offset: Sequence[int]) -> Tensor:
@@ -272,22 +272,22 @@ def _adapted(
     return torch.stack(found, dim)
 
 
-def _first_place(values: list[Tensor], dim: int) -> Tensor:
-    """The smallest place in each window at which the largest element is."""
-    window, places = values
+def _first_index(values: list[Tensor], dim: int) -> Tensor:
+    """The smallest index in each window at which the largest element is."""
+    window, indices = values
     largest = window.amax(dim, keepdim=True)
     found = (window == largest) | window.isnan()
-    return torch.where(found, places, torch.iinfo(torch.int64).max).amin(dim)
+    return torch.where(found, indices, torch.iinfo(torch.int64).max).amin(dim)
 
 
 def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tensor, Tensor]:
-    """One dimension at a time: the largest elements, and their places in the flattened dimensions."""
+    """One dimension at a time: the largest elements, and their indices in the flattened dimensions."""
     sizes = [int(size) for size in input.shape[-count:]]
-    places = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
+    indices = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
     for dim, outputs in _outputs(input, output_size, count):
-        found = _adapted(input, dim, outputs, _first_place, places)
-        input, places = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at)), found
-    return input, places
+        found = _adapted(input, dim, outputs, _first_index, indices)
+        input, indices = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at)), found
+    return input, indices
 
 
 def _adaptive_pools() -> None:

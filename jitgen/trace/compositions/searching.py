@@ -105,10 +105,10 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
         low, high = low - 1, high + 1
     elif low > high:
         raise ValueError("max must be larger than min")
-    place = ((x - low) / (high - low) * count).floor()
-    place = torch.where(x == high, count - 1, place)
+    bucket = ((x - low) / (high - low) * count).floor()
+    bucket = torch.where(x == high, count - 1, bucket)
     inside = (x >= low) & (x <= high)
-    return ((place == torch.arange(count).unsqueeze(-1)) & inside).sum(-1).to(input.dtype)
+    return ((bucket == torch.arange(count).unsqueeze(-1)) & inside).sum(-1).to(input.dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients

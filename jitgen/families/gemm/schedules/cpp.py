@@ -31,6 +31,9 @@ DECODED_ROWS_OF_LOW_TILES = 8
 def candidates(problem: Problem) -> list[CppSchedule]:
     """One schedule: tiles of 1, of up to 8 or of up to 24 rows; for many rows, of decoded weights."""
     undecoded = DECODED_ROWS.get(problem.target.arch, DECODED_ROWS_OF_LOW_TILES)
+    if problem.device.batch_invariant:
+        kind = CppDecoded if problem.quantized and problem.rows > undecoded else CppTiles
+        return [kind(TILE_ROWS, fewest_rows=1, invariant=True)]
     if problem.quantized and problem.rows > undecoded:
         return [CppDecoded(TILE_ROWS, fewest_rows=1 + undecoded)]
     rows = next((most for most in SMALL_TILES if problem.rows <= most), TILE_ROWS)

@@ -63,7 +63,8 @@ SIMT_DECODE_BLOCK_K = 64
 
 
 def candidates(problem: Problem) -> Sequence[GemmSchedule]:
-    """The schedules for ``problem``: every tile of a wgmma mainloop, otherwise the one of a rule."""
+    """The schedules for ``problem``: every tile of a wgmma mainloop, and each with an alternative; otherwise the one of
+    a rule. A measured row names one tile, and takes the first that agrees with it: the one without an alternative."""
     candidate: BlockSchedule
     if accumulator_dtype(problem.dtype) not in FLOATS:
         candidate = replace(_simt(problem), cluster_k_splits=1)  # blocks of a cluster exchange floats alone
@@ -71,8 +72,10 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         candidate = stream(problem) or _simt(problem)
     elif _takes_wgmma(problem):
         found: Sequence[WgmmaSchedule] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+        if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
+            found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
         fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
-        return fitted if problem.matrices > 1 else [*fitted, *_pairs(problem, fitted)]
+        return fitted if problem.matrices > 1 or problem.device.batch_invariant else [*fitted, *_pairs(problem, fitted)]
     else:
         candidate = mma(problem) if problem.quantized else rows(problem) or _dense(problem)
     candidate = replace(candidate, wide=problem.wide)

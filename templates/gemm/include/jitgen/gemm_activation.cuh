@@ -11,7 +11,7 @@
 // whose `at` returns elements k .. k + width of row m. Those from k + live on are zeros.
 #pragma once
 
-#include "jitgen/gemm_ptx.cuh"
+#include "jitgen/ptx.cuh"
 
 namespace jitgen {
 

@@ -4,7 +4,7 @@
 // A pair of codes is a word with an unsigned code in each half. `Element` is bfloat16 or float16.
 #pragma once
 
-#include "jitgen/gemm_ptx.cuh"
+#include "jitgen/ptx.cuh"
 
 namespace jitgen {
 

@@ -105,6 +105,26 @@ struct Few : Compute {
   static constexpr int fewest_rows = detail::lowest_tile(tile_rows, fewest);
 };
 
+// The same, where the sums of a row must have the same bits in a tile of any height: all are added up as in the tallest.
+template <class Compute>
+struct Invariant : Compute {
+  static constexpr int summed_as = Compute::tile_rows;
+};
+
+namespace detail {
+
+// The height of the tile in whose order a tile of `rows` rows adds up.
+template <class Compute, int rows>
+constexpr decltype(+Compute::summed_as) summed_as(int) {
+  return Compute::summed_as;
+}
+template <class Compute, int rows>
+constexpr int summed_as(long) {
+  return rows;
+}
+
+}  // namespace detail
+
 // ------------------------------------------------------------------------------------------------------ rows of x
 
 namespace detail {

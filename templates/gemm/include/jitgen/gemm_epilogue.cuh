@@ -7,7 +7,7 @@
 // It is called once for W consecutive columns of row m, from n on, `live` of which exist. acc[c] is of contraction c.
 #pragma once
 
-#include "jitgen/gemm_ptx.cuh"
+#include "jitgen/ptx.cuh"
 
 namespace jitgen {
 

@@ -148,8 +148,9 @@ struct Dense {
     const int64_t row = task.block * block_rows;
     const int64_t columns = n - row < task.blocks * block_rows ? n - row : task.blocks * block_rows;
     const Storage* const from = data + row * stride_n;
+    constexpr bool adds_freely = detail::summed_as<Compute, 0>(0) == 0;
     if constexpr (along == Along::k) {
-      if (task.x.rows == 1 && k > 0) {
+      if (adds_freely && task.x.rows == 1 && k > 0) {
         for (int64_t c = 0; c < columns; c += block_rows) {
           dot_block<Compute>(from + c * stride_n, stride_n, columns - c < block_rows ? columns - c : block_rows, k,
                              task.x.data, task.sums + c);
@@ -158,7 +159,7 @@ struct Dense {
       }
     }
     if constexpr (along == Along::n) {
-      if (task.x.rows <= wide_rows && task.x.tiles == 1) {
+      if (adds_freely && task.x.rows <= wide_rows && task.x.tiles == 1) {
         return add_block<Compute>(from, stride_k, columns, k, task.x.data, task.x.rows, task.sums, task.row_stride);
       }
     }

@@ -7,7 +7,7 @@
 // subtraction, or through the sum of x.
 #pragma once
 
-#include "jitgen/gemm_ptx.cuh"
+#include "jitgen/ptx.cuh"
 
 namespace jitgen {
 

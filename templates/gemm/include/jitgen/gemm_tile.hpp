@@ -36,12 +36,13 @@ __attribute__((noinline)) void tile(const char* w, const typename Compute::Eleme
                                     int64_t units_per_group, const Scale* scales, const typename Decoder::Zero* zeros,
                                     typename Compute::Accumulator* c, int64_t row_stride, bool first) {
   using Vector = typename Compute::Vector;
-  using Decode = typename Decoder::template type<rows>;
+  constexpr int as_rows = summed_as<Compute, rows>(0);
+  using Decode = typename Decoder::template type<as_rows>;
   constexpr int vectors = Compute::vectors;
   constexpr int elements = Decoder::elements;
   constexpr bool scaled = !same<Scale, Unscaled>;
-  constexpr int wanted = rows <= 3 ? 4 : rows <= 5 ? 2 : 1;
-  constexpr int ways = Decode::steps % wanted == 0 && rows * wanted <= Compute::most_rows ? wanted : 1;
+  constexpr int wanted = as_rows <= 3 ? 4 : as_rows <= 5 ? 2 : 1;
+  constexpr int ways = Decode::steps % wanted == 0 && as_rows * wanted <= Compute::most_rows ? wanted : 1;
   Decode decode;
   for (int64_t done = 0; done < units; done += units_per_group) {
     Vector acc[rows][ways][vectors], sums_of_x[rows][ways];

@@ -45,7 +45,7 @@
 // The epilogue is called as run<8>(m, n, acc, live), or run<8>(region, m, n, acc, live) with several regions.
 #pragma once
 
-#include "jitgen/gemm_wgmma_ptx.cuh"
+#include "jitgen/wgmma_ptx.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
 
 namespace jitgen {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "jitgen/gemm_quant.cuh"
-#include "jitgen/gemm_wgmma_ptx.cuh"
+#include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
 

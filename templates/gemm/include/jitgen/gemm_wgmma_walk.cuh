@@ -1,8 +1,8 @@
 // What the wgmma mainloops have in common: the order of tiles, the ring of stages, and the call of the epilogue.
 #pragma once
 
-#include "jitgen/gemm_ptx.cuh"
-#include "jitgen/gemm_wgmma_ptx.cuh"
+#include "jitgen/ptx.cuh"
+#include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
 

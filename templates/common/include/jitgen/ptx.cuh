@@ -1,4 +1,4 @@
-// The instructions the matmul kernels are built from, one small function each: asynchronous copies into shared memory,
+// The instructions that matrix kernels are built from, one small function each: asynchronous copies into shared memory,
 // matrix fragments out of it, tensor-core products, named barriers, and a cluster's distributed shared memory.
 // Addresses of shared memory are 32-bit, as the instructions take them.
 #pragma once
@@ -39,6 +39,12 @@ JITGEN_DEVICE void group_barrier(int id) {
   } else {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
   }
+}
+
+// Arrives at such a barrier without waiting there.
+template <int threads>
+JITGEN_DEVICE void group_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
 JITGEN_DEVICE uint32_t block_of_cluster() {

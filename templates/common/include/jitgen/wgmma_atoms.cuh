@@ -32,7 +32,8 @@ struct WgmmaAtoms;
   struct WgmmaAtoms<ELEMENT, N> {                                                                          \
     template <Major major>                                                                                 \
     using Shared = cute::SM90::GMMA::MMA_64x##N##x16_F32##TYPE##TYPE##_SS<Major::K, major>;                \
-    using Registers = cute::SM90::GMMA::MMA_64x##N##x16_F32##TYPE##TYPE##_RS<Major::K, Major::K>;          \
+    template <Major major>                                                                                 \
+    using Registers = cute::SM90::GMMA::MMA_64x##N##x16_F32##TYPE##TYPE##_RS<Major::K, major>;             \
   };
 #define JITGEN_WGMMA_ATOMS_OF_BOTH(N)     \
   JITGEN_WGMMA_ATOMS(bfloat16, BF16, N) \
@@ -69,7 +70,10 @@ struct Wgmma {
   using Atoms = WgmmaAtoms<Element, n>;
   using All = typename IndicesTo<n / 2>::type;
   static JITGEN_DEVICE void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    wgmma_of<typename Atoms::Registers>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
+    wgmma_of<typename Atoms::template Registers<Major::K>>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
+  }
+  static JITGEN_DEVICE void registers_transposed(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    wgmma_of<typename Atoms::template Registers<Major::MN>>(d, All(), accumulate, a[0], a[1], a[2], a[3], b);
   }
   template <int transposed>
   static JITGEN_DEVICE void shared(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {

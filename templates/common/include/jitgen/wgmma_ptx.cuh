@@ -1,11 +1,11 @@
-// Hopper's instructions under the names the matmul mainloops use: tensor copies and descriptors of wgmma; mbarriers are
-// in barrier.cuh, wgmma itself in gemm_wgmma_atoms.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous Warpgroup Level Matrix",
-// "Tensor-map").
+// Hopper's instructions under the names that mainloops use: tensor copies and descriptors of wgmma; mbarriers are in
+// barrier.cuh, wgmma itself in wgmma_atoms.cuh. Only sm_90a has wgmma. Encodings are those of the PTX ISA ("Asynchronous
+// Warpgroup Level Matrix", "Tensor-map").
 #pragma once
 
 #include "jitgen/barrier.cuh"
-#include "jitgen/gemm_ptx.cuh"
-#include "jitgen/gemm_wgmma_atoms.cuh"
+#include "jitgen/ptx.cuh"
+#include "jitgen/wgmma_atoms.cuh"
 
 namespace jitgen {
 
@@ -80,6 +80,17 @@ JITGEN_DEVICE float4 load_remote(uint32_t address, int rank) {  // reads the sha
   return value;
 }
 
+JITGEN_DEVICE float load_remote_float(uint32_t address, int rank) {
+  float value;
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [remote];\n}"
+      : "=f"(value)
+      : "r"(address), "r"(rank));
+  return value;
+}
+
 // ----------------------------------------------------------------------------------------------------------- copies
 
 constexpr uint64_t keep_normal = 0x1000000000000000;  // createpolicy's encodings of whole-range L2 policies
@@ -104,6 +115,15 @@ JITGEN_DEVICE void copy_box_of_matrix(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];" ::"r"(to),
       "l"(&map), "r"(column), "r"(row), "r"(inner), "r"(outer), "r"(barrier)
+      : "memory");
+}
+// The same of a tensor of five dimensions.
+JITGEN_DEVICE void copy_box_of_batch(
+    uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+      "[%7];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(batch[2]), "r"(batch[1]), "r"(batch[0]), "r"(barrier)
       : "memory");
 }
 JITGEN_DEVICE void copy_box_of_matrix_multicast(

@@ -1,0 +1,79 @@
+"""``jitgen::linear``: the product with a quantised weight as an operator of torch.
+
+::
+
+    jitgen::linear(Tensor x, Tensor[] weight, Tensor? bias, str token) -> Tensor
+
+Where torch traces, ``F.linear`` with a quantised weight is this operator (``quant/eager.py``). It has the tensors of
+the weight as arguments, so that graphs of torch's know what they read; the token says what they mean. A decorated
+function that has it in its graph computes it within its own kernels (``trace/contractions.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from jitgen.call.eager_linear import quantized_linear
+from jitgen.quant import weights
+from jitgen.quant.token import from_text
+
+if TYPE_CHECKING:
+    from jitgen.quant.qtensor import QTensor
+
+_LIBRARY = torch.library.Library("jitgen", "FRAGMENT")
+_LIBRARY.define(
+    "linear(Tensor x, Tensor[] weight, Tensor? bias, str token) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_weights: Any = WeakTensorKeyDictionary()
+"""The weight that a call's first tensor belongs to, by that tensor. It refers to other tensors of the same memory, so
+that it lives no longer."""
+
+
+def _weight(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
+    """The weight that consists of ``tensors``, in the layout that kernels read once it has been multiplied with."""
+    versions = tuple(tensor._version for tensor in tensors if not tensor.is_inference())
+    found = _weights.get(tensors[0])
+    if found is None or found[:2] != (text, versions):
+        token = from_text(text, tensors[0].device)
+        found = text, versions, weights.rebuilt([tensor.detach() for tensor in tensors], token)
+        _weights[tensors[0]] = found
+    return found[2]
+
+
+def _run(x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str) -> torch.Tensor:
+    plain = x.detach() if type(x) is not torch.Tensor else x
+    with torch.no_grad():
+        whole = _weight(weight, token)
+        product = quantized_linear.plain(plain, whole) if bias is None else quantized_linear.biased(plain, whole, bias)
+        return product.contiguous()
+
+
+def _shape(x: torch.Tensor, weight: Sequence[torch.Tensor], bias: torch.Tensor | None, token: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], from_text(token, x.device).shape[0]))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, _, ctx.token = inputs
+    ctx.dtype = x.dtype
+    ctx.save_for_backward(*weight)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> Any:
+    """The gradients of the activation, by a product with the dense weight, and of the bias."""
+    grad_x = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        weight = weights.rebuilt(ctx.saved_tensors, from_text(ctx.token, grad.device))
+        grad_x = grad @ weight.dequantize(ctx.dtype)
+    if ctx.needs_input_grad[2]:
+        grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+    return grad_x, [None] * len(ctx.saved_tensors), grad_bias, None
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("linear", _run, _key)
+torch.library.register_fake("jitgen::linear", _shape, lib=_LIBRARY)
+torch.library.register_autograd("jitgen::linear", _gradients, setup_context=_remember, lib=_LIBRARY)

@@ -1,0 +1,183 @@
+"""The operator of torch that is a graph of jitgen's: what traces, exports and transforms of torch hold of a call.
+
+::
+
+    jitgen::call(Tensor[] tensors, SymInt[] integers, float[] floats, str graph) -> Tensor[]
+
+The text has everything that a launch needs, so a graph of torch's with this operator may be stored, and run by another
+process that has jitgen. Its results are new contiguous tensors, and it changes none of its arguments.
+``jitgen::call_random`` is the same for graphs that draw random numbers, which torch must not call fewer times.
+
+Neighbours: ``traced_call.py`` calls it where arguments have no memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
+from jitgen.call.routing import Routing
+from jitgen.call.signature import environment_of, plan_key
+from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.graph import Graph, from_json, to_json, topological
+from jitgen.spec import DTYPES
+from jitgen.trace.tracer import Traced
+
+MAX_LAUNCHES = 1024
+"""Launches remembered of one graph; a table that is full is emptied."""
+
+_SCHEMA = "(Tensor[] tensors, SymInt[] integers, float[] floats, str graph) -> Tensor[]"
+NAMES = ("call", "call_random")
+LIBRARY = torch.library.Library("jitgen", "FRAGMENT")
+LIBRARY.define(f"call{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(f"call_random{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the text of an operator says.
+
+    Attributes:
+        graph: its results are computed, none is an argument or a view of one; it updates none.
+        kinds: for each number that it takes ``"i"`` or ``"f"``.
+        backend, compiler, batch_invariant: as the function asked for them.
+    """
+
+    graph: Graph
+    kinds: str
+    backend: str
+    compiler: str | None
+    batch_invariant: bool
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.graph.name, self.backend, self.compiler, self.batch_invariant)
+
+    def text(self) -> str:
+        facts = vars(self) | {"graph": to_json(self.graph)}
+        return json.dumps(facts, separators=(",", ":"))
+
+    def numbers(self, integers: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
+        """The numbers of a call, in their order."""
+        rest = {"i": iter(integers), "f": iter(floats)}
+        return [next(rest[kind]) for kind in self.kinds]
+
+    def check(self, environment: Mapping[str, Any]) -> None:
+        """Check that the graph is for these sizes and numbers; of symbolic ones torch makes guards.
+
+        Raises:
+            UnsupportedError: it is not.
+        """
+        for guard in self.graph.guards:
+            found = symbols.evaluate(guard.expr, environment)
+            if not (bool(found) is guard.value if isinstance(guard.value, bool) else bool(found == guard.value)):
+                raise UnsupportedError(
+                    f"{self.graph.name}: this graph is for calls where {guard}; compile or export the function for "
+                    "others by themselves"
+                )
+
+
+@functools.lru_cache(maxsize=4096)
+def parsed(text: str) -> Program:
+    """What ``Program.text`` wrote."""
+    facts = json.loads(text)
+    return Program(**facts | {"graph": from_json(facts["graph"])})
+
+
+def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function of tensors and then numbers: the operator, with ``program`` as its text."""
+    text, count = program.text(), len(program.graph.inputs)
+    is_random = any(node.op == "philox" for node in topological(program.graph.outputs))
+    operator = getattr(torch.ops.jitgen, NAMES[is_random]).default
+
+    def call(*leaves: Any) -> tuple[torch.Tensor, ...]:
+        numbers = dict(enumerate(leaves[count:]))
+        integers = [number for index, number in numbers.items() if program.kinds[index] == "i"]
+        floats = [number for index, number in numbers.items() if program.kinds[index] == "f"]
+        return tuple(operator(list(leaves[:count]), integers, floats, text))
+
+    return call
+
+
+class _Launches:
+    """Runs one program, on tensors with memory."""
+
+    def __init__(self, program: Program):
+        self.resolver: Resolver = ResolverOfGraph(Traced.of(program.graph), program.routing)
+        self.table: dict[Any, BoundLaunch] = {}
+
+    def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
+        leaves = [*tensors, *numbers]
+        key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
+        found = self.table.get(key)
+        if found is None:
+            found = self.resolver.resolve(leaves, None)[0]
+            if len(self.table) >= MAX_LAUNCHES:
+                self.table.clear()
+            key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
+            self.table[key] = found
+        return found.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _launches(text: str) -> _Launches:
+    return _Launches(parsed(text))
+
+
+def _run(
+    tensors: Sequence[torch.Tensor], integers: Sequence[int], floats: Sequence[float], graph: str
+) -> list[torch.Tensor]:
+    program = parsed(graph)
+    plain = [tensor.detach() if type(tensor) is not torch.Tensor else tensor for tensor in tensors]
+    numbers = program.numbers(integers, floats)
+    program.check(environment_of(plain, numbers))
+    with torch.no_grad():
+        return [result.contiguous() for result in _launches(graph)(plain, numbers)]
+
+
+def _shapes(
+    tensors: Sequence[torch.Tensor], integers: Sequence[Any], floats: Sequence[float], graph: str
+) -> list[torch.Tensor]:
+    """The results without memory."""
+    program = parsed(graph)
+    environment = environment_of(tensors, program.numbers(integers, floats))
+    program.check(environment)
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return [
+        torch.empty(
+            [symbols.evaluate(size, environment) for size in node.shape], dtype=DTYPES[node.dtype], device=device
+        )
+        for node in program.graph.outputs
+    ]
+
+
+def _batched(
+    info: Any,
+    in_dims: tuple[Any, ...],
+    tensors: Sequence[torch.Tensor],
+    integers: Sequence[int],
+    floats: Sequence[float],
+    graph: str,
+) -> Any:
+    """``torch.func.vmap``: a call for each element of the batch."""
+    operator = getattr(torch.ops.jitgen, NAMES[any(n.op == "philox" for n in topological(parsed(graph).graph.outputs))])
+    rows = [
+        [tensor if dim is None else tensor.select(dim, index) for tensor, dim in zip(tensors, in_dims[0], strict=True)]
+        for index in range(info.batch_size)
+    ]
+    results = [operator(row, integers, floats, graph) for row in rows]
+    return [torch.stack(column) for column in zip(*results, strict=True)], [0] * len(parsed(graph).graph.outputs)
+
+
+for _name in NAMES:
+    for _key in ("CPU", "CUDA"):
+        LIBRARY.impl(_name, _run, _key)
+    torch.library.register_fake(f"jitgen::{_name}", _shapes, lib=LIBRARY)
+    torch.library.register_vmap(f"jitgen::{_name}", _batched, lib=LIBRARY)

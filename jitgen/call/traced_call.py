@@ -1,0 +1,186 @@
+"""Calls where torch traces, exports or transforms a program: their arguments have no memory, only shapes.
+
+The function is traced all the same, for the sizes that torch has as hints, and the graph is the text of one operator
+(``operator.py``). What a function does besides computing new tensors is written around the operator in torch's own
+calls, which torch traces, too: views of arguments are made again, updates of arguments are copies, and gradients are
+an autograd function (``derivative.py``) whose forward and backward are operators.
+
+Neighbours: ``dispatch.py`` comes here with arguments that have no address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from jitgen import pipeline
+from jitgen.call.operator import LIBRARY, NAMES, Program, operator_of, parsed
+from jitgen.call.resolver import Resolver
+from jitgen.call.routing import Routing
+from jitgen.call.signature import NUMBERS, environment_of
+from jitgen.call.specialization import Specialization, memory_of
+from jitgen.errors import UnsupportedError
+from jitgen.ir.graph import Graph, topological, under_views
+from jitgen.store.default import default_store
+from jitgen.trace.tracer import Traced
+
+if TYPE_CHECKING:
+    from jitgen.call.derivative import Derivative
+
+
+def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
+    """The result of a call whose arguments have no memory.
+
+    Raises:
+        TraceError, UnsupportedError: as a call with memory would.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS or isinstance(leaf, torch.SymInt)]
+    if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves):
+        raise UnsupportedError(f"{resolver.name}: a symbolic float or bool; pass a tensor without dimensions")
+    device = tensors[0].device if tensors else torch.device("cpu")
+    route = resolver.routing.on_device(device)
+    needs_grad = torch.is_grad_enabled()
+    with _no_tracing():
+        described = [_described(leaf) for leaf in leaves]
+        shapes = [leaf for leaf in described if isinstance(leaf, torch.Tensor)]
+        hints = [leaf for leaf in described if type(leaf) in NUMBERS]
+        found, captured, _ = resolver.specialize(described, tree, shapes, hints, device, route, False, needs_grad)
+    inputs = [*tensors, *captured]
+    environment = environment_of(inputs, numbers)
+    wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
+    if wanted and any(map(is_functorch_wrapped_tensor, inputs)):
+        raise UnsupportedError(
+            f"{resolver.name}: gradients within a transform of torch.func are not supported; use backward() or "
+            "torch.autograd.grad, or call the function's own .reference there"
+        )
+    if wanted:
+        return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
+    return found.returned(_results(found.traced.graph, resolver.routing, inputs, numbers), environment)
+
+
+def derivative_of(specialization: Specialization, wanted: Sequence[int], routing: Routing) -> Derivative:
+    """The derivative of a specialisation whose forward and backward are operators."""
+    from jitgen.call.derivative import Derivative
+
+    def backward_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        resolver = Resolver(function, replace(routing, name=name))
+        return lambda *leaves: call(resolver, leaves, None)
+
+    def forward_of(traced: Any) -> Callable[..., Any]:
+        return lambda *leaves: _call_operator(traced.graph, routing, leaves)
+
+    return Derivative(specialization, wanted, forward_of, backward_of)
+
+
+def _results(graph: Graph, routing: Routing, inputs: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    """What ``graph`` returns, after the updates that it makes."""
+    from jitgen.gradients.plan import without_marks
+    from jitgen.gradients.replay import Replay
+
+    written = [value for _, value in graph.mutated]
+    ends = [*graph.outputs, *written]
+    computed = tuple(dict.fromkeys(node for node in ends if under_views(node).op != "input"))
+    values: Sequence[torch.Tensor] = ()
+    if computed:
+        values = _call_operator(without_marks(graph, computed), routing, [*inputs, *numbers])
+    known = {id(node): inputs[node.attrs[0]] for node in topological(ends) if node.op == "input"}
+    known |= {id(node): value for node, value in zip(computed, values, strict=True)}
+    device = inputs[0].device if inputs else torch.device("cpu")
+    replay = Replay(known, environment_of(inputs, numbers), device)
+    found = {id(node): replay.value(node) for node in ends}
+    for index, node in graph.mutated:
+        inputs[index].copy_(found[id(node)])
+        found[id(node)] = inputs[index]
+    return [found[id(node)] for node in graph.outputs]
+
+
+def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    count = len(graph.inputs)
+    kinds = "".join("f" if isinstance(number, float) else "i" for number in leaves[count:])
+    program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
+    _compile_ahead(program, leaves[:count], leaves[count:])
+    return operator_of(program)(*leaves)
+
+
+def _compile_ahead(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+    """Compile the kernels of the sizes that torch traces for. The first call may be where nothing may compile, such as
+    in the capture of a CUDA graph."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    with _no_tracing():
+        described = [_described(tensor) for tensor in tensors]
+        environment = environment_of(described, [_described(number) for number in numbers])
+        if not all(guard.holds(dict(environment)) for guard in program.graph.guards):
+            return
+        memory = [memory_of(tensor, True) for tensor in described]
+        lowered = pipeline.lower(program.graph, environment, memory, program.routing.on_device(device), (), [])
+        if not lowered.is_empty:
+            pipeline.fetch(lowered, default_store())
+
+
+@contextmanager
+def _no_tracing() -> Iterator[None]:
+    """A context in which torch neither records nor transforms what is called."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with ExitStack() as active:
+        active.enter_context(disable_proxy_modes_tracing())
+        active.enter_context(_disable_current_modes())
+        active.enter_context(torch._C._DisableFuncTorch())
+        yield
+
+
+def _described(leaf: Any) -> Any:
+    """A leaf as a trace takes it: a tensor without memory, of hint sizes; the hint of a symbolic number."""
+    if isinstance(leaf, torch.SymInt):
+        return _hint(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    shape, strides = tuple(map(_hint, leaf.shape)), tuple(map(_hint, leaf.stride()))
+    return torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta", requires_grad=leaf.requires_grad)
+
+
+def _hint(size: Any) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    hint = size.node.hint
+    if hint is None:
+        raise UnsupportedError(f"a size that depends on data, {size}; jitgen has no kernels for such")
+    return int(hint)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    tensors, ctx.integers, ctx.floats, ctx.graph = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
+    """The gradients of the tensors: the forward is computed again, with what its backward reads."""
+    program, tensors = parsed(ctx.graph), ctx.saved_tensors
+    numbers = program.numbers(ctx.integers, ctx.floats)
+    wanted = tuple(index for index, needed in enumerate(ctx.needs_input_grad[0]) if needed)
+    specialization = Specialization(
+        program.graph.name, Traced.of(program.graph), program.routing.on_device(tensors[0].device)
+    )
+    derivative = derivative_of(specialization, wanted, program.routing)
+    results = derivative.forward(tensors, numbers)
+    given: list[Any] = [None] * len(results)
+    for position, grad in zip(derivative.outputs, grads, strict=True):
+        if grad is not None and isinstance(position, int):
+            given[position] = grad if given[position] is None else given[position] + grad
+    shapes = [tensors[index].shape for index in derivative.sizes_of]
+    found = derivative.backward(wanted, given, derivative.kept(tensors, results), shapes, numbers)
+    by_index = dict(zip(wanted, found, strict=True))
+    # torch takes an empty list for one of tensors.
+    of_numbers: Any = ([] if not values else None for values in (ctx.integers, ctx.floats))
+    return [by_index.get(index) for index in range(len(tensors))], *of_numbers, None
+
+
+for _name in NAMES:
+    torch.library.register_autograd(f"jitgen::{_name}", _gradients, setup_context=_remember, lib=LIBRARY)

@@ -1,0 +1,263 @@
+"""``torch.compile(model, backend="jitgen")``: a whole model in generated kernels.
+
+Dynamo hands over graphs of torch calls, before any decomposition: attention is one call there, as a product is, and
+jitgen traces these as it traces a decorated function. So nothing of AOTAutograd is used: a program that meets tensors
+which require grad computes them as any decorated function does (docs/gradients.md), and what stays with torch is
+eager torch. Symbolic sizes reach programs as numbers and shapes; a program has kernels for each bucket of sizes, as a
+decorated function has.
+
+Neighbours: ``cut.py`` decides what is a program; ``program.py`` runs one; ``report.py`` tells what became of a model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from jitgen import settings
+from jitgen.dynamo import cut
+from jitgen.dynamo.program import Program, called, program_of, value_of
+from jitgen.dynamo.region import inline
+from jitgen.errors import CacheMissError, FallbackWarning, JitgenError
+from jitgen.quant import weights
+from jitgen.spec import TensorSpec
+
+SIZES = cut.SIZES
+MAX_ATTEMPTS = 64
+"""Nodes of one graph that are tried and turn out to be none that a kernel computes; then the rest stays with torch."""
+
+
+@dataclass
+class Part:
+    """One step of a compiled graph.
+
+    Attributes:
+        segment: its nodes.
+        inputs, outputs: the values that it reads from elsewhere, and of its own those that are read elsewhere.
+        program: what runs it; None where torch does.
+        failures: why calls of the program ran in torch after all.
+    """
+
+    segment: cut.Segment
+    inputs: list[fx.Node]
+    outputs: list[fx.Node]
+    program: Program | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        if _clock is not None:
+            return self._timed(_clock, values)
+        return self.run(values)
+
+    def _timed(self, clock: Clock, values: Sequence[Any]) -> tuple[Any, ...]:
+        synchronize = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+        synchronize()
+        start = time.perf_counter()
+        found = self.run(values)
+        synchronize()
+        taken = time.perf_counter() - start
+        if self.program is not None and not self.failures:
+            clock.in_kernels += taken
+        elif self.segment.reason != SIZES:
+            clock.in_torch += taken
+        return found
+
+    def run(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The step: values of ``inputs`` to those of ``outputs``."""
+        if self.program is None or self.failures:
+            return self.in_torch(values)
+        try:
+            return self.program(*values)
+        except CacheMissError:
+            raise
+        except JitgenError as error:
+            if settings.is_strict():
+                raise
+            self._note(str(error))
+        return self.in_torch(values)
+
+    def in_torch(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        known = dict(zip(self.inputs, values, strict=True))
+        for node in self.segment.nodes:
+            known[node] = called(node, known)
+        return tuple(known[node] for node in self.outputs)
+
+    def _note(self, reason: str) -> None:
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+        warnings.warn(
+            f"{len(self.segment.nodes)} nodes of a compiled model run in torch, not in generated kernels: {reason}",
+            FallbackWarning,
+            stacklevel=3,
+        )
+
+
+class CompiledGraph:
+    """One graph of Dynamo's, as it runs.
+
+    Attributes:
+        module: the graph.
+        parts: in the order in which they run.
+    """
+
+    def __init__(self, module: fx.GraphModule, parts: list[Part]):
+        self.module = module
+        self.parts = parts
+        self._run = _runner(module, parts)
+        self._read: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def __call__(self, *leaves: Any) -> Any:
+        if not self._read:
+            self._read = {id(leaf): weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return self._run(*leaves)
+
+    def reads(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of ``tensors`` was an argument of the first call, as the parameters of its model were."""
+        return any(id(tensor) in self._read and self._read[id(tensor)]() is tensor for tensor in tensors)
+
+
+@dataclass
+class Clock:
+    """The time that calls took, in seconds."""
+
+    in_kernels: float = 0.0
+    in_torch: float = 0.0
+
+
+_clock: Clock | None = None
+
+
+@contextmanager
+def timed() -> Iterator[Clock]:
+    """A context in which the calls of compiled graphs are timed, part by part."""
+    global _clock
+    before, _clock = _clock, Clock()
+    try:
+        yield _clock
+    finally:
+        _clock = before
+
+
+_compiled: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def compiled() -> list[CompiledGraph]:
+    """Every graph that this process has compiled and Dynamo has not forgotten, in their order."""
+    return [graph for _, graph in sorted(_compiled.items())]
+
+
+def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> CompiledGraph:
+    """The backend, as ``torch.compile`` calls it.
+
+    Raises:
+        JitgenError: in strict mode, for a node without kernels.
+    """
+    inline(module)
+    graph = module.graph
+    rejected: dict[fx.Node, str] = {}
+    for _ in range(MAX_ATTEMPTS):
+        parts = [_part(segment) for segment in cut.segments(graph, rejected)]
+        found = [failure for part in parts if part.program is not None and (failure := _tried(part)) is not None]
+        if not found:
+            break
+        rejected.update(found)
+    made = CompiledGraph(module, parts)
+    _compiled[next(_numbers)] = made
+    return made
+
+
+def _part(segment: cut.Segment) -> Part:
+    inputs, outputs = cut.inputs_of(segment.nodes), cut.outputs_of(segment.nodes)
+    part = Part(segment, inputs, outputs)
+    if segment.reason is None:
+        part.program = program_of(cut.extracted(segment.nodes, inputs, outputs), _name(segment))
+    return part
+
+
+def _name(segment: cut.Segment) -> str:
+    """A name for kernels: the class of the layer."""
+    for node in segment.nodes:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            if segment.layer and path.replace("[", ".").replace("]", "").endswith(segment.layer.rpartition(".")[2]):
+                return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+    return "model"
+
+
+def _tried(part: Part) -> tuple[fx.Node, str] | None:
+    """The node of ``part`` that cannot be traced, and why; None where all can."""
+    program = part.program
+    assert program is not None
+    if not program.tried:
+        program.tried = True
+        specs = [_spec(value_of(node)) for node in part.inputs]
+        if not any(spec is None for spec in specs):
+            with torch.no_grad(), suppress(JitgenError):
+                program.function.lower(*specs)
+    if program.failed is None:
+        return None
+    number, reason = program.failed
+    return part.segment.nodes[number - len(part.inputs)], reason
+
+
+def _spec(value: Any) -> Any:
+    """What a trace is tried with, in place of what Dynamo knows of a value; None where that cannot be."""
+    if weights.is_quantized(value):
+        token = value.token
+        return TensorSpec(token.shape, token.dtype, format=token.format, group_size=token.group_size)
+    if isinstance(value, torch.Tensor):
+        if type(value).__name__ != "FakeTensor" and type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        return TensorSpec(tuple(map(_hint, value.shape)), value.dtype, strides=tuple(map(_hint, value.stride())))
+    if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+        return _hint(value)
+    return None if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
+
+
+def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]:
+    """The compiled graph as a function of Dynamo's inputs: straight-line Python, as launchers are."""
+    graph = module.graph
+    names = {node: f"v{index}" for index, node in enumerate(graph.nodes)}
+    placeholders = [names[node] for node in graph.nodes if node.op == "placeholder"]
+    namespace: dict[str, Any] = {"module": module}
+    last = {found: part for part in parts for found in part.inputs}
+    kept = set(graph.output_node().all_input_nodes)
+    lines = [f"def run({', '.join(placeholders)}):"]
+    lines += [f"    {names[node]} = module.{node.target}" for node in graph.find_nodes(op="get_attr")]
+    for index, part in enumerate(parts):
+        namespace[f"part{index}"] = part
+        read = ", ".join(names[node] for node in part.inputs)
+        written = "".join(f"{names[node]}, " for node in part.outputs)
+        call = f"part{index}(({read}{',' if len(part.inputs) == 1 else ''}))"
+        lines.append(f"    {written}= {call}" if written else f"    {call}")
+        dead = [names[node] for node in part.inputs if last[node] is part and node not in kept]
+        if dead:
+            lines.append(f"    del {', '.join(dead)}")
+    output = pytree.tree_map_only(fx.Node, lambda node: _Name(names[node]), graph.output_node().args[0])
+    lines.append(f"    return {output!r}")
+    exec(compile("\n".join(lines), "<jitgen backend>", "exec"), namespace)
+    run: Callable[..., Any] = namespace["run"]
+    return run
+
+
+class _Name:
+    """A variable of the runner's text."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name

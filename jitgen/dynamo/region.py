@@ -1,0 +1,56 @@
+"""A decorated function within ``torch.compile``: an operator of Dynamo's graph.
+
+Dynamo follows a call of a decorated function into a stand-in (``stand_ins.py``), which hands the original to
+``region``. That is a higher-order operator of torch: Dynamo traces the function into a graph of its own, with every
+tensor that the function reads as an operand, and guards what it reads besides. Whoever runs or traces the outer graph
+calls ``region`` with that inner graph: kernels run there, or where tensors have no memory, ``jitgen::call`` is called.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+from torch._higher_order_ops.base_hop import BaseHOP
+
+from jitgen.dynamo.program import program_of
+
+
+class Region(BaseHOP):
+    """See the module. ``region(graph module, *operands) -> tuple of results``."""
+
+    def __init__(self) -> None:
+        super().__init__("jitgen_region")
+
+    def __call__(self, subgraph: Any, *operands: Any, **options: Any) -> Any:
+        if isinstance(subgraph, fx.GraphModule):
+            return _lifted(subgraph)(*operands)
+        return subgraph(*operands)
+
+
+region = Region()
+
+
+def inline(module: fx.GraphModule) -> None:
+    """Put the nodes of each region of ``module`` in the place of its call, for whoever makes kernels of the whole."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target is not region:
+            continue
+        inner = getattr(module, node.args[0].target).graph
+        copies: dict[fx.Node, fx.Node] = dict(zip(inner.find_nodes(op="placeholder"), node.args[1:], strict=True))
+        with module.graph.inserting_before(node):
+            results: Any = module.graph.graph_copy(inner, copies)
+        for user in list(node.users):
+            index: Any = user.args[1]
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(results[index])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+
+
+def _lifted(module: fx.GraphModule) -> Any:
+    found = module.meta.get("jitgen_program")
+    if found is None:
+        found = module.meta["jitgen_program"] = program_of(module.graph, module.meta.get("name", "region"))
+    return found

@@ -1,0 +1,136 @@
+"""``jitgen.report``: which nodes of a compiled model run in generated kernels, and why the others do not.
+
+Neighbours: ``backend.py`` has the compiled graphs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jitgen.dynamo import backend
+from jitgen.dynamo.flops import flops
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node of a compiled graph.
+
+    Attributes:
+        function: what it calls, such as ``"linear"``.
+        layer: the numbered layer of the model that it belongs to, or "".
+        reason: why torch runs it; None where a generated kernel does.
+        flops: floating-point operations, at the sizes for which the graph was compiled.
+    """
+
+    function: str
+    layer: str
+    reason: str | None
+    flops: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a model; ``str`` of it is a summary.
+
+    Attributes:
+        graphs: how many graphs Dynamo made of it.
+        nodes: of all of them; arithmetic of sizes is not among them.
+        seconds_in_kernels, seconds_in_torch: of the calls that ``report`` was asked to time; None without any.
+    """
+
+    graphs: int
+    nodes: tuple[NodeReport, ...]
+    seconds_in_kernels: float | None = None
+    seconds_in_torch: float | None = None
+
+    @property
+    def share_of_nodes(self) -> float:
+        """Of nodes in generated kernels, from 0 to 1."""
+        return _share(sum(node.reason is None for node in self.nodes), len(self.nodes))
+
+    @property
+    def share_of_flops(self) -> float:
+        """Of floating-point operations in generated kernels, from 0 to 1."""
+        return _share(
+            sum(node.flops for node in self.nodes if node.reason is None), sum(node.flops for node in self.nodes)
+        )
+
+    @property
+    def share_of_time(self) -> float | None:
+        """Of the time of calls in generated kernels, their launches among it; None where none was timed."""
+        if self.seconds_in_kernels is None or self.seconds_in_torch is None:
+            return None
+        return _share(self.seconds_in_kernels, self.seconds_in_kernels + self.seconds_in_torch)
+
+    def __str__(self) -> str:
+        inside = sum(node.reason is None for node in self.nodes)
+        lines = [
+            f"{self.graphs} graphs, {len(self.nodes)} nodes: {inside} in generated kernels ({self.share_of_nodes:.0%})",
+            f"floating-point operations in generated kernels: {self.share_of_flops:.1%}",
+        ]
+        if self.share_of_time is not None:
+            lines.append(f"time in generated kernels: {self.share_of_time:.1%}")
+        reasons = Counter((node.function, node.reason) for node in self.nodes if node.reason is not None)
+        lines += [f"in torch: {count} x {name}: {reason}" for (name, reason), count in reasons.most_common()]
+        return "\n".join(lines)
+
+
+def _share(share: float, whole: float) -> float:
+    return share / whole if whole else 1.0
+
+
+def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
+    """What became of ``subject``, which was compiled with ``torch.compile(..., backend="jitgen")`` and called.
+
+    Args:
+        subject: the model, compiled or not, a compiled function, or None for all that this process has compiled.
+        args, kwargs: of a call of ``subject`` that is made, and timed; ``subject`` is the compiled one then.
+
+    Raises:
+        TypeError: ``subject`` is neither a module nor a function.
+    """
+    if subject is not None and not callable(subject):
+        raise TypeError(f"report takes a model or a compiled function, not {type(subject).__name__}")
+    seconds: tuple[float | None, float | None] = None, None
+    if args or kwargs:
+        with backend.timed() as clock:
+            subject(*args, **kwargs)
+        seconds = clock.in_kernels, clock.in_torch
+    graphs = [graph for graph in backend.compiled() if subject is None or _belongs(graph, subject)]
+    nodes = [
+        NodeReport(
+            str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)),
+            part.segment.layer,
+            part.segment.reason if part.program is None else next(iter(part.failures), None),
+            flops(node),
+        )
+        for graph in graphs
+        for part in graph.parts
+        if part.segment.reason != backend.SIZES
+        for node in part.segment.nodes
+    ]
+    return Report(len(graphs), tuple(nodes), *seconds)
+
+
+def _belongs(graph: backend.CompiledGraph, subject: Any) -> bool:
+    """Whether ``graph`` was made of ``subject``."""
+    if isinstance(subject, torch.nn.Module):
+        return graph.reads([*subject.parameters(), *subject.buffers()])
+    function = inspect.unwrap(getattr(subject, "_torchdynamo_orig_callable", subject))
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return _belongs(graph, owner)
+    code: Any = getattr(function, "__code__", None)
+    return code is not None and any(
+        f'File "{code.co_filename}"' in trace and f"in {code.co_name}" in trace for trace in _traces(graph)
+    )
+
+
+def _traces(graph: backend.CompiledGraph) -> Sequence[str]:
+    return [node.stack_trace or "" for node in graph.module.graph.nodes]

@@ -1,0 +1,114 @@
+// Which pieces of work a block takes, and which tiles of keys a piece walks.
+#pragma once
+
+#include "jitgen/ptx.cuh"
+
+namespace jitgen {
+
+JITGEN_DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+JITGEN_DEVICE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The least and the greatest of an integer of each lane.
+struct Ends {
+  int64_t low, high;
+};
+JITGEN_DEVICE Ends ends_of_warp(Ends ends) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    ends.low = lesser(ends.low, __shfl_xor_sync(0xffffffffu, ends.low, step));
+    ends.high = greater(ends.high, __shfl_xor_sync(0xffffffffu, ends.high, step));
+  }
+  return ends;
+}
+
+// The pieces of one block, in order: a piece is a block of rows of a task, and one range of its keys. The last rows of a
+// sequence see most keys under most masks, so they come first, those of all tasks of a section, and blocks take pieces in
+// alternating directions: who has a longer one in a round has a shorter one in the next. (With masks a section is all
+// tasks. By simulation of causal masks blocks then differ by 1 % where there are several rounds, and by up to 6 % with
+// small sections.) Without masks a section is one task, so that blocks share its keys and values in the cache.
+struct Piece {
+  int task, row_block, range;
+};
+struct PieceWalk {
+  const int tasks, row_blocks, ranges, section;
+  const int block, blocks;  // this block and all, or clusters of them that share pieces
+  int round = 0;
+
+  JITGEN_DEVICE int count() const { return tasks * row_blocks * ranges; }
+  JITGEN_DEVICE int number() const { return round * blocks + (round % 2 ? blocks - 1 - block : block); }
+  // Whether there is a piece in this round or in a later one.
+  JITGEN_DEVICE bool more() const { return round * blocks < count(); }
+  JITGEN_DEVICE bool live() const { return number() < count(); }
+  JITGEN_DEVICE Piece piece() const {
+    const int of_section = section * row_blocks * ranges;
+    const int first = number() / of_section * section, left = number() % of_section;
+    const int width = smaller(section, tasks - first);
+    const int block = left / width;
+    return {first + left % width, row_blocks - 1 - block / ranges, block % ranges};
+  }
+};
+
+// What consumers learn of a tile of keys: its number, whether no mask hides any of its scores, and whether it is the
+// last one of its piece.
+struct TileTicket {
+  int tile;
+  bool open, last;
+  JITGEN_DEVICE TileTicket(int tile, bool open, bool last) : tile(tile), open(open), last(last) {}
+  JITGEN_DEVICE explicit TileTicket(int packed) : tile(packed >> 2), open(packed & 2), last(packed & 1) {}
+  JITGEN_DEVICE int packed() const { return tile << 2 | int(open) << 1 | int(last); }
+};
+
+// Tiles `begin` to `end` of a piece, from the last to the first, without those that a mask hides as a whole. `open`: no
+// mask hides any score of the tile, and all its keys exist. With masks, the lanes of a warp look at 32 tiles at once:
+// all of them call `next`.
+struct MaskedTiles {
+  int group, begin, end;
+  uint32_t seen = 0, opened = 0;
+  int tile = 0;
+  bool open = false;
+
+  JITGEN_DEVICE MaskedTiles(int begin, int end) : group((end + 31) / 32), begin(begin), end(end) {}
+
+  // look(tile): bit 0 whether some score is seen, bit 1 whether all are.
+  template <class Look>
+  JITGEN_DEVICE bool next(const Look& look) {
+    while (seen == 0) {
+      if (group * 32 <= begin) return false;
+      --group;
+      const int mine = group * 32 + int(threadIdx.x % 32);
+      const uint32_t found = mine >= begin && mine < end ? look(mine) : 0u;
+      seen = __ballot_sync(0xffffffffu, found & 1u);
+      opened = __ballot_sync(0xffffffffu, found & 2u);
+    }
+    const int bit = 31 - __clz(seen);
+    tile = group * 32 + bit;
+    open = opened >> bit & 1u;
+    seen ^= 1u << bit;
+    return true;
+  }
+};
+// Every tile, in the same order.
+struct AllTiles {
+  int begin, tile;
+  bool open = false;
+
+  JITGEN_DEVICE AllTiles(int begin, int end) : begin(begin), tile(end) {}
+  template <class Look>
+  JITGEN_DEVICE bool next(const Look& look) {
+    if (tile <= begin) return false;
+    --tile;
+    open = look(tile) & 2u;
+    return true;
+  }
+};
+
+template <bool masked>
+struct TilesOf {
+  using type = MaskedTiles;
+};
+template <>
+struct TilesOf<false> {
+  using type = AllTiles;
+};
+
+}  // namespace jitgen

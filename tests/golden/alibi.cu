@@ -1,0 +1,281 @@
+// jitgen 0.1.0: alibi, template attention/attention.cu.j2
+// target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 128 keys
+// stages: contract over d; map; 2 x reduce over n; contract over n; map
+// (s0_0, s0_1, s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous,
+//     store bfloat16 contiguous
+#include <jitgen/storage.cuh>
+#include <jitgen/math.cuh>
+#include <jitgen/vector.cuh>
+#include <jitgen/attention_wgmma.cuh>
+
+using Index = int32_t;
+
+struct Config {
+  using Key = jitgen::bfloat16;
+  using Value = jitgen::bfloat16;
+  static constexpr int warpgroups = 3;
+  static constexpr int keys = 128;
+  static constexpr int depth = 64;
+  static constexpr int width = 64;
+  static constexpr int stages = 2;
+  static constexpr int staged = 32;
+  static constexpr int most_splits = 1;
+  static constexpr bool query_copied = true;
+  static constexpr bool key_copied = true;
+  static constexpr bool value_copied = true;
+  static constexpr bool masked = true;
+  static constexpr bool overlap = true;
+  static constexpr bool take_turns = true;
+};
+using Shape = jitgen::AttentionShape<Config>;
+static_assert(Shape::bytes == 122480, "shared memory as the launch has it");
+static_assert(Shape::threads == 512, "threads as the launch has them");
+
+struct Operands {
+  const jitgen::TensorMap& query_map;
+  const jitgen::TensorMap& key_map;
+  const jitgen::TensorMap& value_map;
+  const jitgen::bfloat16* p2;
+  const jitgen::bfloat16* p3;
+  const jitgen::bfloat16* p4;
+  const jitgen::bfloat16* p7;
+  jitgen::bfloat16* p8;
+  Index rows;
+  Index keys;
+  Index depth;
+  Index width;
+  Index b0;
+  Index b1;
+  Index o0;
+  Index s0_0;
+  Index s0_1;
+  Index s0_2;
+  Index s0_3;
+  Index o1;
+  Index s1_0;
+  Index s1_1;
+  Index s1_2;
+  Index s1_3;
+  Index s2_0;
+  Index s2_1;
+  Index s2_2;
+  Index s2_3;
+  Index s3_0;
+  Index s3_1;
+  Index s3_2;
+  Index s3_3;
+  Index s4_0;
+  Index s4_1;
+  Index s4_2;
+  Index s4_3;
+  Index o5;
+  Index s5_0;
+  Index s5_1;
+  Index s5_2;
+  Index s5_3;
+  Index o6;
+  Index s6_0;
+  Index s6_1;
+  Index s6_2;
+  Index s6_3;
+  Index s7_0;
+  Index s7_1;
+  Index s7_2;
+  Index s7_3;
+  Index s8_0;
+  Index s8_1;
+  Index s8_2;
+  Index s8_3;
+  static constexpr int ranges = 1;
+
+  // One batch index; `at<i>` is where operand i begins, `x<i>` its only value.
+  struct Task {
+    Index z0;
+    Index z1;
+    Index at0;
+    Index at1;
+    Index at2;
+    Index at3;
+    Index at4;
+    Index at5;
+    Index at6;
+    Index at7;
+    Index at8;
+    float x4;
+  };
+  // The ends of what the rows of a block have.
+  struct Block {
+    jitgen::Ends x1;
+  };
+  // What a thread's rows r and r + 8 have.
+  struct Rows {
+    Index x1[2];
+    Index x6[2];
+  };
+
+  JITGEN_DEVICE int tasks() const { return int(b0 * b1); }
+  JITGEN_DEVICE Index packed_rows() const { return rows; }
+
+  JITGEN_DEVICE Task task(int number) const {
+    Task found;
+    const Index z0 = number / (b1);
+    found.z0 = z0;
+    const Index z1 = number % b1;
+    found.z1 = z1;
+    found.at0 = o0 + z0 * s0_0 + z1 * s0_1;
+    found.at1 = o1 + z0 * s1_0 + z1 * s1_1;
+    found.at2 = z0 * s2_0 + z1 * s2_1;
+    found.at3 = z0 * s3_0 + z1 * s3_1;
+    found.at4 = z0 * s4_0 + z1 * s4_1;
+    found.at5 = o5 + z0 * s5_0 + z1 * s5_1;
+    found.at6 = o6 + z0 * s6_0 + z1 * s6_1;
+    found.at7 = z0 * s7_0 + z1 * s7_1;
+    found.at8 = z0 * s8_0 + z1 * s8_1;
+    found.x4 = jitgen::load(p4[found.at4]);
+    return found;
+  }
+
+  // Called by whole warps.
+  JITGEN_DEVICE Block rows_of_block(const Task& task, int first, int count) const {
+    Block found;
+    const Index last = Index(jitgen::lesser(int64_t(first) + count, packed_rows())) - 1;
+    {
+      jitgen::Ends ends = {int64_t(1) << 62, -(int64_t(1) << 62)};
+      for (int end = 0; end < 2; ++end) {
+        const Index row = end ? last : Index(first);
+        const Index m = row;
+        const int64_t value = int64_t(task.at1 + m * s1_2);
+        ends = {jitgen::lesser(ends.low, value), jitgen::greater(ends.high, value)};
+      }
+      found.x1 = ends;
+    }
+    return found;
+  }
+
+  // Bit 0: some score of the tile is seen; bit 1: all are.
+  template <int tile_keys>
+  JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
+    const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
+    const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
+    const int64_t low_of1 = block.x1.low, high_of1 = block.x1.high;
+    const int64_t from0 = task.at0 + first * s0_3, to0 = task.at0 + last * s0_3;
+    const int64_t low_of0 = jitgen::lesser(from0, to0), high_of0 = jitgen::greater(from0, to0);
+    const int64_t low0 = low_of0;
+    const int64_t high0 = high_of0;
+    const int64_t low1 = low_of1;
+    const int64_t high1 = high_of1;
+    const bool may2 = high0 > low1;
+    const bool must2 = low0 > high1;
+    const bool hidden = must2;
+    const bool open = (may2 == false);
+    return hidden ? 0u : open && whole ? 3u : 1u;
+  }
+
+  JITGEN_DEVICE Rows rows_of_thread(const Task& task, int first) const {
+    Rows found;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Index row = Index(jitgen::lesser(int64_t(first) + 8 * r, packed_rows() - 1));
+      const Index m = row;
+      found.x1[r] = task.at1 + m * s1_2;
+      found.x6[r] = task.at6 + m * s6_2;
+    }
+    return found;
+  }
+
+  // A positive number that scores are still to be multiplied with.
+  JITGEN_DEVICE float fold() const { return 1.0f; }
+  // From products to scores: those of a thread of a wgmma, whose first column is `first`.
+  template <int n>
+  JITGEN_DEVICE void open_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
+    #pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      const Index place = first + i / 2 * 8 + i % 2;
+      [[maybe_unused]] const Index column = place;
+      const int32_t s4 = int32_t(task.at5 + column * s5_3);
+      const float s3 = float(task.x4);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& score = scores[i / 2 * 4 + r * 2 + i % 2];
+        const float acc0 = score;
+        const int32_t s5 = int32_t(of_rows.x6[r]);
+        const float s1 = 0.125f;
+        const float s2 = acc0 * s1;
+        const int32_t s6 = jitgen::sub(s4, s5);
+        const float s7 = jitgen::cast<float>(s6);
+        const float s8 = jitgen::load(jitgen::store<jitgen::bfloat16>(s7));
+        const float s9 = s3 * s8;
+        const float s10 = s2 + s9;
+        score = s10;
+      }
+    }
+  }
+  template <int n>
+  JITGEN_DEVICE void masked_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
+    #pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      const Index place = first + i / 2 * 8 + i % 2;
+      const bool exists = place < keys;
+      [[maybe_unused]] const Index column = exists ? place : keys - 1;
+      const int32_t s0 = int32_t(task.at0 + column * s0_3);
+      const int32_t s8 = int32_t(task.at5 + column * s5_3);
+      const float s7 = float(task.x4);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& score = scores[i / 2 * 4 + r * 2 + i % 2];
+        const float acc0 = score;
+        const int32_t s1 = int32_t(of_rows.x1[r]);
+        const int32_t s9 = int32_t(of_rows.x6[r]);
+        const bool s2 = s0 > s1;
+        const float s3 = -__int_as_float(0x7f800000);
+        const float s5 = 0.125f;
+        const float s6 = acc0 * s5;
+        const int32_t s10 = jitgen::sub(s8, s9);
+        const float s11 = jitgen::cast<float>(s10);
+        const float s12 = jitgen::load(jitgen::store<jitgen::bfloat16>(s11));
+        const float s13 = s7 * s12;
+        const float s14 = s6 + s13;
+        const float s15 = s2 ? s3 : s14;
+        score = exists ? s15 : jitgen::minus_infinity();
+      }
+    }
+  }
+
+  JITGEN_DEVICE void copy_query(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    const int batch[] = {0, s2_0 != 0 ? int(task.z0) : 0, s2_1 != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, query_map, column, row, batch, barrier);
+  }
+  JITGEN_DEVICE void copy_key(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    const int batch[] = {0, s3_0 != 0 ? int(task.z0) : 0, s3_1 != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, key_map, column, row, batch, barrier);
+  }
+  JITGEN_DEVICE void copy_value(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    const int batch[] = {0, s7_0 != 0 ? int(task.z0) : 0, s7_1 != 0 ? int(task.z1) : 0};
+    jitgen::copy_box_of_batch(to, value_map, column, row, batch, barrier);
+  }
+  JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float top, float total) const {
+  }
+
+  // `live` neighbours from column e of a row, at most 8.
+  JITGEN_DEVICE void results(
+      const Task& task, int range, Index row, Index e, const float (&sums)[8], float top, float total, int live) const {
+    const Index m = row;
+    // A product over no keys is zero, whatever its factors.
+    const float v1 = keys == 0 ? 1.0f : total;
+    const float v2 = jitgen::reciprocal(v1);
+    jitgen::Vector<jitgen::bfloat16, 8> y8;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float acc1 = sums[j];
+      const float v3 = acc1 * v2;
+      y8[j] = jitgen::store<jitgen::bfloat16>(v3);
+    }
+    jitgen::store_vector(p8 + task.at8 + m * s8_2 + e, y8);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
+jitgen_alibi(const __grid_constant__ jitgen::TensorMap query_map, const __grid_constant__ jitgen::TensorMap key_map, const __grid_constant__ jitgen::TensorMap value_map, const jitgen::bfloat16* p2, const jitgen::bfloat16* p3, const jitgen::bfloat16* p4, const jitgen::bfloat16* p7, jitgen::bfloat16* p8, Index rows, Index keys, Index depth, Index width, Index b0, Index b1, Index o0, Index s0_0, Index s0_1, Index s0_2, Index s0_3, Index o1, Index s1_0, Index s1_1, Index s1_2, Index s1_3, Index s2_0, Index s2_1, Index s2_2, Index s2_3, Index s3_0, Index s3_1, Index s3_2, Index s3_3, Index s4_0, Index s4_1, Index s4_2, Index s4_3, Index o5, Index s5_0, Index s5_1, Index s5_2, Index s5_3, Index o6, Index s6_0, Index s6_1, Index s6_2, Index s6_3, Index s7_0, Index s7_1, Index s7_2, Index s7_3, Index s8_0, Index s8_1, Index s8_2, Index s8_3) {
+  const Operands operands = {query_map, key_map, value_map, p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3};
+  jitgen::attention_wgmma<Config>(operands);
+}

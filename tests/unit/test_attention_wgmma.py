@@ -1,0 +1,113 @@
+"""Schedules, tensor maps and launches of the CUDA attention kernel, without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen import TensorSpec
+from jitgen.device import Device
+from jitgen.families.attention import schedule
+from jitgen.runtime.tensor_map import TensorMap
+from jitgen.spec import Target
+
+SHARED_BYTES = 227 * 1024
+
+
+def attend(q: Any, k: Any, v: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def lowered(batch: int, heads: int, shared: int, rows: int, keys: int, depth: int, width: int = 0) -> Any:
+    sizes = ((heads, rows, depth), (shared, keys, depth), (shared, keys, width or depth))
+    specs = (TensorSpec((batch, *size), torch.bfloat16) for size in sizes)
+    return jitgen.jit(attend).lower(*specs, backend="cuda", target="sm_90a").lowered
+
+
+def bucket(size: int, ends: tuple[int, ...]) -> int:
+    return 0 if size == 1 else 1 + sum(size > end for end in ends)
+
+
+def test_sizes_of_one_bucket_have_one_schedule() -> None:
+    """So that what is built for a recorded size serves all others of its buckets (``schedule.buckets``)."""
+    found: dict[tuple[int, ...], Any] = {}
+    device = Device(Target.parse("sm_90a"), "cuda")
+    row_counts = (2, 3, 5, 8, 9, 10, 11, 16, 17, 21, 22, 32, 33, 64, 65, 128, 129, 900)
+    for group in (1, 3, 4):
+        graph = lowered(2, 4 * group, 4, 20, 20, 64).graph
+        shapes = ((2, 4 * group, 20, 64), (2, 4, 20, 64), (2, 4, 20, 64))
+        environment = {f"s{i}_{dim}": size for i, shape in enumerate(shapes) for dim, size in enumerate(shape)}
+        of_rows, of_keys, of_tasks = (each.ends for each in schedule.buckets(graph, environment, device))
+        for batch, rows, keys in itertools.product((2,), row_counts, (2, 4095, 4096)):
+            kernels = lowered(batch, 4 * group, 4, rows, keys, 64)
+            key = (group, bucket(batch * 4 * group, of_tasks), bucket(rows, of_rows), bucket(keys, of_keys))
+            facts = kernels.schedules, kernels.layouts
+            assert found.setdefault(key, facts) == facts, (group, batch, rows, keys)
+
+
+@pytest.mark.parametrize(("depth", "width"), [(8, 8), (64, 64), (70, 30), (128, 128), (192, 64), (256, 256)])
+@pytest.mark.parametrize("rows", [1, 40, 100, 1000])
+def test_shared_memory_fits(depth: int, width: int, rows: int) -> None:
+    kernels = lowered(2, 4, 4, rows, 300, depth, width)
+    launch = kernels.launch(0)
+    assert launch.shared_bytes <= SHARED_BYTES
+    (chosen,) = kernels.schedules
+    assert chosen.stages >= 2
+    assert chosen.block_d >= depth
+    assert chosen.block_e >= width
+    assert launch.block[0] == (chosen.warpgroups + 1) * 128
+    assert 32 % (chosen.staged // 8) == 0
+
+
+def test_tensor_maps_describe_heads_of_any_strides() -> None:
+    packed = torch.empty(2, 200, 3, 4, 64, dtype=torch.bfloat16)
+    q, k, v = (packed[:, :, number].transpose(1, 2) for number in range(3))
+    for args in ((q, k, v), (q, k[:, :2], v[:, :2])):
+        kernels = jitgen.jit(attend).lower(*args, backend="cuda", target="sm_90a").lowered
+        maps = [TensorMap(**dataclasses.asdict(each)) for each in kernels.arguments(0).maps]
+        assert [each.sizes[-2:] for each in maps] == [(200, 64)] * 3
+        assert all(each.strides[-2:] == (3 * 4 * 64, 1) for each in maps)
+        heads = args[1].shape[1]
+        assert sorted(maps[1].sizes[:-2])[-2:] == [2, heads]
+        assert [each.offset for each in maps] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("change", ["odd", "flipped", "transposed", "repeated"])
+def test_what_no_tensor_map_describes_is_copied_element_by_element(change: str) -> None:
+    whole = torch.empty(2, 4, 200, 72, dtype=torch.bfloat16)
+    q, v = torch.empty(2, 4, 200, 64, dtype=torch.bfloat16), torch.empty(2, 4, 200, 64, dtype=torch.bfloat16)
+    k = {
+        "odd": whole[..., 1:65],
+        "flipped": whole[..., :64],
+        "transposed": torch.empty(2, 4, 64, 200, dtype=torch.bfloat16).transpose(-1, -2),
+        "repeated": whole[:, :, :1, :64].expand(-1, -1, 200, -1),
+    }[change]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        k = k.flip(-2) if change == "flipped" else k
+        return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+    low = jitgen.jit(attend).lower(q, k, v, backend="cuda", target="sm_90a")
+    (chosen,) = low.lowered.schedules
+    assert not chosen.copied[1]
+    assert "copied element by element" in low.explain()
+
+
+def test_few_rows_share_keys_among_a_cluster_where_that_is_faster() -> None:
+    def cluster(batch: int, keys: int) -> int:
+        kernels = lowered(batch, 32, 8, 1, keys, 128)
+        assert len(kernels.program.kernels) == 1
+        launch = kernels.launch(0)
+        assert launch.grid[0] % launch.cluster == 0
+        assert launch.any_cluster
+        return int(launch.cluster)
+
+    assert cluster(1, 8192) == 8
+    assert cluster(64, 4096) == 1
+    assert cluster(2, 100) == 1
