@@ -50,6 +50,7 @@ def test_pages_of_codes_compile_without_spills(target: str) -> None:
     assert not any(each["spill_bytes"] for each in low.compile().report)
 
 
+@pytest.mark.quick(where=lambda backend: backend == "cuda")
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_an_append_with_its_rotation_compiles_as_one_kernel(backend: str) -> None:
     def append(qkv: Any, cos: Any, sin: Any, keys: Any, values: Any, start: Any) -> Any:

@@ -57,6 +57,7 @@ FORMS: dict[Callable[..., None], tuple[Any, int, int]] = {
 """Ways to write an append, with where, the number of tokens and that of kernels: one more where places may repeat."""
 
 
+@pytest.mark.quick(where=lambda form: form in (assigned, put))
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_an_append_is_one_kernel_with_rope_and_the_split(form: Callable[..., None]) -> None:
     at, tokens, kernels = FORMS[form]
@@ -158,7 +159,7 @@ def made(kind: str, dtype: torch.dtype) -> Any:
     return KVCache(BATCH, HEADS, PLACES, DEPTH, dtype=dtype, window=8 if kind == "ring" else None, tokens=5)
 
 
-@pytest.mark.quick(where=lambda kind, dtype: dtype == (torch.int8 if kind == "paged" else torch.float32))
+@pytest.mark.quick(where=lambda kind, dtype: (kind, dtype) in (("paged", torch.int8), ("ring", torch.float32)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("kind", ["contiguous", "paged", "ring"])
 def test_caches(kind: str, dtype: torch.dtype) -> None:
@@ -179,6 +180,7 @@ def test_caches(kind: str, dtype: torch.dtype) -> None:
         cache.advance(tokens)
 
 
+@pytest.mark.slow
 def test_sequences_of_different_lengths_and_every_edge_of_a_tile() -> None:
     contiguous, paged = made("contiguous", torch.float32), made("paged", torch.float32)
     k, v = sample((BATCH, HEADS, PLACES, DEPTH), seed=1), sample((BATCH, HEADS, PLACES, DEPTH), seed=2)
@@ -221,6 +223,7 @@ def test_a_ring_buffer_refuses_more_tokens_than_it_keeps() -> None:
 # ----------------------------------------------------------------------------------------------------- packed sequences
 
 
+@pytest.mark.quick(where=lambda causal: causal)
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences_are_a_loop_over_them(causal: bool) -> None:
     compiled = jitgen.jit(functional.attend_varlen)
@@ -242,6 +245,7 @@ def test_packed_sequences_are_a_loop_over_them(causal: bool) -> None:
 # ---------------------------------------------------------------------------------------------- beside attention
 
 
+@pytest.mark.quick(where=lambda interleaved, rotary: interleaved and rotary == 6)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary", [DEPTH, 6])
 def test_rotary(interleaved: bool, rotary: int) -> None:
@@ -257,6 +261,7 @@ def test_rotary(interleaved: bool, rotary: int) -> None:
     torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_normed_and_rotated_queries_and_keys_are_two_kernels_before_attention() -> None:
     def attend(q: Any, k: Any, v: Any, weight: Any, cos: Any, sin: Any) -> Any:
         q, k = (functional.rotary(torch.nn.functional.rms_norm(x, (DEPTH,), weight), cos, sin) for x in (q, k))

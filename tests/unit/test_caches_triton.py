@@ -16,6 +16,7 @@ def failures() -> Iterator[Interpreter]:
         yield process
 
 
+@pytest.mark.quick(where=lambda check: check == "ring")
 @pytest.mark.parametrize("check", triton_caches.CHECKS)
 def test_caches(check: str, failures: Interpreter) -> None:
     assert failures[check] == []
