@@ -40,7 +40,7 @@ def over_pages(q: Any, keys: Any, values: Any, of_keys: Any, of_values: Any, tab
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx942"])
-@pytest.mark.quick(where=lambda target: target == "sm_90a")
+@pytest.mark.slow
 def test_pages_of_codes_compile_without_spills(target: str) -> None:
     q = TensorSpec((2, 32, 1, 128), torch.bfloat16)
     codes, scales = TensorSpec((500, 8, 16, 128), torch.int8), TensorSpec((500, 8, 16), torch.float32)
