@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -350,3 +351,9 @@ def test_readers_have_names_and_a_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     for reader in READERS:
         assert f"`jitgen/checkpoints/{reader.find.__module__.rpartition('.')[2]}.py`" in page, reader.name
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(FormatError, match="no regular file"):
+        jitgen.load_quantized(tmp_path / "model.safetensors")

@@ -343,3 +343,9 @@ def test_specs_of_quantised_weights() -> None:
         TensorSpec((4, 4), torch.int8, format="int4")
     with pytest.raises(FormatError, match="without a format"):
         TensorSpec((4, 4), group_size=32)
+
+
+def test_a_weight_below_every_scale_is_refused() -> None:
+    with pytest.raises(FormatError, match="too small"):
+        jitgen.quantize(torch.full((4, 64), 1e-9), "int4.float16", 32)
+    assert not jitgen.quantize(torch.zeros(4, 64), "int4.float16", 32).dequantize().any()
