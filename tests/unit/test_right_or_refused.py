@@ -177,7 +177,7 @@ for make in (lambda: torch._efficientzerotensor(3), lambda: torch.eye(3).to_spar
         except jitgen.UnsupportedError as error:
             print("refused", error)
 try:
-    torch.vmap(lambda x: twice(x))(torch.ones(2, 3))
+    torch.vmap(twice.bind(torch.ones(3)))(torch.ones(2, 3))
 except jitgen.UnsupportedError as error:
     print("refused", error)
 """
@@ -270,3 +270,16 @@ def test_a_mask_of_one_dimension_is_refused_as_by_eager_torch() -> None:
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(TraceError, match="at least two dimensions"):
         jitgen.jit(lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m))(q, torch.zeros(4))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 5, 9)], ids=str)
+def test_adaptive_pools_of_uneven_windows(shape: tuple[int, ...]) -> None:
+    """Windows of different sizes are read as the longest, in as many kernels as there are dimensions, not windows."""
+    x, count, outputs = torch.randn(shape), len(shape) - 2, (4, 7)[: len(shape) - 2]
+    average, largest = (getattr(F, f"adaptive_{kind}_pool{count}d") for kind in ("avg", "max"))
+    mean, most = jitgen.jit(lambda x: average(x, outputs)), jitgen.jit(lambda x: largest(x, outputs, True))
+    wide = x.double()
+    assert ((mean(x).double() - average(wide, outputs)).abs() <= 2**-22 * average(wide.abs(), outputs)).all()
+    for found, wanted in zip(most(x), largest(x, outputs, True), strict=True):
+        assert torch.equal(found, wanted)
+    assert len(mean.lower(x).kernels) <= 4 * count

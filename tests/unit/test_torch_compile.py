@@ -32,6 +32,7 @@ def fresh_dynamo() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=ResourceWarning)  # of servers that tests before this one had
         yield
     torch._dynamo.reset()
 

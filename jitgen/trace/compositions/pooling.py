@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -255,38 +256,97 @@ def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int
     return [(input.dim() - 1 - number, size) for number, size in enumerate(reversed(sizes))]
 
 
-def _adapted(
-    input: Tensor, dim: int, outputs: int, reduce: Callable[[list[Tensor], int], Tensor], *more: Tensor
-) -> Any:
-    """``reduce`` of each window along ``dim``. Window i of n covers elements floor(i * size / n) to
-    ceil((i + 1) * size / n)."""
-    size, tensors = int(input.shape[dim]), [input, *more]
-    if not size:
-        raise ValueError("adaptive pooling needs elements")
-    if outputs and size % outputs == 0:
-        return reduce([x.unflatten(dim, (outputs, size // outputs)) for x in tensors], dim + 1)
-    edges = [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]
-    if not edges:
-        return reduce([x.narrow(dim, 0, 0).unsqueeze(dim + 1) for x in tensors], dim + 1)
-    found = [reduce([x.narrow(dim, start, end - start) for x in tensors], dim) for start, end in edges]
-    return torch.stack(found, dim)
+@dataclass(frozen=True)
+class _Adaptive:
+    """The windows of one dimension: window i of n covers elements floor(i * size / n) to ceil((i + 1) * size / n).
+
+    Where their sizes differ, every window is read with as many elements as the longest has.
+
+    Attributes:
+        dim: the dimension; windows have their elements along the next one.
+        outputs, size: the number of windows, and of elements.
+        after: dimensions after this one.
+    """
+
+    dim: int
+    outputs: int
+    size: int
+    after: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all windows have the same size."""
+        return self.outputs == 0 or self.size % self.outputs == 0
+
+    def of(self, input: Tensor) -> Tensor:
+        """``input`` with its windows along ``dim``."""
+        if self.outputs == 0:
+            return input.narrow(self.dim, 0, 0).unsqueeze(self.dim + 1)
+        if self.even:
+            return input.unflatten(self.dim, (self.outputs, self.size // self.outputs))
+        index = (self._starts()[:, None] + torch.arange(self._longest())).clamp(max=self.size - 1)
+        return input.index_select(self.dim, index.flatten()).unflatten(self.dim, (self.outputs, self._longest()))
+
+    def inside(self) -> Tensor:
+        """Whether an element belongs to its window, to be broadcast with ``of``."""
+        elements = self._starts()[:, None] + torch.arange(self._longest())
+        return (elements < self._ends()[:, None]).reshape(self.outputs, self._longest(), *[1] * self.after)
+
+    def lengths(self) -> Tensor:
+        """The elements of each window, to be broadcast with what ``of`` is reduced to."""
+        return (self._ends() - self._starts()).reshape(self.outputs, *[1] * self.after)
+
+    def _starts(self) -> Tensor:
+        return torch.arange(self.outputs) * self.size // self.outputs
+
+    def _ends(self) -> Tensor:
+        return ((torch.arange(self.outputs) + 1) * self.size + self.outputs - 1) // self.outputs
+
+    def _longest(self) -> int:
+        each = range(self.outputs)
+        return max(-(-(i + 1) * self.size // self.outputs) - i * self.size // self.outputs for i in each)
 
 
-def _first_index(values: list[Tensor], dim: int) -> Tensor:
+def _adaptive(input: Tensor, output_size: Any, count: int) -> Iterator[_Adaptive]:
+    """The windows of each pooled dimension, the last one first."""
+    for dim, outputs in _outputs(input, output_size, count):
+        size = int(input.shape[dim])
+        if not size:
+            raise ValueError("adaptive pooling needs elements")
+        yield _Adaptive(dim, outputs, size, input.dim() - 1 - dim)
+
+
+def _mean(input: Tensor, windows: _Adaptive) -> Tensor:
+    if windows.even:
+        return windows.of(input).mean(windows.dim + 1)
+    wide = windows.of(input.to(torch.promote_types(input.dtype, torch.float32)))
+    total = torch.where(windows.inside(), wide, 0.0).sum(windows.dim + 1)
+    return (total / windows.lengths()).to(input.dtype)
+
+
+def _largest(input: Tensor, windows: _Adaptive) -> Tensor:
+    values = windows.of(input)
+    if not windows.even:
+        least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
+        values = torch.where(windows.inside(), values, least)
+    return values.amax(windows.dim + 1)
+
+
+def _first_index(input: Tensor, indices: Tensor, windows: _Adaptive) -> Tensor:
     """The smallest index in each window at which the largest element is."""
-    window, indices = values
-    largest = window.amax(dim, keepdim=True)
-    found = (window == largest) | window.isnan()
-    return torch.where(found, indices, torch.iinfo(torch.int64).max).amin(dim)
+    window = windows.of(input)
+    found = (window == _largest(input, windows).unsqueeze(windows.dim + 1)) | window.isnan()
+    if not windows.even:
+        found = found & windows.inside()
+    return torch.where(found, windows.of(indices), torch.iinfo(torch.int64).max).amin(windows.dim + 1)
 
 
 def _adaptive_maximum(input: Tensor, output_size: Any, count: int) -> tuple[Tensor, Tensor]:
     """One dimension at a time: the largest elements, and their indices in the flattened dimensions."""
     sizes = [int(size) for size in input.shape[-count:]]
     indices = torch.arange(math.prod(sizes)).reshape(sizes).expand(input.shape)
-    for dim, outputs in _outputs(input, output_size, count):
-        found = _adapted(input, dim, outputs, _first_index, indices)
-        input, indices = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at)), found
+    for windows in _adaptive(input, output_size, count):
+        input, indices = _largest(input, windows), _first_index(input, indices, windows)
     return input, indices
 
 
@@ -295,8 +355,8 @@ def _adaptive_pools() -> None:
 
         def average(input: Tensor, output_size: Any, *, count: int = count) -> Tensor:
             require_float(input)
-            for dim, outputs in _outputs(input, output_size, count):
-                input = _adapted(input, dim, outputs, lambda values, at: values[0].mean(at))
+            for windows in _adaptive(input, output_size, count):
+                input = _mean(input, windows)
             return input
 
         def with_indices(
@@ -305,8 +365,8 @@ def _adaptive_pools() -> None:
             return _adaptive_maximum(input, output_size, count)
 
         def largest(input: Tensor, output_size: Any, return_indices: bool = False, *, count: int = count) -> Tensor:
-            for dim, outputs in _outputs(input, output_size, count):
-                input = _adapted(input, dim, outputs, lambda values, at: values[0].amax(at))
+            for windows in _adaptive(input, output_size, count):
+                input = _largest(input, windows)
             return input
 
         composition(f"torch.adaptive_avg_pool{count}d", f"_nn.adaptive_avg_pool{count}d")(average)
