@@ -166,13 +166,15 @@ class Dispatchers:
         It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
         """
         values = [f"arg{index}" for index in range(len(quantized))]
-        unpacked = [f"*{value}.tensors" if packed else value for value, packed in zip(values, quantized, strict=True)]
-        tokens = [f"{value}.token" for value, packed in zip(values, quantized, strict=True) if packed]
+        packed = [value for value, is_packed in zip(values, quantized, strict=True) if is_packed]
+        unpacked = [f"*stored_{value}.tensors" if value in packed else value for value in values]
+        tokens = [f"stored_{value}.token" for value in packed]
         keywords = [f"{name!r}: {value}" for name, value in zip(names, values[count:], strict=True)]
         arguments = f"{warm.tuple_text(values[:count])}, {{{', '.join(keywords)}}}"
         text = "\n".join(
             [
                 f"def dispatch({', '.join(values)}):",
+                *(f"    stored_{value} = {value}.stored" for value in packed),
                 f"    dispatcher = table.get({warm.tuple_text(tokens)})",
                 "    if dispatcher is None or tracing.get() is not None:",
                 f"        return learn({arguments})",
@@ -190,8 +192,9 @@ class Dispatchers:
             dispatcher = self.find(leaves, tree)
             # Only now have weights of the portable layout the layout, and so the token, that later calls have.
             packed = [value for value in (*args, *kwargs.values()) if weights.is_quantized(value)]
-            if all(weight.token.layout == resolver.layout_of(weight) for weight in packed):
-                table[tuple(weight.token for weight in packed)] = dispatcher
+            tokens = tuple(weight.token for weight in packed)
+            if all(token.layout == resolver.layout_of(weight) for token, weight in zip(tokens, packed, strict=True)):
+                table[tokens] = dispatcher
             return dispatcher(*leaves)
 
         used = {"tracing": tracing, "table": table, "learn": learn}

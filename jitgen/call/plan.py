@@ -131,12 +131,13 @@ class LaunchPlan:
         leaves: list[Any] = []
         for index, value in enumerate(values):
             token = self._tokens[index] if index < len(self._tokens) else None
-            if token is not None and getattr(value, "token", None) is not token:
+            stored: Any = getattr(value, "stored", None)
+            if token is not None and getattr(stored, "token", None) is not token:
                 raise ValueError(
                     f"argument {index} of the plan is {value!r:.200}; the plan was bound for a quantised weight of "
                     f"{token}. Bind again for such a weight, or call the function itself"
                 )
-            leaves += [value] if token is None else value.tensors
+            leaves += [value] if token is None else stored.tensors
         return self.launch(leaves, out)
 
     def launch(self, leaves: Sequence[Any], out: Any) -> Any:

@@ -85,8 +85,10 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     optional = [f"{parameter}=missing" for parameter in parameters]
     header = [f"def __call__({', '.join(['self', *optional])}, *more, out=None):"]
     for index, tensors in unpacking.items():
-        other = f"getattr({parameters[index]}, 'token', None) is not token{index}"
-        header += [f"    if {other}: return {elsewhere}", f"    {', '.join(tensors)} = {parameters[index]}.tensors"]
+        stored = f"stored{index}"
+        header += [f"    {stored} = getattr({parameters[index]}, 'stored', None)"]
+        header += [f"    if {stored} is None or {stored}.token is not token{index}: return {elsewhere}"]
+        header += [f"    {', '.join(tensors)} = {stored}.tensors"]
     text = warm.function_text(
         header,
         arguments,

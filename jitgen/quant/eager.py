@@ -53,7 +53,8 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
 
 def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
-    return torch.ops.jitgen.linear(x, list(weight.tensors), bias, weight.token.text)
+    stored = weight.stored
+    return torch.ops.jitgen.linear(x, list(stored.tensors), bias, stored.token.text)
 
 
 def fallback(reason: str, remedy: str) -> None:

@@ -39,7 +39,7 @@ class QuantizedLinear(nn.Linear):
             and not (_modes() or _autocast() or _dynamo() or _dequantizes() or torch.compiler._is_compiling_flag)
             and input.dtype in _dtypes
             and (input.is_cpu or input.is_cuda)
-            and not weight.token.transposed
+            and not weight.stored.token.transposed
         ):
             if bias is None:
                 if eager.plain is not None:
