@@ -23,7 +23,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
 from jitgen.trace import autocast
-from jitgen.trace.readable import why_unreadable
+from jitgen.trace.readable import refuse_tangents, why_unreadable
 
 
 class LaunchPlan:
@@ -189,6 +189,7 @@ class LaunchPlan:
         tensors: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
     ) -> Any:
+        refuse_tangents(self._resolver.name, (*tensors, *captured, *out))
         inputs, numbers = [*tensors, *captured], [leaves[index] for index in self._number_indices]
         addresses = [tensor.data_ptr() for tensor in inputs]
         return found.launch(*inputs, *addresses, *numbers, *out, *(tensor.data_ptr() for tensor in out))

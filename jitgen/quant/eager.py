@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from jitgen.quant.storage import StoredWeight
@@ -71,7 +72,12 @@ def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) 
         return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, DTYPES))}"
     if x.device.type not in ("cpu", "cuda"):
         return f"its input is on {x.device.type}", "move it, and the weight, to cpu or cuda"
-    for operand in (x,) if bias is None else (x, bias):
+    operands = (x,) if bias is None else (x, bias)
+    for operand in operands:
         if type(operand) not in (torch.Tensor, torch.nn.Parameter):
             return f"an operand is a {type(operand).__name__}", "pass a plain tensor"
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(operand).tangent is not None for operand in operands
+    ):
+        return "an operand has a tangent of forward-mode AD", "call the layer outside of dual_level()"
     return None

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch.autograd import forward_ad
+
+from jitgen.errors import UnsupportedError
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors that kernels take; a subclass may mean anything by its elements."""
+
+TANGENT = (
+    "a dual tensor of forward-mode AD (torch.autograd.forward_ad): kernels compute no tangents; call the function "
+    "outside of dual_level(), or the undecorated one within it"
+)
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether eager torch would propagate a tangent of ``tensor``. Outside of ``dual_level()`` no tensor has one, which
+    one comparison tells; within, each tensor takes some 10 us."""
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
+    """UnsupportedError where one of ``tensors`` is a dual tensor, of which a kernel would read the primal alone."""
+    if forward_ad._current_level >= 0 and any(map(has_tangent, tensors)):
+        raise UnsupportedError(f"{name}: {TANGENT}")
 
 
 def why_unreadable(tensor: torch.Tensor) -> str | None:
@@ -18,6 +44,8 @@ def why_unreadable(tensor: torch.Tensor) -> str | None:
         return f"tensors of type {type(tensor).__name__} are not supported"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a tensor within a torch.func transform (vmap, grad, jvp) has no memory; call the function outside of it"
+    if has_tangent(tensor):
+        return TANGENT
     if tensor.is_nested:
         return "a nested tensor; only strided ones are supported, such as .to_padded_tensor(0)"
     if tensor.layout != torch.strided:
