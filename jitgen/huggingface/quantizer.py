@@ -15,6 +15,7 @@ from torch import nn
 
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import io
+from jitgen.quant.experts import experts_of, rank
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.modules import quantize_
@@ -111,10 +112,7 @@ class JitgenQuantizer(HfQuantizer):
         module = model.get_submodule(name)
         if isinstance(module, nn.Linear) or (self.quantization_config.embeddings and type(module) is nn.Embedding):
             return leaf == "weight"
-        kind = type(module).__name__
-        parameter = module._parameters.get(leaf)
-        rank = parameter.dim() if parameter is not None else 0
-        return (kind == "Conv1D" and rank == 2) or ("expert" in kind.lower() and rank == 3)
+        return (type(module).__name__ == "Conv1D" and rank(module, leaf) == 2) or leaf in experts_of(module, name)
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
