@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped, is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
@@ -23,9 +24,14 @@ def has_tangent(tensor: torch.Tensor) -> bool:
     one comparison tells; within, each tensor takes some 10 us."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    if is_functorch_wrapped_tensor(tensor) and any(
+        transform.key() == TransformType.Jvp for transform in get_interpreter_stack() or ()
+    ):
+        return True  # of torch.func.jvp, jacfwd and the like: what varies there has one
+    with torch._C._DisableFuncTorch():
+        while is_functorch_wrapped_tensor(tensor):
+            tensor = get_unwrapped(tensor)
+        return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
@@ -42,7 +48,7 @@ def why_unreadable(tensor: torch.Tensor) -> str | None:
     """
     if type(tensor) not in TENSORS:
         return f"tensors of type {type(tensor).__name__} are not supported"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_functorch_wrapped_tensor(tensor):
         return "a tensor within a torch.func transform (vmap, grad, jvp) has no memory; call the function outside of it"
     if has_tangent(tensor):
         return TANGENT

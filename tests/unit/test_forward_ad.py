@@ -47,6 +47,24 @@ def test_where_torch_propagates_none_a_dual_tensor_is_plain(dual: torch.Tensor) 
         assert squared(dual, dual).shape == (8,)
 
 
+def test_within_torch_func() -> None:
+    x = torch.randn(3, 8)
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return squared(x, x)
+
+    for transformed in (
+        lambda: torch.func.jvp(called, (x,), (x,)),
+        lambda: torch.func.jvp(torch.vmap(called), (x,), (x,)),
+        lambda: torch.vmap(lambda x: torch.func.jvp(called, (x,), (x,)))(x),
+        lambda: torch.func.jacfwd(called)(x),
+    ):
+        with pytest.raises(UnsupportedError, match="dual tensor"):
+            transformed()
+    with forward_ad.dual_level():
+        torch.testing.assert_close(torch.vmap(called)(x), x * x + x)
+
+
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_captured_dual_is_refused(warm: bool) -> None:
     scale = torch.randn(8)
