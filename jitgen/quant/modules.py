@@ -101,8 +101,8 @@ class QuantizationReport:
         if self.frozen_biases:
             frozen = ", ".join(self.frozen_biases[:3]) + (", ..." if len(self.frozen_biases) > 3 else "")
             lines.append(
-                f"no longer trainable: {len(self.frozen_biases)} biases ({frozen}); a layer with a trainable bias runs "
-                "in torch, on the dequantised weight. trainable_bias=True leaves them as they are"
+                f"no longer trainable: {len(self.frozen_biases)} biases ({frozen}); trainable_bias=True leaves them as "
+                "they are, and a call of such a layer then records its gradients, some 100 us more on the host"
             )
         return "\n".join(lines)
 
@@ -151,7 +151,7 @@ def quantize_(
     Args:
         model: the weights of its Linears, ``Conv1D``s and experts become Parameters that are ``QTensor``s and take no
             gradients. A weight that several of them share is quantised once and remains shared. Their biases take no
-            gradients either: a layer whose bias does runs in torch, on the dequantised weight.
+            gradients either, so that a call records none: that takes some 100 us more on the host.
         format, group_size, layout, method: the same arguments as those of ``jitgen.quantize``. ``format`` may be a
             mapping from patterns of fully qualified names (``fnmatch``: ``"*.down_proj"``) to a format, to (format,
             group size), or to None for layers that are left as they are. The first pattern that matches decides, and
