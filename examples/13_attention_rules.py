@@ -2,7 +2,7 @@
 
 Run:   python examples/13_attention_rules.py
 Shows: causal, sliding window, ALiBi, a soft cap and documents, checked against float64; the time of each beside eager
-       torch, and of the first two beside F.scaled_dot_product_attention with a mask in memory.
+       torch, F.scaled_dot_product_attention with a mask in memory (it has no soft cap) and, on a GPU, FlexAttention.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,31 @@ def documents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return torch.softmax(scores(q, k).masked_fill(i // 128 != j // 128, -math.inf), -1) @ v
 
 
+def flex_rules(heads: int) -> dict[str, tuple[Any, Any]]:
+    """(score_mod, mask_mod) of FlexAttention for each rule."""
+    slopes = 2.0 ** -(1 + torch.arange(heads, device=DEVICE))
+
+    def is_causal(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return j <= i
+
+    return {
+        "causal": (None, is_causal),
+        "window": (None, lambda b, h, i, j: (j <= i) & (i - j <= WINDOW)),
+        "alibi": (lambda s, b, h, i, j: s + slopes[h] * (j - i), is_causal),
+        "soft_cap": (lambda s, b, h, i, j: 20 * torch.tanh(s / 20), None),
+        "documents": (None, lambda b, h, i, j: i // 128 == j // 128),
+    }
+
+
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: str) -> Callable[[], torch.Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    score, mask = flex_rules(q.shape[1])[rule]
+    block = create_block_mask(mask, None, None, q.shape[2], k.shape[2], device=DEVICE) if mask else None
+    compiled = torch.compile(flex_attention)
+    return lambda: compiled(q, k, v, score_mod=score, block_mask=block)
+
+
 def milliseconds(function: Callable[[], torch.Tensor], repeats: int = 5) -> float:
     function()
     times = []
@@ -73,9 +99,15 @@ def milliseconds(function: Callable[[], torch.Tensor], repeats: int = 5) -> floa
 def main() -> None:
     q, k, v = (torch.randn(1, HEADS, ROWS, DEPTH, device=DEVICE) for _ in range(3))
     i, j = indices(q, k)
-    shown = {causal: j <= i, window: (j <= i) & (i - j <= WINDOW)}
+    slopes = 2.0 ** -(1 + torch.arange(HEADS, device=DEVICE)[:, None, None])
+    shown = {
+        causal: j <= i,
+        window: (j <= i) & (i - j <= WINDOW),
+        alibi: (slopes * (j - i)).masked_fill(j > i, -math.inf),
+        documents: i // 128 == j // 128,
+    }
     print(f"(1, {HEADS}, {ROWS}, {DEPTH}) float32 on {DEVICE}; times in ms")
-    print(f"{'rule':10} {'kernels':>7} {'error':>8} {'jitgen':>7} {'eager':>7} {'sdpa':>7}")
+    print(f"{'rule':10} {'kernels':>7} {'error':>8} {'jitgen':>7} {'eager':>7} {'sdpa':>7} {'flex':>7}")
     for rule in (causal, window, alibi, soft_cap, documents):
         compiled = jitgen.jit(rule, backend="triton" if DEVICE == "cuda" else "cpp")
         error = (compiled(q, k, v).double() - rule(q.double(), k.double(), v.double())).abs().max().item()
@@ -83,9 +115,10 @@ def main() -> None:
         peer = "      -"
         if mask is not None:
             peer = f"{milliseconds(lambda m=mask: F.scaled_dot_product_attention(q, k, v, m)):7.2f}"
+        others = f"{milliseconds(flex(q, k, v, rule.__name__)):7.2f}" if DEVICE == "cuda" else "      -"
         kernels = len(compiled.lower(q, k, v).kernels)
         ours, eager = milliseconds(lambda f=compiled: f(q, k, v)), milliseconds(lambda f=rule: f(q, k, v))
-        print(f"{rule.__name__:10} {kernels:7} {error:8.1e} {ours:7.2f} {eager:7.2f} {peer}")
+        print(f"{rule.__name__:10} {kernels:7} {error:8.1e} {ours:7.2f} {eager:7.2f} {peer} {others}")
         assert error < 1e-5, rule.__name__
 
 

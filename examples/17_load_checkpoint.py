@@ -8,6 +8,7 @@ Shows: that a loaded weight has the numbers of the file, to the bit; the format 
 from __future__ import annotations
 
 import struct
+import tempfile
 from pathlib import Path
 
 import torch
@@ -66,6 +67,11 @@ def write_gguf(path: Path, weight: Tensor) -> Tensor:
 
 
 def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        show(Path(folder))
+
+
+def show(folder: Path) -> None:
     weight = torch.randn(ROWS, COLUMNS) / COLUMNS**0.5
     x = torch.randn(4, COLUMNS)
     files = {
@@ -74,7 +80,7 @@ def main() -> None:
         "q8_0.gguf": write_gguf,
     }
     for name, write in files.items():
-        path = Path(name)
+        path = folder / name
         dense = write(path, weight)
         loaded = jitgen.load_quantized(path)["up.weight"]
         assert torch.equal(loaded.dequantize(dense.dtype), dense)
@@ -86,12 +92,13 @@ def main() -> None:
         assert error < 1e-5
 
     model = torch.nn.ModuleDict({"up": torch.nn.Linear(COLUMNS, ROWS, bias=False)})
-    jitgen.load_quantized("gptq.safetensors", model=model)
+    jitgen.load_quantized(folder / "gptq.safetensors", model=model)
     print(f"\na model filled from a file: {model['up'].weight!r}")
 
-    Path("q8_0.gguf").write_bytes(Path("q8_0.gguf").read_bytes()[:-1000])
+    file = folder / "q8_0.gguf"
+    file.write_bytes(file.read_bytes()[:-1000])
     try:
-        jitgen.load_quantized("q8_0.gguf")
+        jitgen.load_quantized(file)
     except jitgen.FormatError as error:
         print(f"a truncated file: {error}")
 

@@ -157,23 +157,28 @@ class Executable:
         """Per kernel: name, key, origin, toolchain, registers, spill_bytes, shared_bytes, flops, bytes_moved, elements.
 
         Bytes of shared memory are of a block, its static and dynamic memory together. Resources are None where the
-        target has none to report (a CPU, an AMD binary).
+        target has none to report (a CPU, an AMD binary). Of a source with several entries, name and resources are those
+        of the one that this call launches.
         """
         rows = []
         for number, built in enumerate(self._kernels):
             work = self._lowered.work(number)
-            meta = built.artifact.meta
-            resources = {name: meta.get(name) for name in ("registers", "spill_bytes", "shared_bytes")}
-            if self._lowered.route.backend == "cuda" and resources["shared_bytes"] is not None:
-                resources["shared_bytes"] += self._lowered.launch(number).shared_bytes  # that of the launch
+            meta, entry, dynamic = built.artifact.meta, built.artifact.meta["entry"], 0
+            if self._lowered.route.backend == "cuda":
+                launch = self._lowered.launch(number)
+                entry, dynamic = entry + launch.entry, launch.shared_bytes
+            of_entry = meta.get("entries", {}).get(entry, meta)
+            resources = {name: of_entry.get(name) for name in ("registers", "spill_bytes", "shared_bytes")}
+            if resources["shared_bytes"] is not None:
+                resources["shared_bytes"] += dynamic
             if "kernel.cubin" in built.artifact.files and resources["registers"] is None:
                 from jitgen.compile import disassemble
 
-                used = disassemble.resource_usage(built.artifact.read("kernel.cubin"), meta["entry"])
+                used = disassemble.resource_usage(built.artifact.read("kernel.cubin"), entry)
                 resources |= {name: used[name] for name in ("registers", "spill_bytes")}
             rows.append(
                 {
-                    "name": meta["entry"],
+                    "name": entry,
                     "key": built.key,
                     "origin": built.origin,
                     "target": str(self._lowered.route.target),

@@ -1,5 +1,10 @@
 """A few small attention kernels, each launched once, for compute-sanitizer: ``compute-sanitizer --tool racecheck python
-tools/attention_check.py``. They are tensor copies and element copies, masks, packed heads, and keys in ranges."""
+tools/attention_check.py``. They are tensor copies and element copies, masks, packed heads, and keys of a cluster.
+
+racecheck follows no mbarrier. It reports one pair of accesses: of the first ticket of a block, which consumers read,
+and of the last one, which the producer writes over it. Before that it waits for ``query_empty``, at which each
+warp of the consumers arrives after it has read the ticket.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jitgen.bench import chart
+from jitgen.bench import attention, chart
 from jitgen.bench.measurement import duration
 
 RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
@@ -26,7 +26,7 @@ def tables(content: Mapping[str, Any]) -> str:
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     one_size = [
         [row for row in rows if row["group"] in groups]
-        for groups in (("streaming", "intensity"), ("batched",), ("sweep",))
+        for groups in (("streaming", "intensity"), ("batched",), ("attention", attention.SWEEP), ("sweep",))
     ]
     by_size = [
         [row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions", "products")

@@ -26,11 +26,14 @@ def outputs_of(out: Any) -> list[torch.Tensor]:
 
     Raises:
         TypeError: it is neither a tensor nor a sequence of tensors.
+        UnsupportedError: a tensor is nested.
     """
     outputs = [] if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
     for tensor in outputs:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"out= is a tensor, or a tuple of tensors, not {type(tensor).__name__}")
+        if tensor.is_nested:
+            raise UnsupportedError("out= is a nested tensor; only strided ones are supported")
     return outputs
 
 

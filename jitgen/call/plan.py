@@ -198,6 +198,8 @@ class LaunchPlan:
         name = self._resolver.name
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"argument {index} of the plan of {name} is {type(tensor).__name__}, not a tensor")
+        if tensor.is_nested:
+            raise UnsupportedError(f"argument {index} of the plan of {name}: {why_unreadable(tensor)}")
         facts = TensorFacts.of(tensor)
         if facts != bound:
             raise ValueError(

@@ -102,7 +102,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
             *(f"        {line}" for line in _attempt(facts)),
             "else:",
             "    last = self._last_out",
-            f"    if {ready} and type(out) is Tensor:",
+            f"    if {ready} and type(out) is Tensor and not out.is_nested:",
             *(f"        {line}" for line in _attempt_with_out(facts)),
         ],
         otherwise=elsewhere,

@@ -215,6 +215,12 @@ class Resolver:
         """
         tensors, numbers = check(self.name, leaves)
         device = tensors[0].device if tensors else torch.device("cpu")
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                f"{self.name}: the first call with such arguments is within the capture of a CUDA graph, where nothing "
+                "can be compiled or loaded; call it once before the capture. After jitgen prewarm that call compiles "
+                "nothing"
+            )
         route = self.routing.on_device(device)
         specialization, captured, environment = self.specialize(leaves, tree, tensors, numbers, device, route)
         if torch.is_grad_enabled() and (path := _asks_gradients(specialization.traced, captured)) is not None:

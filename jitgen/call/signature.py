@@ -13,16 +13,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.ir.graph import size_one_pattern
 from jitgen.runtime.guards import TensorFacts
 from jitgen.spec import dtype_name
 from jitgen.trace.host_scalars import HOST_SCALARS, base, common_device, is_host_scalar
-from jitgen.trace.readable import TENSORS, why_unreadable
+from jitgen.trace.readable import TENSORS, is_traced_tensor, why_unreadable
 
 NUMBERS = frozenset((int, float, *HOST_SCALARS.values()))
 """The types of numbers; a number of a subclass is an object."""
@@ -42,7 +39,7 @@ def is_traced(leaf: Any) -> bool:
     """Whether an argument stands for one that torch will have when it runs what it traces now, or for a batch of them:
     a fake tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
     if isinstance(leaf, torch.Tensor):
-        return isinstance(leaf, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(leaf)
+        return is_traced_tensor(leaf)
     return isinstance(leaf, SYMBOLIC)
 
 

@@ -11,6 +11,8 @@ are other ones. For two tensors on a GPU and a number, the dispatcher reads::
             address1 = arg1.data_ptr()
         except (UnsupportedError, RuntimeError):
             return state.inline(arg0, arg1, arg2)
+        if arg0.is_nested or arg1.is_nested:
+            return state.inline(arg0, arg1, arg2)
         same_layout, launch, current, known0, known1 = state.last
         if same_layout(arg0, arg1) and forward_ad._current_level < 0 and address0 and ... and address1 & 15 == known1:
             if current is None:
@@ -28,6 +30,8 @@ and the plan::
             address0 = arg0.data_ptr()
             address1 = arg1.data_ptr()
         except (AttributeError, RuntimeError, UnsupportedError):
+            return self._elsewhere((arg0, arg1, arg2, *more,), out)
+        if arg0.is_nested or arg1.is_nested:
             return self._elsewhere((arg0, arg1, arg2, *more,), out)
         if out is None:
             last = self._last
@@ -145,18 +149,20 @@ def function_text(
     Args:
         header: its ``def`` line and the statements before any other, these indented.
         unreadable: the exception that an argument without an address raises.
-        inline: what the function returns then.
+        inline: what the function returns then, and for nested tensors, which have no strides.
         attempts: lines of ``launch_if_same``.
         otherwise: what the function returns where none of them did.
     """
     read = [
         f"{name} = arg{index}.data_ptr()" for name, index in zip(arguments.addresses, arguments.tensors, strict=True)
     ]
+    nested = " or ".join(f"{name}.is_nested" for name in arguments.tensor_names)  # a layout check aborts at these
     body = [
         "try:",
         *(f"    {line}" for line in read or ["pass"]),
         f"except {unreadable}:",
         f"    return {inline}",
+        *([f"if {nested}:", f"    return {inline}"] if nested else []),
         *attempts,
         f"return {otherwise}",
     ]

@@ -151,6 +151,8 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _storage(path: Path, pickled: bool) -> Storage:
+    if not path.is_file():
+        raise FormatError(f"{path} is no regular file")
     with path.open("rb") as file:
         start = file.read(9)
     if start[:4] == MAGIC:

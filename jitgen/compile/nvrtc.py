@@ -165,7 +165,8 @@ def compile(source: KernelSource) -> Artifact:
 
     Returns:
         files ``kernel.cu``, ``kernel.ptx`` and ``kernel.cubin``; meta with entry, target, toolchain, and the resources
-        that ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes.
+        that ptxas reports: registers, spill_bytes, shared_bytes (static), stack_bytes. Where the source has more
+        entries, ``entries`` has the resources of each of them by name.
 
     Raises:
         CompileError: the toolchain is incomplete, with what to install; or NVRTC refuses the source, with the failing
@@ -183,7 +184,9 @@ def compile(source: KernelSource) -> Artifact:
         raise CompileError(f"{source.name} does not compile for {source.target} ({status})", log=log, lines=lines)
     files = {"kernel.cu": source.text.encode(), "kernel.ptx": ptx, "kernel.cubin": cubin}
     meta = {"entry": source.name, "target": str(source.target), "toolchain": str(tools)}
-    return Artifact(key, files, "kernel.cubin", meta | parse_resources(log, source.name))
+    others = {name: parse_resources(log, name) for name in _entries(log) if name != source.name}
+    more = {"entries": others} if others else {}
+    return Artifact(key, files, "kernel.cubin", meta | parse_resources(log, source.name) | more)
 
 
 def _check_version(tools: Toolchain) -> None:
@@ -287,6 +290,11 @@ def failing_lines(log: str, source: KernelSource, name: str) -> tuple[SourceLine
 
 def _line(lines: list[str], number: int) -> str:
     return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _entries(log: str) -> list[str]:
+    """The entries that ``ptxas -v`` has compiled."""
+    return re.findall(r"Compiling entry function '(\w+)'", log)
 
 
 def parse_resources(log: str, entry: str) -> dict[str, int]:

@@ -65,7 +65,10 @@ def rejection(node: fx.Node) -> str | None:
     name = getattr(node.target, "__name__", str(node.target))
     if name in _MODES:
         return f"{name} changes a mode of torch"
-    if not picks_an_item(node):
+    if node.target is getattr:
+        if node.args[1] not in table.properties():
+            return f"no row for the property Tensor.{node.args[1]}"
+    elif not picks_an_item(node):
         row, name = table.find(node.target)
         if row is None:
             return f"no row for {name}"

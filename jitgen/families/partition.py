@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
@@ -63,6 +63,18 @@ def program_of(
     return Partitioner(graph, decide, environment, memory, device, out).program()
 
 
+class Step(NamedTuple):
+    """What is computed before the results: a temporary, or a change of an argument that is updated in place.
+
+    Attributes:
+        number: of the temporary, or of the result that is the argument's new value.
+        change: the number of the change, for an argument that is changed several times; None for a temporary.
+    """
+
+    number: int
+    change: int | None = None
+
+
 class Partitioner:
     """The state of one graph's partition. Families use it as a ``Partition`` (``families/family.py``)."""
 
@@ -90,11 +102,12 @@ class Partitioner:
         self.temporaries: list[Node] = []
         self.values: list[Node] = []
         self.reads: dict[Node, frozenset[Node]] = {}
-        self.updated: Node | None = None
+        self.updated: set[int] = set()
+        self.early: list[tuple[int, list[Node]]] = []
         self.independent_of_strides = True
 
     def program(self) -> Program:
-        moved = self._move(self.graph.results)
+        moved = self._moved()
         updates = list(zip((i for i, _ in self.graph.mutated), moved[len(self.graph.outputs) :], strict=True))
         outputs: list[int | Alias] = []
         results: list[Node] = []
@@ -106,19 +119,27 @@ class Partitioner:
                 results.append(node)
             index = next((i for i, result in enumerate(results) if result is node), -1)
             outputs.append(index if alias is None else alias)
-        # An update is computed into its argument directly where it is the only result and reads the argument only at
-        # the elements it writes. Otherwise it is computed into a temporary, and copied to the argument at the end.
-        in_place = len(updates) == 1 and not results and self._reads_in_place(*updates[0])
-        self.updated = updates[0][1] if in_place and updates[0][1].op == "scatter" else None
-        direct = len(results) + in_place
-        mutated: list[tuple[int, int]] = []
-        for index, node in updates:
+        # An update is computed into its argument directly where nothing else reads what the argument was, or where it
+        # is the only result and reads the argument only at the elements it writes. Otherwise it is computed into a
+        # temporary, and copied to the argument at the end.
+        late = [update for update in updates if update[0] in self.updated and _is_scatter_of(update[1], update[0])]
+        if not (results or self.updated) and len(updates) == 1 and self._reads_in_place(*updates[0]):
+            late = updates
+        mutated = [(index, len(results) + number) for number, (index, _) in enumerate(late)]
+        results += [node for _, node in late]
+        direct = len(results)
+        for index, chain in self.early:
             mutated.append((index, len(results)))
-            results.append(node if in_place else self.materialize(node))
+            results.append(chain[-1])
+        through_temporaries = direct + len(self.early)
+        for index, node in updates:
+            if index not in dict(mutated):
+                mutated.append((index, len(results)))
+                results.append(self.materialize(node))
         updated = {position: index for index, position in mutated}
         memories = [self._result_memory(position, node, updated) for position, node in enumerate(results)]
         regions = self._regions(results[:direct], memories)
-        aliases = {} if any(self.out) else self._stored_in_temporaries(regions)
+        aliases = {} if any(self.out) else self._stored_in_temporaries(regions, updated)
         if aliases:
             remaining = [position for position in range(len(results)) if position not in aliases]
             new_positions = [remaining.index(p) if p in remaining else -1 for p in range(direct)]
@@ -128,19 +149,25 @@ class Partitioner:
             results = [results[position] for position in remaining]
             memories = [memories[position] for position in remaining]
             direct -= len(aliases)
-        copies = self._regions(results[direct:], memories[direct:])
-        stages = self._stages()
+            through_temporaries -= len(aliases)
+        copies = self._regions(results[through_temporaries:], memories[through_temporaries:])
+        early = [
+            [(direct + number, self._regions([node], [memories[direct + number]])) for node in chain]
+            for number, (_, chain) in enumerate(self.early)
+        ]
+        stages = self._stages(early)
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
         temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.values)
         buffers = (*inputs, *temporaries, *(Buffer(node.dtype, node.shape) for node in results))
         shapes = [buffer.shape for buffer in buffers]
         kernels: list[Kernel] = []
-        for positions, stage in stages:
-            kernels += kernels_of(stage, [len(inputs) + p for p in positions], shapes, self.graph.name, len(kernels))
         first = len(inputs) + len(temporaries)
+        for steps, stage in stages:
+            numbers = [step.number + (len(inputs) if step.change is None else first) for step in steps]
+            kernels += kernels_of(stage, numbers, shapes, self.graph.name, len(kernels))
         kernels += kernels_of(regions, range(first, first + direct), shapes, self.graph.name, len(kernels))
         kernels += kernels_of(
-            copies, range(first + direct, first + len(results)), shapes, self.graph.name, len(kernels)
+            copies, range(first + through_temporaries, first + len(results)), shapes, self.graph.name, len(kernels)
         )
         return Program(
             self.graph.name,
@@ -151,17 +178,17 @@ class Partitioner:
                 for node in results
             ),
             tuple(outputs),
-            tuple(mutated),
+            tuple(sorted(mutated)),
             with_coarse(kernels, buffers, range(len(inputs), first), outputs),
             tuple((family, question, decision) for (family, question), decision in self.decisions.items()),
             general=self.independent_of_strides and self.mover.general,
         )
 
-    def _stored_in_temporaries(self, regions: Sequence[Region]) -> dict[int, Alias]:
+    def _stored_in_temporaries(self, regions: Sequence[Region], updated: Container[int]) -> dict[int, Alias]:
         """Results that would be copies of a temporary or of a view of one, with the alias to return instead."""
         changed = {store.result for region in regions if region.is_update for store in region.stores}
         stores = [store for region in regions for store in region.stores if not store.movements]
-        stores = [store for store in stores if store.result not in changed]
+        stores = [store for store in stores if store.result not in changed and store.result not in updated]
         found: dict[int, Alias] = {}
         for store in stores:
             alias = _alias(store.value, [])
@@ -178,20 +205,50 @@ class Partitioner:
         """Whether every element of ``node`` reads input ``index`` only at its own coordinates, so that ``node`` can be
         computed into that input."""
         order = topological([node])
-        if node.op == "scatter":
-            others = topological(node.inputs[1:])
-            return _is_input(node.inputs[0], index) and not any(_is_input(other, index) for other in others)
         if any(other.op in READS_ELSEWHERE for other in order) or node.shape != self.graph.inputs[index].shape:
             return False
         return not any(other.op == "view" and (alias := _alias(other, [])) and alias.input == index for other in order)
 
-    def _move(self, roots: Sequence[Node]) -> list[Node]:
-        """``roots`` rebuilt with every view moved to the inputs."""
+    def _moved(self) -> list[Node]:
+        """The graph's results, moved. An argument that is updated in place before others read it is itself then."""
+        order = topological(self.graph.results)
+        chains = {index: found for index, node in self.graph.mutated if (found := self._updates_of(index, node, order))}
+        self.updated = set(chains)
+        read = {id(child) for node in order for child in node.inputs}
+        early = {i: chain for i, chain in chains.items() if len(chain) > 1 or id(chain[0]) in read}
+        inputs = {node.attrs[0]: node for node in order if node.op == "input"}
+        moved: dict[int, Node] = {}
+        found = self._move(self.graph.results, {id(n): inputs[i] for i, chain in early.items() for n in chain}, moved)
+        self.early = [(index, [moved[id(node)] for node in chain]) for index, chain in early.items()]
+        return found
+
+    def _updates_of(self, index: int, node: Node, order: Sequence[Node]) -> list[Node]:
+        """The scatters, in their order, that make ``node`` of input ``index``; none where anything else of the nodes
+        ``order`` reads a value that the input had before."""
+        chain = [node]
+        while chain[0].op == "scatter" and chain[0].inputs[0].op == "scatter":
+            chain.insert(0, chain[0].inputs[0])
+        if not _is_scatter_of(chain[0], index):
+            return []
+        before = {id(each.inputs[0]) for each in chain} | {id(each) for each in order if _is_input(each, index)}
+        updates = {id(each) for each in chain}
+        read = (child for each in order for child in each.inputs[id(each) in updates :])
+        return [] if any(id(child) in before for child in (*read, *self.graph.outputs)) else chain
+
+    def _move(self, roots: Sequence[Node], replaced: Mapping[int, Node], moved: dict[int, Node]) -> list[Node]:
+        """``roots`` rebuilt with every view moved to the inputs.
+
+        Args:
+            replaced: by the ids of nodes, what takes their place wherever they are read.
+            moved: to which these nodes are added, as they are rebuilt.
+        """
         memo: dict[int, Node] = {}
         for node in topological(roots):
             children = [memo[id(child)] for child in node.inputs]
             shape: Any = tuple(symbols.substitute(size, self.equal) for size in node.shape)
-            if node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
+            if node.op == "scalar":
+                memo[id(node)] = self.builder.scalar(symbols.substitute(node.attrs[0], self.equal), node.dtype)
+            elif node.op == "view" and node.attrs == ("expand",) and self._same(children[0].shape, shape):
                 memo[id(node)] = children[0]
             elif node.op == "view":
                 attrs = tuple(symbols.substitute(attr, self.equal) for attr in node.attrs)
@@ -203,6 +260,8 @@ class Partitioner:
                 memo[id(node)] = self.builder.like(node, (source, *indices), shape)
             else:
                 memo[id(node)] = self._narrow(self.builder.like(node, children, shape))
+            if id(node) in replaced:
+                moved[id(node)], memo[id(node)] = memo[id(node)], replaced[id(node)]
         return [memo[id(root)] for root in roots]
 
     def _same(self, left: Shape, right: Shape) -> bool:
@@ -267,7 +326,7 @@ class Partitioner:
 
     def is_updated(self, node: Node) -> bool:
         """Whether ``node``, a result, is the new value of its first input, an argument, in the memory of that."""
-        return node is self.updated
+        return any(_is_scatter_of(node, index) for index in self.updated)
 
     def _regions(self, results: Sequence[Node], memories: Sequence[Strided]) -> list[Region]:
         """The regions that compute ``results`` into ``memories``. Each family claims some of those results that the
@@ -287,36 +346,55 @@ class Partitioner:
         left = sorted(_stored(regions) - _stored(legal))
         if left:
             self.depends_on_strides()
+            self.updated -= {index for index in self.updated if any(_is_scatter_of(results[p], index) for p in left)}
             copies = self._regions([self.materialize(results[p]) for p in left], [memories[p] for p in left])
             legal = _without(legal, left) + _renumbered(copies, left)
         return sorted(legal, key=lambda region: region.is_update)  # behind what it changes
 
-    def _stages(self) -> list[tuple[list[int], list[Region]]]:
-        """(positions, regions) of the temporaries in an order in which each comes after those it reads. Temporaries
-        whose regions a family merges are one entry."""
-        waiting: dict[int, list[Region]] = {}
+    def _stages(self, updates: Sequence[Sequence[tuple[int, list[Region]]]]) -> list[tuple[list[Step], list[Region]]]:
+        """(steps, regions) of the temporaries and of early updates, in an order in which each comes after what it
+        reads. Temporaries whose regions a family merges are one entry, and so is what a kernel with an update may
+        compute beside it.
+
+        Args:
+            updates: of each argument, in their order: (number of the result, regions).
+        """
+        waiting: dict[Step, list[Region]] = {}
+        after: dict[Step, set[Step]] = {}
+        changes: dict[int, set[Step]] = {}
+        for (index, _), chain in zip(self.early, updates, strict=True):
+            steps = [Step(result, number) for number, (result, _) in enumerate(chain)]
+            waiting |= {step: regions for step, (_, regions) in zip(steps, chain, strict=True)}
+            after |= {step: set(steps[:number]) for number, step in enumerate(steps)}
+            changes[index] = set(steps)
         most = MOST_TEMPORARIES + 4 * len(topological(self.graph.results))
-        while len(waiting) < len(self.values):
-            position = len(waiting)
-            value = self.values[position]
+        for position, value in enumerate(self.values):  # which grow meanwhile
             if position == most:
                 raise self._endless([value])
             sizes = self._sizes(value)
-            waiting[position] = self._regions([value], [Strided(sizes, contiguous_strides(sizes))])
-        ordered: list[tuple[list[int], list[Region]]] = []
+            waiting[Step(position)] = self._regions([value], [Strided(sizes, contiguous_strides(sizes))])
+        for step, regions in waiting.items():
+            after[step] = after.get(step, set()) | self._read_by(regions, changes)
+        ordered: list[tuple[list[Step], list[Region]]] = []
         while waiting:
-            ready = [p for p, regions in waiting.items() if not self._temporaries_read(regions) & waiting.keys()]
+            ready = [step for step in waiting if not after[step] & waiting.keys()]
             if not ready:
-                raise self._endless([self.values[position] for position in waiting])
+                raise self._endless([self.values[step.number] for step in waiting if step.change is None])
+            # Kernels are of neighbouring regions of a family; several regions of one step stay in their order.
+            ready.sort(key=lambda step: (len(waiting[step]) > 1, waiting[step][0].family) if updates else ())
             first, *others = ready
-            regions, positions = waiting.pop(first), [first]
+            regions, steps = waiting.pop(first), [first]
             for other in others:
-                merged = _merged(regions, waiting[other], len(positions))
+                merged = _merged(regions, waiting[other], len(steps))
                 if merged is not None:
                     regions = [merged]
-                    positions.append(other)
-                    waiting.pop(other)
-            ordered.append((positions, regions))
+                elif updates:
+                    regions = [*regions, *_renumbered(waiting[other], [len(steps)])]
+                else:
+                    continue
+                steps.append(other)
+                waiting.pop(other)
+            ordered.append((steps, regions))
         return ordered
 
     def _endless(self, values: Sequence[Node]) -> UnsupportedError:
@@ -328,16 +406,19 @@ class Partitioner:
             "another decorated function"
         )
 
-    def _temporaries_read(self, regions: Sequence[Region]) -> set[int]:
-        nodes = topological(store.value for region in regions for store in region.stores)
-        numbers = {node.attrs[0] - len(self.graph.inputs) for node in nodes if node.op == "input"}
-        return {number for number in numbers if number >= 0}
+    def _read_by(self, regions: Sequence[Region], changes: Mapping[int, set[Step]]) -> set[Step]:
+        """What must be computed before ``regions``: temporaries, and the ``changes`` of arguments that they read."""
+        nodes = topological(node for region in regions for store in region.stores for node in store.sources)
+        numbers = {node.attrs[0] for node in nodes if node.op == "input"}
+        first = len(self.graph.inputs)
+        changed = (changes[number] for number in numbers & changes.keys())
+        return {Step(number - first) for number in numbers if number >= first}.union(*changed)
 
     def _legal(self, region: Region, memories: Sequence[Strided]) -> Region:
         """``region`` where each view that no strides describe reads a contiguous temporary instead, without the stores
         that cannot write to the memory of their results."""
         stores = tuple(
-            replace(store, value=self._with_viewable_reshapes(store.value))
+            store.with_sources(self._with_viewable_reshapes)
             for store in region.stores
             if self.written(store, memories[store.result]) is not None
         )
@@ -410,6 +491,11 @@ def _merged(left: Sequence[Region], right: Sequence[Region], result: int) -> Reg
     if len(left) != 1 or len(right) != 1 or left[0].family != right[0].family:
         return None
     return registry.named(left[0].family).merge(left[0], right[0], result)
+
+
+def _is_scatter_of(node: Node, index: int) -> bool:
+    """Whether ``node`` is a new value of input ``index``, of which elements are replaced or changed."""
+    return node.op == "scatter" and _is_input(node.inputs[0], index)
 
 
 def _is_input(node: Node, index: int) -> bool:

@@ -40,8 +40,8 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
     order = topological([root])
     needed = {id(root)}
     for node in reversed(order):
-        if id(node) in needed and node.op not in BARRIERS:
-            needed.update(map(id, node.inputs))
+        if id(node) in needed and (node.op not in BARRIERS or _only_chosen(node, dims)):
+            needed.update(map(id, node.inputs[node.op == "gather" :]))
     found: dict[int, Node] = {}
     for node in order:
         if id(node) not in needed:
@@ -53,6 +53,9 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
         shape = tuple(1 if dim in dims else size for dim, size in enumerate(node.shape))
         if node.op not in BARRIERS:
             found[id(node)] = mover.builder.like(node, [found[id(child)] for child in node.inputs], shape)
+        elif _only_chosen(node, dims):
+            indices = [found[id(child)] for child in node.inputs[1:]]
+            found[id(node)] = mover.builder.like(node, (node.inputs[0], *indices), shape)
         elif source is not node and all(source.shape[dim] == 1 for dim in dims):
             found[id(node)] = mover.move(source, ("expand",), shape)
         else:
@@ -60,6 +63,11 @@ def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
             for dim in dims:
                 found[id(node)] = mover.slice(found[id(node)], dim, 0, 1)
     return found[id(root)]
+
+
+def _only_chosen(node: Node, dims: Sequence[int]) -> bool:
+    """Whether ``node`` is a gather of which only indices have the dimensions ``dims``."""
+    return node.op == "gather" and not set(dims) & set(node.attrs)
 
 
 def varies(node: Node, dims: Sequence[int]) -> bool:
@@ -84,7 +92,8 @@ def varying(order: Sequence[Node]) -> dict[int, frozenset[int]]:
         elif node.op == "iota":
             dims = (node.attrs[0],)
         elif node.op == "gather":
-            dims = frozenset(coordinate for coordinate in node.attrs if coordinate >= 0)
+            along = found[id(node.inputs[0])]
+            dims = frozenset(at for dim, at in enumerate(node.attrs) if at >= 0 and dim in along)
             dims = dims.union(*(found[id(index)] for index in node.inputs[1:]))
         elif node.op == "reduce":
             dims = [dim for dim in dims if dim not in node.attrs[1]]

@@ -124,6 +124,8 @@ class Contraction:
         format, group_size, layout: of a quantised weight; None where it is dense. A group size of None is one scale
             for a row.
         k_splits: the number of ranges of K whose sums are stored separately (split-K).
+        w: the instructions that give an element of a weight that a prologue computes, the last one its value: keys
+            and values of attention. ``weight`` is then what they read.
     """
 
     x: tuple[Instruction, ...]
@@ -135,6 +137,7 @@ class Contraction:
     group_size: int | None = None
     layout: str | None = None
     k_splits: int = 1
+    w: tuple[Instruction, ...] = ()
 
     @property
     def activation(self) -> int | None:
@@ -191,12 +194,12 @@ class BodyBuilder:
         self._positions: dict[Any, int] = {}
         self._row_dims: tuple[int, ...] = ()
         self._contractions: list[Contraction] = []
-        self._load, self._iota = "load", "iota"
+        self._load, self._iota, self._chosen = "load", "iota", "gather"
 
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
         self._row_dims = tuple(range(rank - region.row_rank, rank))
-        values = [self.value(store.value) for store in region.stores if store.value.op != "scatter"]
+        values = [self.value(store.value) for store in region.stores if not store.is_update]
         for store, value in zip(region.stores, values, strict=not region.is_update):
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
@@ -307,12 +310,14 @@ class BodyBuilder:
 
     def _scatter(self, store: Store, buffer: int) -> None:
         """An update of ``buffer``, the only store of its region."""
-        node = store.value
-        _, value, *indices = node.inputs
-        arguments = tuple(self.value(source) for source in (value, *indices))
+        node, kind = store.value, "set"
+        sources: Sequence[Node] = (node, *store.indices)
+        if node.op == "scatter":
+            sources, kind = node.inputs[1:], node.attrs[0]
+        arguments = tuple(self.value(source) for source in sources)
         shape = self.buffers[buffer]
-        self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(indices)))
-        attr = (len(self.operands) - 1, node.attrs[0])
+        self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(sources) - 1))
+        attr = (len(self.operands) - 1, kind)
         self._emit(Instruction("scatter", arguments, compute_dtype(node.dtype), attr, node.location))
 
     def _gather(self, node: Node, dtype: str) -> int:
@@ -320,7 +325,7 @@ class BodyBuilder:
         base, movements = _seen_through_views(source)
         movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
         row = bool(self._row_dims) and not varies(node, self._row_dims)
-        operand = Operand("gather", base.attrs[0], node.dtype, base.shape, movements, None, row, len(indices))
+        operand = Operand(self._chosen, base.attrs[0], node.dtype, base.shape, movements, None, row, len(indices))
         if operand not in self.operands:
             self.operands.append(operand)
         arguments = tuple(self._positions[id(index)] for index in indices)

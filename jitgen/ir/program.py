@@ -59,7 +59,9 @@ class Kernel:
     def checked(self) -> tuple[tuple[str, ...], ...]:
         """For each region, the user's lines whose indices it checks; empty where no region has indices to check."""
         found = [
-            {i.location or "": None for i in body.instructions if i.op in ("gather", "scatter")} for body in self.bodies
+            {i.location or "": None for i in instructions if i.op in ("gather", "scatter")}
+            for body in self.bodies
+            for instructions in [[*body.instructions, *(i for each in body.contractions for i in each.w)]]
         ]
         return tuple(map(tuple, found)) if any(found) else ()
 

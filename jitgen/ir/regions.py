@@ -23,7 +23,7 @@ claims regions (``families/family.py``); ``ir/body.py`` lowers one to the instru
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,11 +80,37 @@ class Stage:
 
 @dataclass(frozen=True)
 class Store:
-    """``value`` written to the view of result ``result`` that ``movements`` describe, from the whole result on."""
+    """``value`` written to the view of result ``result`` that ``movements`` describe, from the whole result on.
+
+    Attributes:
+        indices: integers in the value's shape that choose where an element is stored: the view has a further dimension
+            for each of them, after those of the value. No two elements choose the same place.
+    """
 
     result: int
     value: Node
     movements: tuple[Movement, ...] = ()
+    indices: tuple[Node, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        """All that it reads."""
+        return (self.value, *self.indices)
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it leaves elements of the result as they are."""
+        return self.value.op == "scatter" or bool(self.indices)
+
+    def moved(self, attrs: tuple[Any, ...], shape: Shape, move: Callable[[Node], Node]) -> Store:
+        """The store under a movement of its iteration space to ``shape``; ``move`` does the same to a node."""
+        chosen = self.movements[-1][1][len(self.value.shape) :] if self.indices else ()
+        return self.with_sources(move, ((attrs, (*shape, *chosen)),))
+
+    def with_sources(self, change: Callable[[Node], Node], movements: tuple[Movement, ...] = ()) -> Store:
+        """The store with ``change`` applied to all that it reads, and further ``movements``."""
+        indices = tuple(map(change, self.indices))
+        return Store(self.result, change(self.value), (*self.movements, *movements), indices)
 
 
 @dataclass(frozen=True)
@@ -124,11 +150,11 @@ class Region:
     @property
     def is_update(self) -> bool:
         """Whether it changes results that must have been written before."""
-        return any(store.value.op == "scatter" for store in self.stores)
+        return any(store.is_update for store in self.stores)
 
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
-        return self.stated or stages_of([store.value for store in self.stores], self.axes)
+        return self.stated or stages_of([node for store in self.stores for node in store.sources], self.axes)
 
 
 def grid_axes(shape: Iterable[Size]) -> tuple[Axis, ...]:

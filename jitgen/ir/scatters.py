@@ -14,8 +14,21 @@ whenever it is repeated; of values that replace an element, the last one stays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jitgen.ir.gathers import Coordinates, to_iteration_space
+from jitgen.ir.regions import Store
+
+if TYPE_CHECKING:
+    from jitgen.ir.graph import Node, Shape
+    from jitgen.ir.views import Mover
+
 KINDS: dict[str, str | None] = {"set": None, "sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """What a ``scatter`` does with an element and a value: the operation of ``ir/ops.py``; None where the value stays."""
+
+LEFT_OUT = -(2**62)
+"""An index that leaves its value out without a report: jitgen's own, for values that a later one replaces."""
 
 _OF_BOOL = {"add": "bitwise_or", "mul": "bitwise_and"}
 
@@ -24,3 +37,30 @@ def combination(kind: str, dtype: str) -> str | None:
     """The operation by which ``kind`` combines elements of compute dtype ``dtype``."""
     operation = KINDS[kind]
     return _OF_BOOL.get(operation, operation) if operation and dtype == "bool" else operation
+
+
+def scatter_store(result: int, node: Node, mover: Mover) -> Store:
+    """The store of the values of ``node``, a scatter that replaces distinct elements, to what holds its base already.
+
+    Its iteration space is that of the values: the dimensions that are coordinates, then those along which only indices
+    differ.
+    """
+    base, *sources = node.inputs
+    _, coordinates, movements = node.attrs
+    shape, coordinates, sources = in_order(sources, coordinates, mover)
+    target = movements[-1][1] if movements else base.shape
+    value, *indices = sources
+    return Store(result, value, (*movements, *to_iteration_space(target, shape, coordinates)), tuple(indices))
+
+
+def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) -> tuple[Shape, Coordinates, list[Node]]:
+    """Values and indices with the dimensions that are coordinates before those along which only indices differ: their
+    shape, the coordinates, and they themselves."""
+    shape = sources[0].shape
+    rank = len(shape)
+    order = (*(d for d in range(rank) if d in coordinates), *(d for d in range(rank) if d not in coordinates))
+    if order == tuple(range(rank)):
+        return shape, coordinates, list(sources)
+    shape = tuple(shape[dim] for dim in order)
+    moved = [s if s.op in ("const", "scalar") else mover.move(s, ("permute", order), shape) for s in sources]
+    return shape, tuple(order.index(each) if each >= 0 else each for each in coordinates), moved

@@ -22,6 +22,8 @@ GROUP = 64
 """The group size of the measured table, in columns, for formats that have any."""
 MARKER = "## What quantising costs"
 """The heading of the measured part, which a test cannot repeat."""
+BESIDE = "## Beside other quantisers"
+"""The heading of what was measured with other programs, which are not installed here."""
 
 
 def page() -> str:
@@ -155,5 +157,12 @@ def _sqnr(weights: Sequence[torch.Tensor], format: str, group: int, method: str)
     return 10 * float(torch.tensor(signal / noise).log10())
 
 
+def kept(path: Path) -> str:
+    """The part of the page that compares with other programs, as it is."""
+    text = path.read_text() if path.exists() else ""
+    return text[text.index(BESIDE) :] if BESIDE in text else ""
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(f"{page()}\n{measured()}")
+    target = Path(sys.argv[1])
+    target.write_text(f"{page()}\n{measured()}\n{kept(target)}")

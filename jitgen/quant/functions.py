@@ -307,7 +307,8 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
         except IndexError:
             raise _out_of_range(input, rows) from None
     index = input.reshape(-1).long()
-    if index.numel() and not index.is_cuda and not 0 <= int(index.min()) <= int(index.max()) < rows:
+    traced = torch.compiler.is_compiling()  # torch's own look-up checks the index then
+    if not traced and index.numel() and not index.is_cuda and not 0 <= int(index.min()) <= int(index.max()) < rows:
         raise _out_of_range(index, rows)
     dense = weight.rows(index)
     return dense.view(*input.shape, dense.shape[-1])

@@ -20,6 +20,9 @@ from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.storage import StoredWeight, floating, settled
 from jitgen.quant.token import Token, intern
 
+_INNER_TENSOR = "export.access_subclass_inner_tensor.default"
+"""The operator by which exported programs read one of the tensors of a weight."""
+
 
 class QTensor(StoredWeight):
     """A quantised weight. Made by ``jitgen.quantize``.
@@ -78,8 +81,10 @@ class QTensor(StoredWeight):
 
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
-        if eager.layout_of is not None and TracingContext.try_get() is not None:
-            # torch.compile looks at the tensors now, and keeps what it finds: let it be what kernels read.
+        compiles = TracingContext.try_get() is not None and not torch.compiler.is_exporting()
+        if eager.layout_of is not None and compiles:
+            # torch.compile looks at the tensors now, and reads them again at each call: let them be what kernels read.
+            # What torch.export has looked at it keeps.
             self.relayout_(eager.layout_of(self))
         return list(find(self.token.format).tensor_names), self.token
 
@@ -98,9 +103,11 @@ class QTensor(StoredWeight):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         handler = FUNCTIONS.get(func)
-        if handler is None:
-            return refuse(func, args)
-        return handler(func, args, kwargs or {})
+        if handler is not None:
+            return handler(func, args, kwargs or {})
+        if str(func) == _INNER_TENSOR:
+            return getattr(args[0], args[1])
+        return refuse(func, args)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -108,6 +115,8 @@ class QTensor(StoredWeight):
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return args[0]._alias()
+        if func is torch.ops.aten.clone.default:  # torch.export keeps copies of what it traced with
+            return args[0]._map(torch.clone)
         return refuse(func, args)
 
 

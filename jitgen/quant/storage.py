@@ -161,6 +161,10 @@ class StoredWeight(torch.Tensor):
     def tensor_scale(self) -> torch.Tensor | None:
         return self._named("tensor_scale")
 
+    @property
+    def order(self) -> torch.Tensor | None:
+        return self._named("order")
+
     def _named(self, name: str) -> torch.Tensor | None:
         names = find(self.token.format).tensor_names
         return self.tensors[names.index(name)] if name in names else None

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped, is_functorch_wrapped_tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
@@ -38,6 +40,11 @@ def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
     """UnsupportedError where one of ``tensors`` is a dual tensor, of which a kernel would read the primal alone."""
     if forward_ad._current_level >= 0 and any(map(has_tangent, tensors)):
         raise UnsupportedError(f"{name}: {TANGENT}")
+
+
+def is_traced_tensor(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of them."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(tensor)
 
 
 def why_unreadable(tensor: torch.Tensor) -> str | None:

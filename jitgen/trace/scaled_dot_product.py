@@ -46,6 +46,8 @@ def scaled_dot_product_attention(
             raise ValueError("scaled_dot_product_attention takes tensors of at least two dimensions")
     require_float(query.dtype)
     one_dtype(query, key, value)
+    if attn_mask is not None and len(attn_mask.shape) < 2:
+        raise ValueError("attn_mask has at least two dimensions; write attn_mask[None] for one row")
     if dropout_p != 0:
         raise UnsupportedError(
             "scaled_dot_product_attention with dropout_p has no row; pass dropout_p=0.0 (if not self.training), or "

@@ -57,7 +57,7 @@ from jitgen.trace.look_ups import reported_to
 from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import unwrap, wrap
 from jitgen.trace.proxy import TensorProxy, proxies_are_tensors
-from jitgen.trace.readable import why_unreadable
+from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.scatters import movements_from, scattered
 from jitgen.trace.transforms import transforms_are_refused
 from jitgen.trace.typing import expand, rounded
@@ -270,7 +270,7 @@ class Trace:
         node = self._captured_nodes.get(id(tensor))
         if node is None:
             found = self._find_captured(tensor)
-            unreadable = why_unreadable(tensor)
+            unreadable = None if is_traced_tensor(tensor) and not self.runs else why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {found.path}: {unreadable}{quote(user_location())}")
             self._check_device(found, tensor)

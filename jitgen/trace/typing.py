@@ -148,6 +148,8 @@ def operand(trace: Trace, value: Any, dtype: str) -> Node:
 
 def element(trace: Trace, value: Any, dtype: str) -> Node:
     """A tensor or number as what elements of a ``dtype`` tensor are set to; a number must be within the range."""
+    if isinstance(value, Node) and value.dtype == dtype:
+        return value  # of any dtype: it is stored, and nothing is computed of it
     require_range(trace, value, dtype)
     return operand(trace, value, dtype)
 

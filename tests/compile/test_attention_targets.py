@@ -11,6 +11,7 @@ import torch
 import jitgen
 from jitgen import TensorSpec
 from jitgen.compile import disassemble, nvrtc
+from jitgen.nn import functional
 from tests.attention import formula
 
 MOST_SPILLED = 64
@@ -28,6 +29,41 @@ def test_triton_compiles_without_spills(target: str, depth: int) -> None:
     spec = TensorSpec((2, 8, 1000, depth), torch.bfloat16)
     report = jitgen.jit(attend).lower(spec, spec, spec, backend="triton", target=target).compile().report
     assert not any(each["spill_bytes"] for each in report)
+
+
+def over_pages(q: Any, keys: Any, values: Any, of_keys: Any, of_values: Any, table: Any, start: Any) -> Any:
+    k, v = (
+        functional.dequantized(functional.paged(codes, table), functional.paged(scales, table), q.dtype)
+        for codes, scales in ((keys, of_keys), (values, of_values))
+    )
+    return functional.attend(q, k, v, start)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "gfx942"])
+@pytest.mark.slow
+def test_pages_of_codes_compile_without_spills(target: str) -> None:
+    q = TensorSpec((2, 32, 1, 128), torch.bfloat16)
+    codes, scales = TensorSpec((500, 8, 16, 128), torch.int8), TensorSpec((500, 8, 16), torch.float32)
+    table, start = TensorSpec((2, 256), torch.int64), TensorSpec((2,), torch.int64)
+    low = jitgen.jit(over_pages).lower(q, codes, codes, scales, scales, table, start, backend="triton", target=target)
+    assert len(low.kernels) == 2, low.explain()
+    assert not any(each["spill_bytes"] for each in low.compile().report)
+
+
+@pytest.mark.quick(where=lambda backend: backend == "cuda")
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+def test_an_append_with_its_rotation_compiles_as_one_kernel(backend: str) -> None:
+    def append(qkv: Any, cos: Any, sin: Any, keys: Any, values: Any, start: Any) -> Any:
+        q, k, v = (x.unflatten(-1, (-1, 128)).transpose(1, 2) for x in qkv.split([4096, 1024, 1024], -1))
+        functional.append(keys, functional.rotary(k, cos, sin), start)
+        functional.append(values, v, start)
+        return functional.rotary(q, cos, sin)
+
+    qkv, angles = TensorSpec((2, 16, 6144), torch.bfloat16), TensorSpec((16, 64), torch.float32)
+    cache, start = TensorSpec((2, 8, 4096, 128), torch.bfloat16), TensorSpec((2,), torch.int64)
+    low = jitgen.jit(append).lower(qkv, angles, angles, cache, cache, start, backend=backend, target="sm_90a")
+    assert len(low.kernels) == 1
+    assert not any(each["spill_bytes"] for each in low.compile().report)
 
 
 @pytest.mark.parametrize("rows", [1, 100])

@@ -165,13 +165,158 @@ int main() {
 }
 """
 
+WHOLE = r"""
+#include "jitgen/attention_wgmma.cuh"
+using jitgen::bfloat16;
+
+// (tasks, rows or keys, columns) of a batch; every fourth row of the mask sees no key at all.
+struct Operands {
+  struct Task { int number; };
+  struct Block { int first, last; };
+  struct Rows { int row[2]; };
+  static constexpr int ranges = 1;
+  int count, rows, keys, depth, width, shift;
+  const std::vector<bfloat16>&q, &k, &v;
+  std::vector<float>&out, &tops, &totals;
+
+  int tasks() const { return count; }
+  int packed_rows() const { return rows; }
+  Task task(int number) const { return {number}; }
+  Block rows_of_block(const Task&, int first, int size) const {
+    return {first, jitgen::smaller(first + size, rows) - 1};
+  }
+  bool hides(int row, int key) const { return row % 4 == 3 || key > row + shift; }
+  template <int tile_keys>
+  uint32_t look(const Task&, const Block& block, int tile) const {
+    return tile * tile_keys > block.last + shift ? 0u : 1u;
+  }
+  Rows rows_of_thread(const Task&, int first) const { return {{first, first + 8}}; }
+  float fold() const { return 0.25f; }
+  template <int n>
+  void open_rule(float (&)[n], const Task&, const Rows&, int) const { std::abort(); }
+  template <int n>
+  void masked_rule(float (&scores)[n], const Task&, const Rows& of_rows, int first) const {
+    for (int i = 0; i < n / 2; ++i) {
+      const int key = first + i / 2 * 8 + i % 2;
+      for (int r = 0; r < 2; ++r) {
+        float& score = scores[i / 2 * 4 + r * 2 + i % 2];
+        if (key >= keys || hides(of_rows.row[r], key)) score = jitgen::minus_infinity();
+      }
+    }
+  }
+  template <class T> T query(const Task& task, int m, int d) const { return q[(task.number * rows + m) * depth + d]; }
+  bfloat16 key(const Task& task, int n, int d) const { return k[(task.number * keys + n) * depth + d]; }
+  bfloat16 value(const Task& task, int n, int e) const { return v[(task.number * keys + n) * width + e]; }
+  void row_results(const Task& task, int, int row, float top, float total) const {
+    tops[task.number * rows + row] = top, totals[task.number * rows + row] = total;
+  }
+  void results(const Task& task, int, int row, int e, const float (&sums)[8], float, float total, int live) const {
+    for (int j = 0; j < live; ++j) out[(task.number * rows + row) * width + e + j] = total > 0 ? sums[j] / total : 0.0f;
+  }
+};
+
+template <int warps, int tile, int block_d, int block_e, int stage_columns, int splits, bool overlaps = true>
+struct Config {
+  using Key = bfloat16;
+  using Value = bfloat16;
+  static constexpr int warpgroups = warps, keys = tile, depth = block_d, width = block_e, stages = 2;
+  static constexpr int staged = stage_columns, most_splits = splits;
+  static constexpr bool query_copied = false, key_copied = false, value_copied = false, masked = true;
+  static constexpr bool overlap = overlaps, take_turns = overlaps;
+};
+
+template <class C>
+void whole(int tasks, int rows, int keys, int depth, int width, int shift, int clusters, int splits) {
+  using Shape = jitgen::AttentionShape<C>;
+  std::srand(rows + keys);
+  const auto random = [](size_t count) {
+    std::vector<bfloat16> found(count);
+    for (auto& each : found) each = jitgen::store<bfloat16>(float(std::rand() % 2001 - 1000) / 500.0f);
+    return found;
+  };
+  const auto q = random(tasks * rows * depth), k = random(tasks * keys * depth), v = random(tasks * keys * width);
+  std::vector<float> out(tasks * rows * width, NAN), tops(tasks * rows, NAN), totals(tasks * rows, NAN);
+  const Operands operands{tasks, rows, keys, depth, width, shift, q, k, v, out, tops, totals};
+  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::unique_ptr<Meeting>> meetings;
+  std::vector<Cluster> all(clusters);
+  for (int number = 0; number < clusters * splits; ++number) blocks.push_back(std::make_unique<Block>(Shape::bytes));
+  for (int number = 0; number < clusters; ++number) {
+    meetings.push_back(std::make_unique<Meeting>(Shape::threads * splits));
+    all[number].all = meetings.back().get();
+    for (int rank = 0; rank < splits; ++rank) all[number].blocks.push_back(blocks[number * splits + rank].get());
+  }
+  for (int number = 0; number < clusters * splits; ++number) {
+    for (int thread = 0; thread < Shape::threads; ++thread) {
+      threads.emplace_back([&, number, thread] {
+        threadIdx.x = thread, blockIdx.x = number, gridDim.x = clusters * splits;
+        block = blocks[number].get(), cluster = &all[number / splits], warp = &block->warps[thread / 32];
+        const jitgen::AttentionKernel<C, Operands> kernel{operands, block->memory, 0, number % splits, splits};
+        if (thread == 0) kernel.initialise();
+        cluster->all->arrive_and_wait();
+        if (thread >= Shape::consumers) {
+          kernel.produce();
+        } else {
+          kernel.consume();
+        }
+      });
+    }
+  }
+  for (auto& each : threads) each.join();
+  for (int row = 0; row < tasks * rows; ++row) {
+    const int task = row / rows, m = row % rows;
+    double top = -INFINITY, total = 0, most = 0;
+    std::vector<double> scores(keys), sums(width);
+    for (int n = 0; n < keys; ++n) {
+      for (int d = 0; d < depth; ++d) {
+        scores[n] += 0.25 * jitgen::load(q[row * depth + d]) * jitgen::load(k[(task * keys + n) * depth + d]);
+      }
+      if (operands.hides(m, n)) scores[n] = -INFINITY;
+      top = std::max(top, scores[n]);
+    }
+    for (int n = 0; n < keys && top > -INFINITY; ++n) {
+      const double weight = std::exp(scores[n] - top);
+      total += weight;
+      for (int e = 0; e < width; ++e) sums[e] += weight * jitgen::load(v[(task * keys + n) * width + e]);
+    }
+    // Weights are rounded to 8 bits; values are at most 2.
+    bool right = total > 0 ? std::abs(tops[row] - top) < 1e-4 * (1 + std::abs(top)) : tops[row] == -INFINITY;
+    right = right && std::abs(totals[row] - total) <= 1e-4 * total;
+    for (int e = 0; e < width; ++e) {
+      const double wanted = total > 0 ? sums[e] / total : 0.0;
+      right = right && std::abs(out[row * width + e] - wanted) <= 2.0 / 256 + 1e-4;
+    }
+    if (!right) {
+      std::printf("task %d row %d: top %g for %g, total %g for %g\\n", task, m, tops[row], top, totals[row], total);
+      std::exit(1);
+    }
+  }
+}
+
+int main() {
+@CASES@
+}
+"""
+
+
+PTX = {
+    'asm volatile("" : "+f"(sums[i])::"memory")': 'asm volatile("" : "+x"(sums[i])::"memory")',
+    'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low))': (
+        "pair = uint32_t(store<bfloat16>(high).bits) << 16 | store<bfloat16>(low).bits"
+    ),
+}
+
 
 def run(main: str, folder: Path) -> None:
-    """Compile and run ``main`` with the headers of the kernel."""
+    """Compile and run ``main`` with the headers of the kernel, in which two pieces of PTX are C++."""
     (folder / "jitgen").mkdir()
     for name in ("walk", "wgmma"):
-        header = templates_directory() / f"attention/include/jitgen/attention_{name}.cuh"
-        (folder / f"jitgen/attention_{name}.cuh").write_text(header.read_text())
+        text = (templates_directory() / f"attention/include/jitgen/attention_{name}.cuh").read_text()
+        for ptx, plain in PTX.items():
+            assert name == "walk" or ptx in text
+            text = text.replace(ptx, plain)
+        (folder / f"jitgen/attention_{name}.cuh").write_text(text)
     for name in ("ptx", "wgmma_ptx"):
         (folder / f"jitgen/{name}.cuh").write_text((Path(__file__).parents[1] / "host_warp.hpp").read_text())
     (folder / "main.cpp").write_text(main)
@@ -193,16 +338,35 @@ def run(main: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_every_result_once_in_its_place(tmp_path: Path) -> None:
-    cases = []
-    for width in WIDTHS:
-        cases.append(f"  results<{width}, {min(width, 32)}, 1>(64, {width}, 1);")
-        if width in CLUSTER_WIDTHS:
-            cases.append(f"  results<{width}, {width}, 8>(33, {width - 3}, 1);")
-            cases.append(f"  results<{width}, {width}, 8>(7, {width - 8}, 3);")
-    cases.append("  results<128, 16, 1>(50, 121, 1);")
-    cases.append("  results<64, 64, 8>(64, 64, 8);")
+@pytest.mark.quick(where=lambda width: width == 96)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_result_once_in_its_place(width: int, tmp_path: Path) -> None:
+    cases = [f"results<{width}, {min(width, 32)}, 1>(64, {width}, 1);", f"results<{width}, 16, 1>(50, {width - 7}, 1);"]
+    if width in CLUSTER_WIDTHS:
+        cases.append(f"results<{width}, {width}, 8>(33, {width - 3}, 1);")
+        cases.append(f"results<{width}, {width}, 8>(7, {width - 8}, 3);")
     run(RESULTS.replace("@CASES@", "\n".join(cases)), tmp_path)
+
+
+CASES = {
+    "a cluster of three, two blocks of rows, several rounds": (
+        "Config<1, 32, 64, 64, 64, 8>",
+        "5, 70, 100, 64, 64, 30, 2, 3",
+    ),
+    "more blocks of a cluster than tiles": ("Config<1, 64, 64, 128, 128, 8>", "2, 9, 60, 64, 128, 100, 2, 4"),
+    "one warpgroup, 96 columns": ("Config<1, 32, 32, 96, 32, 1>", "3, 40, 70, 20, 90, 20, 2, 1"),
+    "two warpgroups": ("Config<2, 32, 64, 64, 32, 1>", "3, 150, 200, 64, 64, 5, 2, 1"),
+    "three warpgroups, no turns": ("Config<3, 32, 32, 32, 32, 1, false>", "2, 200, 90, 24, 30, 400, 1, 1"),
+}
+"""The kernel's Config; tasks, M, N, D, E, the mask's shift, clusters and blocks of each."""
+
+
+@pytest.mark.quick(where=lambda case: case.startswith("a cluster"))
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_kernel(case: str, tmp_path: Path) -> None:
+    """All of its threads, barriers and exchanges on the CPU, over shared memory that is poisoned."""
+    config, sizes = CASES[case]
+    run(WHOLE.replace("@CASES@", f"  whole<{config}>({sizes});"), tmp_path)
 
 
 def test_every_piece_and_every_tile_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import checkpoint_writers as writers
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
 import jitgen
@@ -19,6 +19,9 @@ from jitgen.checkpoints import gguf
 from jitgen.checkpoints.table import READERS
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
+
+pytest.importorskip("safetensors", reason="needs safetensors: pip install safetensors")
+from safetensors.torch import save_file
 
 
 @pytest.fixture(autouse=True)
@@ -348,6 +351,12 @@ def test_readers_have_names_and_a_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     for reader in READERS:
         assert f"`jitgen/checkpoints/{reader.find.__module__.rpartition('.')[2]}.py`" in page, reader.name
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(FormatError, match="no regular file"):
+        jitgen.load_quantized(tmp_path / "model.safetensors")
 
 
 ODD = ("gptq", ["gptq"], 4, 2.5, True, {"quant_method": ["gptq"]}, {5: 6}, {"config_groups": 3}, {"bits": "four"}, None)

@@ -287,7 +287,7 @@ def test_values_too_large_for_the_scale_are_refused() -> None:
     ("weight", "message"),
     [
         (torch.randn(4), "1 dimensions"),
-        (torch.randn(2, 4, 4), "3 dimensions"),
+        (torch.randn(2, 4, 4, 4), "4 dimensions"),
         (torch.ones(4, 4, dtype=torch.int8), "torch.int8"),
         (torch.ones(4, 4, dtype=torch.bool), "torch.bool"),
         (torch.ones(4, 4).to(torch.float8_e4m3fn), "float8"),
@@ -343,3 +343,9 @@ def test_specs_of_quantised_weights() -> None:
         TensorSpec((4, 4), torch.int8, format="int4")
     with pytest.raises(FormatError, match="without a format"):
         TensorSpec((4, 4), group_size=32)
+
+
+def test_a_weight_below_every_scale_is_refused() -> None:
+    with pytest.raises(FormatError, match="too small"):
+        jitgen.quantize(torch.full((4, 64), 1e-9), "int4.float16", 32)
+    assert not jitgen.quantize(torch.zeros(4, 64), "int4.float16", 32).dequantize().any()

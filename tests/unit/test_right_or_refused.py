@@ -245,3 +245,28 @@ def test_out_of_a_function_without_inputs() -> None:
         assert twos(out=out) is out
         torch.testing.assert_close(out, torch.full((3,), 2.0))
         out.fill_(torch.nan)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_by_warm_calls() -> None:
+    """torch's check of a layout would end the process at their strides."""
+    x = torch.randn(4, 5)
+    nested = torch.nested.nested_tensor([x, x])
+    function = jitgen.jit(lambda x, y: x * 2 + y)
+    plan, out = function.bind(x, x), torch.empty_like(x)
+    function(x, x), plan(x, x), plan(x, x, out=out), plan(x, x, out=out)
+    for call in (
+        lambda: function(nested, x),
+        lambda: function(x, nested),
+        lambda: plan(nested, x),
+        lambda: plan(x, x, out=nested),
+    ):
+        with pytest.raises(UnsupportedError, match="nested"):
+            call()
+    torch.testing.assert_close(function(x, x), x * 3)
+
+
+def test_a_mask_of_one_dimension_is_refused_as_by_eager_torch() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(TraceError, match="at least two dimensions"):
+        jitgen.jit(lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m))(q, torch.zeros(4))

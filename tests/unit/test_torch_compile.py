@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import checkpoint_writers
 import pytest
 import torch
 import torch.nn.functional as F
@@ -255,3 +257,42 @@ def test_inference_mode_and_deterministic_algorithms() -> None:
         assert torch.equal(added(x, index), added(x, index))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_ordered_weights_and_embeddings_are_in_one_graph() -> None:
+    state, _ = checkpoint_writers.gptq(act=True)
+    weight = jitgen.load_quantized(state, config={"checkpoint_format": "gptq"}, dtype=torch.float32)["l.weight"]
+    x = torch.randn(3, 128)
+    product = torch.compile(lambda x: F.linear(x, weight) + 1, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(product(x), F.linear(x, weight) + 1)
+    embedding = torch.nn.Embedding(37, 64)
+    jitgen.quantize_(embedding, "int8", embeddings=True)
+    index = torch.tensor([[1, 36], [0, 5]])
+    compiled = torch.compile(embedding, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(index), embedding(index))
+
+
+# ------------------------------------------------------------------------------------------------------- export
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_exported_program_runs_at_every_size_and_from_a_file(strict: bool) -> None:
+    model = Scaled().eval()
+    rows = {"x": {0: torch.export.Dim("rows", min=2, max=1000)}}
+    with torch.no_grad():
+        program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=rows, strict=strict)
+    assert any("jitgen" in str(node.target) for node in program.graph.nodes)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    x = torch.randn(9, 4)
+    for each in (program, torch.export.load(file)):
+        torch.testing.assert_close(each.module()(x), model(x))
+
+
+def test_a_quantised_model_is_exported() -> None:
+    model = quantised()
+    x = torch.randn(3, 64)
+    program = torch.export.export(model, (x,))
+    assert sum("jitgen.linear" in str(node.target) for node in program.graph.nodes) == 2
+    torch.testing.assert_close(program.module()(x), model(x))

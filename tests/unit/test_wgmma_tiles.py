@@ -181,6 +181,11 @@ def test_a_launch_takes_the_faster_of_two_tilings() -> None:
         assert estimates[number] == min(estimates)
         assert launch.block[0] == 32 * schedule.tilings[number].warps
         assert launch.shared_bytes == schedule.tilings[number].shared_bytes
+        tiling, maps = schedule.tilings[number], program.arguments(0).maps
+        assert [each.box for each in maps] == [
+            (min(rows, tiling.block_m), 64),
+            (tiling.block_n // tiling.multicast, 64),
+        ]
         source, _ = program.render(0)
         assert f"{source.name}{launch.entry}(" in source.text
         assert source.text.count('extern "C"') == len(schedule.tilings)

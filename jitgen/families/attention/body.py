@@ -1,6 +1,6 @@
 """The body of an attention region: two contractions, of which the second one's left operand is computed of the first.
 
-* ``contractions[0]``: its ``x`` gives an element of the query, its ``weight`` is the keys.
+* ``contractions[0]``: its ``x`` gives an element of the query, its ``weight`` is the keys, or what their ``w`` reads.
 * ``contractions[1]``: its ``x`` gives a score of an accumulator of the first (``contract``, attr 0), its last
   instruction; its ``weight`` is the values. What is summed is exp(score - the row's maximum) times the values.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.ir.body import Body, BodyBuilder, Contraction, Instruction, compute_dtype
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, under_views
 from jitgen.ir.regions import Region
 from jitgen.ir.symbols import Expr
 
@@ -42,8 +42,9 @@ class _ResultBuilder(BodyBuilder):
         scores.operands, scores._contractions = self.operands, self._contractions
         found = scores.value(difference.inputs[0])
         assert found == len(scores.instructions) - 1
-        operands = (self._operand("value", value),)
-        return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2])
+        instructions = _computed("value", value, self)
+        operands = _read(instructions) or (self._operand("value", value),)
+        return Contraction(tuple(scores.instructions), operands, value.shape[-1], dtype, node.attrs[2], w=instructions)
 
 
 class _ScoreBuilder(BodyBuilder):
@@ -55,8 +56,35 @@ class _ScoreBuilder(BodyBuilder):
 
     def _contraction(self, node: Node) -> Contraction:
         query, key = node.inputs
-        elements = BodyBuilder(self.buffers, self.scalars)
-        elements.operands, elements._load, elements._iota = self.operands, "query", "query"
+        elements = _ElementBuilder(self, "query")
         elements.value(query)
-        operands = (self._operand("key", key),)
-        return Contraction(tuple(elements.instructions), operands, query.shape[-1], query.dtype, node.attrs[2])
+        instructions = _computed("key", key, self)
+        operands = _read(instructions) or (self._operand("key", key),)
+        return Contraction(
+            tuple(elements.instructions), operands, query.shape[-1], query.dtype, node.attrs[2], w=instructions
+        )
+
+
+class _ElementBuilder(BodyBuilder):
+    """Lowers an element of a query, a key or a value; what it reads are operands of ``of``, of one kind."""
+
+    def __init__(self, of: BodyBuilder, kind: str):
+        super().__init__(of.buffers, of.scalars)
+        self.operands = of.operands
+        self._load = self._iota = self._chosen = kind
+
+
+def _computed(role: str, node: Node, of: BodyBuilder) -> tuple[Instruction, ...]:
+    """The instructions of an element of keys or values; none where these are a tensor. What they read becomes operands
+    of the kind ``key_source`` or ``value_source``."""
+    if under_views(node).op == "input":
+        return ()
+    elements = _ElementBuilder(of, f"{role}_source")
+    found = elements.value(node)
+    assert found == len(elements.instructions) - 1
+    return tuple(elements.instructions)
+
+
+def _read(instructions: Sequence[Instruction]) -> tuple[int, ...]:
+    """The operands that ``instructions`` read."""
+    return tuple(dict.fromkeys(i.attr for i in instructions if i.op in ("load", "iota", "gather")))

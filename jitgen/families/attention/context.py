@@ -12,7 +12,7 @@ from jitgen.families.attention.launch import integer_names
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.narrow import narrowed
 from jitgen.families.attention.scales import Scaled, scaled
-from jitgen.ir.body import Body, Instruction, compute_dtype
+from jitgen.ir.body import Body, Contraction, Instruction, compute_dtype
 from jitgen.ir.ops import INTS
 from jitgen.ir.program import Kernel
 
@@ -36,6 +36,7 @@ class Operand:
         value: the name of its value; of operands that no line reads, empty.
         strides: parameters: along the batch, the packed dimensions, and its own two.
         pointer: the parameter; None for an index, whose first value is the parameter ``offset``.
+        gathered: (size, stride) of each dimension that an index chooses along: parameters.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Operand:
     own: tuple[str, str]
     pointer: str | None
     offset: str
+    gathered: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_integer(self) -> bool:
@@ -74,6 +76,23 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """How an element of keys or values is computed, where these are no tensor.
+
+    Attributes:
+        instructions: the last one is its value.
+        operands: that it reads, by their indices.
+        shared: the positions of instructions that are the same for all elements of a key.
+        dtype: of the element, as it meets the other operand of its product.
+    """
+
+    instructions: tuple[Instruction, ...]
+    operands: Mapping[int, Operand]
+    shared: frozenset[int]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Attention:
     """The kernel, as all dialects read it.
 
@@ -83,7 +102,9 @@ class Attention:
         factor: what the scores of ``rule`` are still to be multiplied with, computed by ``factor_lines``; empty for 1.
         linear: whether scores are accumulators and masks; see ``Scaled``.
         query: what an element of the query is computed from, ``query_lines`` and ``query_value``.
-        key, value: the operands.
+        key, value: the operands, or the first of those that they are computed from.
+        computed_key, computed_value: how they are; None where they are tensors.
+        key_dtype, value_dtype: of their elements.
         rule: of scores; ``unmasked`` the same where no mask hides anything.
         masked: whether the two differ.
         row_loads, row_lines: what is computed once for a row of results.
@@ -106,6 +127,10 @@ class Attention:
     query_scalars: dict[str, str]
     key: Operand
     value: Operand
+    computed_key: Computed | None
+    computed_value: Computed | None
+    key_dtype: str
+    value_dtype: str
     rule: Rule
     unmasked: Rule
     masked: bool
@@ -160,6 +185,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
             own=(strides[-2], strides[-1]),
             pointer=f"p{index}" if source.buffer is not None else None,
             offset=f"o{index}" if source.buffer is None else "",
+            gathered=tuple((f"n{index}_{dim}", f"c{index}_{dim}") for dim in range(source.gathered)),
         )
 
     operands = tuple(operand(index, values.get(index, "")) for index in range(len(body.operands)))
@@ -169,6 +195,12 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
         mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
         return Rule(mine, tuple(text.lines.values()), text.names[len(instructions) - 1], dict(text.scalars))
+
+    def computed(contraction: Contraction) -> Computed | None:
+        if not contraction.w:
+            return None
+        read = {index: operands[index] for index in contraction.weight}
+        return Computed(contraction.w, read, _shared(contraction.w, read), contraction.dtype)
 
     rows = {p for p, i in enumerate(body.instructions) if i.row}
     stores = [i.attr for i in body.instructions if i.op == "store"]
@@ -191,6 +223,10 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         query_scalars=dict(of_query.scalars),
         key=operands[queries.weight[0]],
         value=operands[weights.weight[0]],
+        computed_key=computed(queries),
+        computed_value=computed(weights),
+        key_dtype=queries.dtype,
+        value_dtype=weights.dtype,
         rule=printed_rule(rule, of_rule),
         unmasked=printed_rule(unmasked, of_unmasked),
         masked=bool(masks_of(rule)),
@@ -210,8 +246,25 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
     )
 
 
+def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]) -> frozenset[int]:
+    """See ``Computed.shared``."""
+    shared: set[int] = set()
+    for position, instruction in enumerate(instructions):
+        of_key = instruction.op not in ("load", "iota", "gather") or operands[instruction.attr].kind == "key"
+        if of_key and shared.issuperset(instruction.args):
+            shared.add(position)
+    return frozenset(shared)
+
+
 def bounds(body: Body, layout: Layout, known: Mapping[int, Ends], words: Words) -> Bounds:
     """The bounds of the rule; see ``bounds_of``."""
     rule = rule_of(body, layout)
     scalars = {position: f"a{i.attr}" for position, i in enumerate(rule) if i.op == "scalar"}
     return bounds_of(rule, known, scalars, words)
+
+
+def ends_of(operand: Operand) -> Ends:
+    """Where the bounds of a tile have the ends of an operand's values."""
+    if operand.kind == "task":
+        return Ends(f"x{operand.index}", f"x{operand.index}")
+    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")

@@ -6,18 +6,21 @@ for each score.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Built
-from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
-from jitgen.families.attention.bounds import Ends, Words
-from jitgen.families.attention.context import Attention, Operand, Rule, bounds
+from jitgen.codegen.printing import Built, Source, printed
+from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset, sum_of
+from jitgen.families.attention.bounds import Words
+from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds, ends_of
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import CpuSchedule
 from jitgen.ir.program import Kernel
 
 WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
+COMPUTED = "jitgen::attention::Computed"
+"""As the type of keys or values in memory, where they are computed."""
 FLAGS = ["-O2"]
 """Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
 
@@ -26,13 +29,15 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
     """Template context and source options; see ``attention/render.py``."""
     (body,) = kernel.bodies
     scores = list(of.rule.operands)
-    known = {o.index: _ends(o) for o in scores if o.is_integer and o.kind != "both"}
+    known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
     pointers = [f"{_pointer(operand)} {operand.pointer}" for operand in of.operands if operand.pointer]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     integers = [f"int64_t {name}" for name in of.integers]
     fields = [*pointers, *scalars, *integers]
+    key_row = _row_computed(of.computed_key, dialect, inner=1) if of.computed_key else None
+    value_row = _row_computed(of.computed_value, dialect, inner=0) if of.computed_value else None
     return {
         "parameters": [*pointers, *scalars, "int32_t threads", *integers, "int32_t streaming"],
         "fields": fields,
@@ -60,8 +65,11 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
         "rules": [_rule(of.unmasked, True), _rule(of.rule, False)] if of.masked else [_rule(of.unmasked, True)],
         "masked": of.masked,
         "bounds": found,
-        "key": of.key,
-        "value": of.value,
+        "key": of.key if key_row is None else replace(of.key, kind="strided", storage=COMPUTED),
+        "value": of.value if value_row is None else replace(of.value, kind="strided", storage=COMPUTED),
+        "key_row": key_row,
+        "value_row": value_row,
+        "checked": bool(kernel.checked),
         "query": [_load(o, row_offset(o, layout), "d", o.own[1] if o.kind != "contiguous" else "1") for o in of.query],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
@@ -78,15 +86,51 @@ def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, of: Attention, 
     }, {"flags": FLAGS}
 
 
+def _row_computed(of: Computed, dialect: Dialect, inner: int) -> dict[str, Any]:
+    """A row of keys or values that is computed: what is done once for key ``n``, and for each of its elements ``d``.
+
+    Args:
+        inner: which of an operand's own strides is along the elements of a key.
+    """
+    starts = {i: sum_of([f"at{i}"], [o.own[1 - inner]], ["n"]) for i, o in of.operands.items()}
+    sources = {
+        i: Source(o.pointer, starts[i], o.gathered, o.dtype) for i, o in of.operands.items() if o.gathered and o.pointer
+    }
+    found = printed(of.instructions, dialect, "u", sources=sources)
+    before: list[str] = []
+    lines: list[str] = []
+    for position, instruction in enumerate(of.instructions):
+        line, name = found.lines.get(position), found.names[position]
+        if instruction.op not in ("load", "iota", "gather"):
+            if line is not None:
+                (before if position in of.shared else lines).append(f"{line.text}{line.mark}")
+            continue
+        operand, kind = of.operands[instruction.attr], dialect.types[instruction.dtype]
+        if instruction.op == "iota":
+            before.append(dialect.assign(kind, name, starts[operand.index]))
+        elif position in of.shared:
+            load = f"jitgen::load({operand.pointer}[{starts[operand.index]}])"
+            before.append(line.text if line is not None else dialect.assign(kind, name, load))
+        else:
+            indices = [found.names[argument] for argument in instruction.args]
+            chosen = [
+                f"{dialect.within.format(index, size)} * {stride}"
+                for index, (size, stride) in zip(indices, operand.gathered, strict=True)
+            ]
+            address = " + ".join([str(operand.pointer), starts[operand.index], *chosen])
+            before.append(f"{_pointer(operand)} const from_{name} = {address};")
+            step = _step("d", "1" if operand.kind == "contiguous" else operand.own[inner])
+            lines.append(dialect.assign(kind, name, f"jitgen::load(from_{name}[{step}])"))
+    return {
+        "before": before,
+        "lines": lines,
+        "value": found.names[len(of.instructions) - 1],
+        "checked": any(instruction.op == "gather" for instruction in of.instructions),
+    }
+
+
 def _pointer(operand: Operand) -> str:
     return f"{'' if operand.role == 'store' else 'const '}{operand.storage}*"
-
-
-def _ends(operand: Operand) -> Ends:
-    """Where the bounds of a tile have the ends of an operand's values."""
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
 
 
 def _rule(rule: Rule, is_open: bool) -> dict[str, Any]:

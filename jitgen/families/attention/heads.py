@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.ir import symbols
+from jitgen.ir.analysis import varies
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import BARRIERS, Mover
@@ -22,9 +23,13 @@ def shared_heads(operands: Sequence[Node], lead: Shape, mover: Mover) -> Split |
     """The dimension of ``lead``, the first sizes of all ``operands``, that merges a broadcast one with another one."""
     for view in topological(operands):
         source = view.inputs[0] if view.op == "view" and view.attrs[0] == "reshape" else None
-        if source is None or source.op != "view" or source.attrs[0] != "expand" or len(view.shape) != len(lead) + 2:
+        if source is None or source.op not in ("view", "gather") or len(view.shape) != len(lead) + 2:
+            continue
+        if source.op == "view" and source.attrs[0] != "expand":
             continue
         for dim in range(len(lead)):
+            if source.op == "gather" and varies(source, (dim,)) and varies(source, (dim + 1,)):
+                continue
             sizes = source.shape[dim : dim + 2]
             whole = (*view.shape[:dim], *sizes, *view.shape[dim + 1 :])
             if whole == source.shape and same_sizes(

@@ -19,7 +19,8 @@ def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, in
 
     ``rows``, ``keys``, ``depth`` and ``width`` are M, N, D and E; ``b0`` ... the sizes of the batch, ``g0`` ... of
     packed dimensions; ``o<operand>`` the first value of an index; ``s<operand>_<dim>`` an operand's stride along
-    dimension ``dim`` of (batch..., packed..., its own two).
+    dimension ``dim`` of (batch..., packed..., its own two); ``n<operand>_<dim>`` and ``c<operand>_<dim>`` size and
+    stride of a dimension that an index chooses along.
     """
     for name in ("rows", "keys", "depth", "width"):
         yield name, name, -1, -1
@@ -33,6 +34,9 @@ def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, in
             yield f"o{index}", "offset", index, -1
         for dim in range(layout.batch + layout.packed + 2):
             yield f"s{index}_{dim}", "stride", index, dim
+        for dim in range(operand.gathered):
+            yield f"n{index}_{dim}", "gathered size", index, dim
+            yield f"c{index}_{dim}", "gathered stride", index, dim
 
 
 def arguments(
@@ -50,6 +54,8 @@ def arguments(
         "packed": lambda operand, dim: geometry.packed[dim],
         "offset": lambda operand, dim: geometry.offsets[operand],
         "stride": lambda operand, dim: geometry.strides[operand][dim],
+        "gathered size": lambda operand, dim: geometry.gathered[operand][dim][0],
+        "gathered stride": lambda operand, dim: geometry.gathered[operand][dim][1],
     }
     integers = tuple(
         getattr(geometry, what) if operand < 0 and dim < 0 else value[what](operand, dim)
@@ -70,6 +76,7 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
     scores, elements = rows * geometry.keys, rows * geometry.width
     extents = {"query": (geometry.rows, geometry.depth), "key": (geometry.keys, geometry.depth)}
     extents |= {"value": (geometry.width, geometry.keys), "score": (geometry.rows, geometry.keys)}
+    extents |= {f"{kind}_source": extents[kind] for kind in ("key", "value")}
     moved = written = 0
     for operand, strides in zip(body.operands, geometry.strides, strict=True):
         if operand.buffer is None:
@@ -77,7 +84,7 @@ def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
         own = extents.get(operand.kind, (geometry.rows, 1 if operand.row else geometry.width))
         touched = item_size(operand.dtype)
         for size, stride in zip((*geometry.batch, *geometry.packed, *own), strides, strict=True):
-            touched *= size if stride or operand.kind == "store" else 1
+            touched *= size if stride or operand.kind == "store" or operand.gathered else 1
         moved += touched
         written += touched if operand.kind == "store" else 0
     flops = 2 * scores * (geometry.depth + geometry.width) + pointwise_flops(body.instructions, elements)

@@ -21,8 +21,11 @@ from jitgen.ir.views import Strided
 
 PACKED_ROWS = 32
 """Rows of the query up to which heads that share keys are packed."""
-_INNER = {"query": 1, "key": 1, "value": 0, "load": 1, "store": 1}
+_INNER = {"query": 1, "key": 1, "key_source": 1, "value": 0, "value_source": 0, "load": 1, "store": 1}
 """Which of an operand's own two strides is along D or E."""
+_SHARED = ("key", "value", "key_source", "value_source")
+SOURCES = ("key_source", "value_source")
+"""Kinds of operand that keys or values are computed from."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Layout:
         batch: dimensions whose indices share no keys, collapsed.
         packed: dimensions whose indices share keys and count as rows.
         operands: for each operand: of scores ``"task"``, ``"row"``, ``"key"`` or ``"both"``, by what an element depends
-            on beside the batch; of others ``"contiguous"`` along D or E, ``"strided"``, ``"row"`` or ``"task"``.
+            on beside the batch; of others ``"contiguous"`` along D or E, ``"strided"``, ``"row"`` or ``"task"``, and
+            ``"key"`` where it is the same for all elements of a key.
         unit: the largest power of two, at most 16, that D, E and the strides and addresses of contiguous operands are
             multiples of (GPU; else 1).
         wide: whether an index can reach 2**31, or a size 2**30.
@@ -56,6 +60,7 @@ class Geometry:
         strides: for each operand, in elements: along the batch, the packed dimensions, and its own two. A dimension of
             one element has stride 0.
         offsets: for each operand, in elements from its buffer's pointer.
+        gathered: for each operand, (size, stride) of each dimension that an index chooses along.
     """
 
     batch: tuple[int, ...]
@@ -66,6 +71,7 @@ class Geometry:
     width: int
     strides: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
+    gathered: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
     def tasks(self) -> int:
@@ -83,11 +89,13 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     *lead, rows, width = (symbols.evaluate(size, call.environment) for size in body.shape)
     depth, keys = (symbols.evaluate(contraction.length, call.environment) for contraction in body.contractions)
     views = [locate(o.movements, base_of(o, call.environment, call.buffers), call.environment) for o in body.operands]
-    free = [_free(view) for view in views]
+    rank = len(body.shape)
+    free = [_free(view)[:rank] for view in views]
+    gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
     leader = body.stores[0]
     sizes, outer = collapse(tuple(lead), [strides[:-2] for strides in free], leader)
     shared = [
-        all(outer[i][dim] == 0 for i, operand in enumerate(body.operands) if operand.kind in ("key", "value"))
+        all(outer[i][dim] == 0 for i, operand in enumerate(body.operands) if operand.kind in _SHARED)
         for dim in range(len(sizes))
     ]
     packed = [dim for dim, size in enumerate(sizes) if shared[dim] and size > 1 and rows <= PACKED_ROWS]
@@ -104,11 +112,12 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
         width,
         strides,
         tuple(view.offset for view in views),
+        gathered,
     )
     kinds = tuple(_kind(operand, step[len(batch) :]) for operand, step in zip(body.operands, strides, strict=True))
     reach = [
-        sum((size - 1) * abs(s) for size, s in zip(v.sizes, f, strict=True) if size)
-        for v, f in zip(views, free, strict=True)
+        sum((size - 1) * abs(s) for size, s in (*zip(v.sizes, f, strict=False), *chosen) if size)
+        for v, f, chosen in zip(views, free, gathered, strict=True)
     ]
     large = [
         size
@@ -134,6 +143,8 @@ def _kind(operand: Operand, strides: Sequence[int]) -> str:
     if operand.row:
         return "row"
     inner = (first, second)[_INNER[operand.kind if operand.kind in _INNER else "load"]]
+    if operand.kind in SOURCES and inner == 0:
+        return "key"
     return "contiguous" if inner == 1 else "strided"
 
 
@@ -142,12 +153,14 @@ def _unit(body: Body, geometry: Geometry, kinds: Sequence[str], call: Call) -> i
     unit = 16
     while geometry.depth % unit or geometry.width % unit:
         unit //= 2
-    for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
+    operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
+    for operand, kind, strides, offset, gathered in operands:
         if kind == "contiguous" and operand.buffer is not None:
             size = item_size(operand.dtype)
             inner = len(strides) - 2 + _INNER[operand.kind]
             steps = [offset * size, call.buffers[operand.buffer].alignment]
             steps += [step * size for dim, step in enumerate(strides) if dim != inner]
+            steps += [step * size for _, step in gathered]
             while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
                 unit //= 2
     return unit

@@ -220,13 +220,19 @@ class _Builder:
         return self._split(query)
 
     def _in_memory(self, operand: Node, transposed: bool) -> Node:
-        """The keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor. What is the same
-        for several heads is materialized once."""
+        """The keys (lead..., N, D) or values (``transposed``: (lead..., E, N)) as views of a tensor, or as the kernel
+        computes them. What is the same for several heads is materialized once."""
         copies = {id(node): node.inputs[0] for node in topological([operand]) if is_copy(node)}
         operand = self._split(self.mover.substituted(operand, copies))
         if under_views(operand).op == "input":
             return operand
         rank = len(operand.shape)
+        if self.partition.device.dialect != "cuda":  # whose kernels copy tiles of tensors
+            from jitgen.families.attention.computed import in_kernel
+
+            computed = in_kernel(operand, rank - 2 if transposed else rank - 1, self.mover)
+            if computed is not None:
+                return computed
         swap = ("permute", (*range(rank - 2), rank - 1, rank - 2))
         rows = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
         node = self.mover.move(operand, swap, rows) if transposed else operand

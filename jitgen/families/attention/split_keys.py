@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.attention.layout import SOURCES
 from jitgen.families.attention.schedule import splits
 from jitgen.families.family import ANY_FAMILY, KernelRewrite
 from jitgen.ir import symbols
@@ -21,7 +22,7 @@ from jitgen.ir.graph import Shape
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Stage, grid_axes
 
-READ = ("query", "key", "value", "score")
+READ = ("query", "key", "value", "score", *SOURCES)
 """Kinds of operand that the walk over the keys reads; others are the results' own."""
 DIALECTS = ("triton", "cuda")
 """Dialects whose kernels walk one range of the keys each."""
@@ -77,13 +78,13 @@ def _walk(body: Body, temporaries: Sequence[Operand], count: int) -> Body:
     """The contractions of ``body`` over ranges of keys, whose products and row values are stored as they are."""
     used = [index for index, operand in enumerate(body.operands) if operand.kind in READ]
     number = {index: place for place, index in enumerate(used)}
+
+    def renumbered(read: Sequence[Instruction]) -> tuple[Instruction, ...]:
+        return tuple(replace(i, attr=number[i.attr]) if i.op in ("load", "iota", "gather") else i for i in read)
+
     query, value = (
-        replace(
-            contraction,
-            x=tuple(replace(i, attr=number[i.attr]) if i.op in ("load", "iota") else i for i in contraction.x),
-            weight=tuple(number[index] for index in contraction.weight),
-        )
-        for contraction in body.contractions
+        replace(c, x=renumbered(c.x), w=renumbered(c.w), weight=tuple(number[index] for index in c.weight))
+        for c in body.contractions
     )
     operands = [body.operands[index] for index in used]
     instructions: list[Instruction] = []

@@ -11,15 +11,17 @@ from typing import Any
 
 from jitgen.codegen import environment, triton
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Built, Line
+from jitgen.codegen.printing import Built, Line, Source, printed
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
-from jitgen.families.attention.bounds import Ends, Words
-from jitgen.families.attention.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.bounds import Words
+from jitgen.families.attention.context import Attention, Computed, Operand, Rule, bounds, ends_of
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.schedule import TritonSchedule
 from jitgen.families.operands import ACCESS_BYTES, item_size
 from jitgen.ir.program import Kernel
 
+AT_ONCE, MOST_AT_ONCE = 1024, 128
+"""Integers of a tensor whose ends a program finds at once, and tiles where it needs none: what its threads hold."""
 WORDS = Words("False", "True", "tl.minimum", "tl.maximum")
 
 
@@ -28,15 +30,12 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     (body,) = kernel.bodies
     memory = [operand for operand in of.operands if operand.pointer]
     scores = list(of.rule.operands)
-    # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    known = {
-        o.index: _ends(o)
-        for o in scores
-        if o.is_integer and (o.kind in ("task", "row") or (o.kind == "key" and not o.pointer))
-    }
+    known = {o.index: ends_of(o) for o in scores if o.is_integer and o.kind != "both"}
     found = bounds(body, layout, known, WORDS)
     text = " ".join([found.hidden, found.open, *(expression for _, expression, _ in found.lines)])
-    precision = {c.weight[0]: c.precision if c.dtype == "float32" else "ieee" for c in body.contractions}
+    key_ends = [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text]
+    by_tensor = any(operand.pointer for operand in key_ends)
+    precisions = [c.precision if c.dtype == "float32" else "ieee" for c in body.contractions]
     context: dict[str, Any] = {
         "parameters": [*(o.pointer for o in memory), *of.integers, *(name for name, _ in of.scalars)],
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
@@ -48,21 +47,19 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
         "bases": [f"at{o.index} = {base_of_task(o, layout)}" for o in of.operands],
         "query": [_query(o, layout, schedule) for o in of.query],
         "query_lines": of.query_lines,
-        "query_value": triton.store_cast(of.query_value, of.key.dtype),
+        "query_value": triton.store_cast(of.query_value, of.key_dtype),
         "tasks_of": [_once(o) for o in scores if o.kind == "task"],
         "rows_of": [_row_value(o, layout) for o in scores if o.kind == "row"],
         "row_ends": [o for o in scores if o.kind == "row" and f"low_of{o.index}" in text],
-        "key_ends": [o for o in scores if o.kind == "key" and f"low_of{o.index}" in text],
+        "key_ends": key_ends,
+        "at_once": AT_ONCE // schedule.block_n if by_tensor else MOST_AT_ONCE if schedule.splits > 1 else 0,
         "bounds": [(name, expression) for name, expression, _ in found.lines],
         "hidden": found.hidden,
         "open": found.open,
         "masked": of.masked,
-        "phases": _phases(of, layout),
-        "key": _tile(of.key, f"column * {of.key.own[0]}", "d", of.key.own[1], "depth", schedule.even_d),
-        "value": _tile(of.value, f"column * {of.value.own[1]}", "e", of.value.own[0], "width", schedule.even_e),
-        "key_dtype": dialect.storage_types[of.key.dtype],
-        "value_dtype": dialect.storage_types[of.value.dtype],
-        "precisions": [precision[of.key.index], precision[of.value.index]],
+        "phases": _phases(of, layout, schedule, dialect),
+        "value_dtype": dialect.storage_types[of.value_dtype],
+        "precisions": precisions,
         "row_loads": [_result_load(o, layout, schedule) for o in of.row_loads],
         "row_lines": of.row_lines,
         "loads": [_result_load(o, layout, schedule) for o in of.loads],
@@ -93,20 +90,14 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Attentio
     return context, options
 
 
-def _ends(operand: Operand) -> Ends:
-    if operand.kind == "task":
-        return Ends(f"x{operand.index}", f"x{operand.index}")
-    return Ends(f"low_of{operand.index}", f"high_of{operand.index}")
-
-
 def _units(of: Attention, layout: Layout) -> dict[str, int]:
     """What the sizes and strides that decide the width of an access are multiples of."""
     units = {"depth": layout.unit, "width": layout.unit}
     for operand in of.operands:
         if operand.kind == "contiguous" and operand.pointer:
             unit = min(layout.unit, ACCESS_BYTES // item_size(operand.dtype))
-            inner = operand.own[0] if operand.role == "value" else operand.own[1]
-            strides = (*operand.batch, *operand.packed, *operand.own)
+            inner = operand.own[0] if operand.role in ("value", "value_source") else operand.own[1]
+            strides = (*operand.batch, *operand.packed, *operand.own, *(stride for _, stride in operand.gathered))
             units |= {name: unit for name in strides if name != inner}
     return units
 
@@ -152,10 +143,68 @@ def _tile(operand: Operand, rows: str, inner: str, stride: str, size: str, even:
     return {"edge": load("(column < keys)[:, None]", beyond), "whole": load(beyond)}
 
 
-def _phases(of: Attention, layout: Layout) -> list[dict[str, Any]]:
+def _computed(
+    of: Computed, name: str, inner: str, size: str, even: bool, edge: bool, dialect: Dialect
+) -> tuple[list[str], str]:
+    """A tile of keys or values [keys, elements] that is computed: its lines, and the expression of its value.
+
+    Args:
+        name: what the names of values begin with.
+        inner: the indices along the elements, ``size`` their number, ``even`` whether that is the tile's.
+        edge: whether there may be keys beyond the last.
+    """
+    at, masks = {}, {}
+    for index, operand in of.operands.items():
+        row, step = operand.own if operand.role == "key_source" else reversed(operand.own)
+        at[index] = f"at{index} + (column * {row})[:, None]"
+        at[index] += "" if operand.kind == "key" else f" + {_inner(operand, inner, step)}"
+        beyond = "" if even or operand.kind == "key" else f"({inner} < {size})"
+        masks[index] = " & ".join(filter(None, ["(column < keys)[:, None]" if edge else "", beyond]))
+    sources = {
+        i: Source(o.pointer, at[i], o.gathered, o.dtype, masks[i])
+        for i, o in of.operands.items()
+        if o.gathered and o.pointer
+    }
+    found = printed(of.instructions, dialect, name, sources=sources)
+    lines: list[str] = []
+    for position, instruction in enumerate(of.instructions):
+        line = found.lines.get(position)
+        if line is not None:
+            lines.append(f"{line.text}{line.mark}")
+        elif instruction.op in ("load", "iota"):
+            operand = of.operands[instruction.attr]
+            load = f"tl.load({operand.pointer} + {at[operand.index]}{_mask(masks[operand.index])})"
+            value = triton.load_cast(load, operand.dtype) if operand.pointer else f"({at[operand.index]}).to(tl.int64)"
+            lines.append(f"{found.names[position]} = {value}")
+    value = found.names[len(of.instructions) - 1]
+    # What is loaded where nothing is may be any number, and times a weight of zero it must be zero.
+    hidden = " & ".join(
+        filter(None, ["(column < keys)[:, None]" if edge else "", "" if even else f"({inner} < {size})"])
+    )
+    value = f"tl.where({hidden}, {value}, 0)" if hidden else value
+    return lines, triton.store_cast(value, of.dtype)
+
+
+def _phases(of: Attention, layout: Layout, schedule: TritonSchedule, dialect: Dialect) -> list[dict[str, Any]]:
     """The three loops over tiles: those before the open ones, these, and those after."""
-    edge = {"edge": True, **_rule(of.rule, layout)}
-    whole = {"edge": False, **_rule(of.unmasked, layout)}
+
+    def tiles(edge: bool) -> dict[str, Any]:
+        lines: dict[str, list[str]] = {"key": [], "value": []}
+        tile = {}
+        for role, inner, size, even in (
+            ("key", "d", "depth", schedule.even_d),
+            ("value", "e", "width", schedule.even_e),
+        ):
+            operand, computed = (of.key, of.computed_key) if role == "key" else (of.value, of.computed_value)
+            if computed is not None:
+                lines[role], tile[role] = _computed(computed, role[0], inner, size, even, edge, dialect)
+                continue
+            row, step = operand.own if role == "key" else reversed(operand.own)
+            tile[role] = _tile(operand, f"column * {row}", inner, step, size, even)["edge" if edge else "whole"]
+        return {"key": tile["key"], "value": tile["value"], "key_lines": lines["key"], "value_lines": lines["value"]}
+
+    edge = {"edge": True, **tiles(True), **_rule(of.rule, layout)}
+    whole = {"edge": False, **tiles(False), **_rule(of.unmasked, layout)}
     before = [{"range": "first, open_first", **edge}] if of.masked else []
     return [
         *before,
@@ -230,7 +279,8 @@ def _used(context: dict[str, Any], of: Attention) -> str:
     lines = [line.text for line in every]
     for name in ("query", "tasks_of", "rows_of", "row_loads", "loads"):
         lines += context[name]
-    lines += [text for phase in context["phases"] for text in phase["loads"]]
+    for phase in context["phases"]:
+        lines += [*phase["loads"], *phase["key_lines"], *phase["value_lines"], phase["key"], phase["value"]]
     lines += [store["stored"] for store in (*context["row_stores"], *context["stores"])]
-    lines += [context["key"]["edge"], context["value"]["edge"], context["query_value"]]
+    lines.append(context["query_value"])
     return environment.select_functions(environment.header("jitgen_triton.py", None), "\n".join(lines))

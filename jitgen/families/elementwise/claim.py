@@ -11,14 +11,15 @@ views over ``input`` and ``iota``. Each value is stored through a chain of views
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Node, Shape, topological, under_views
 from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
+from jitgen.ir.scatters import scatter_store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import BARRIERS, Mover
 
@@ -34,7 +35,7 @@ MAX_STORES = 32
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
-    """Regions for all ``values``."""
+    """Regions for all ``values``; a scatter that is left is an update in place of distinct elements."""
     return Claim(_regions(values, partition.mover, partition.materialize), [None] * len(values))
 
 
@@ -54,10 +55,15 @@ def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node]
     through it); it returns the ``input`` node that stands for the temporary.
     """
     groups: dict[Shape, list[Store]] = {}
+    updates: list[Store] = []
     for index, node in enumerate(results):
-        groups.setdefault(node.shape, []).append(Store(index, node))
+        if node.op == "scatter":
+            updates.append(scatter_store(index, node, mover))
+        else:
+            groups.setdefault(node.shape, []).append(Store(index, node))
     regions: list[Region] = []
     pending = [_region(shape, group) for shape, stores in groups.items() for group in _in_groups(stores)]
+    pending += [_region(store.value.shape, [store]) for store in updates]
     while pending:
         region = pending.pop(0)
         replacements = _without_one_concatenation(region, mover, materialize)
@@ -90,6 +96,8 @@ def _add(regions: list[Region], region: Region, mover: Mover) -> None:
     """
     leaves = _leaves(region.stores)
     for index, other in enumerate(regions):
+        if region.is_update or other.is_update:  # each orders its dimensions by the one result that it writes
+            continue
         if len(other.shape) == len(region.shape) and len(other.stores) + len(region.stores) <= MAX_STORES:
             theirs = _leaves(other.stores)
             shared = {id(leaf) for leaf in leaves} & {id(leaf) for leaf in theirs}
@@ -108,7 +116,7 @@ def _add(regions: list[Region], region: Region, mover: Mover) -> None:
 def _leaves(stores: Sequence[Store]) -> list[Node]:
     """The inputs, or views of inputs, that ``stores`` read."""
     seen: dict[int, Node] = {}
-    stack = [store.value for store in stores]
+    stack = [node for store in stores for node in store.sources]
     while stack:
         node = stack.pop()
         if id(node) not in seen:
@@ -123,7 +131,7 @@ def _without_one_concatenation(
 ) -> list[Region] | None:
     """Regions that replace ``region`` and have one concatenation less, or one that is nearer to the region's own
     coordinates; None where ``region`` has none."""
-    nodes = topological(store.value for store in region.stores)
+    nodes = topological(node for store in region.stores for node in store.sources)
     inside = _reached_without_views(region)
     for node in nodes:
         if node.op == "cat" and id(node) in inside:
@@ -141,7 +149,7 @@ def _without_one_concatenation(
 def _reached_without_views(region: Region) -> set[int]:
     """Nodes that are computed at the region's own coordinates: reached from a store through pointwise nodes."""
     reached: set[int] = set()
-    stack = [store.value for store in region.stores]
+    stack = [node for store in region.stores for node in store.sources]
     while stack:
         node = stack.pop()
         if id(node) not in reached:
@@ -160,14 +168,8 @@ def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:
         length = concatenated.shape[dim]
         shape = (*region.shape[:dim], length, *region.shape[dim + 1 :])
         memo: dict[int, Node] = {id(cat): concatenated}
-        stores = tuple(
-            replace(
-                store,
-                value=_sliced(store.value, dim, start, length, mover, memo),
-                movements=(*store.movements, (("slice", dim, start, 1), shape)),
-            )
-            for store in region.stores
-        )
+        sliced = functools.partial(_sliced, dim=dim, start=start, length=length, mover=mover, memo=memo)
+        stores = tuple(store.moved(("slice", dim, start, 1), shape, sliced) for store in region.stores)
         regions.append(_region(shape, stores))
         start = symbols.add(start, length)  # type: ignore[assignment]
     return regions
@@ -198,19 +200,15 @@ def _sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo:
 
 def _reshaped(region: Region, shape: Shape, mover: Mover) -> Region:
     """``region`` with the iteration space ``shape``, which has the same elements in the same order."""
-    stores = tuple(
-        replace(
-            store,
-            value=mover.move(store.value, ("reshape",), shape),
-            movements=(*store.movements, (("reshape",), shape)),
-        )
-        for store in region.stores
-    )
-    return _region(shape, stores)
+
+    def reshaped(node: Node) -> Node:
+        return mover.move(node, ("reshape",), shape)
+
+    return _region(shape, tuple(store.moved(("reshape",), shape, reshaped) for store in region.stores))
 
 
 def _substitute(region: Region, old: Node, new: Node, mover: Mover) -> Region:
     """``region`` with ``new`` in place of ``old``."""
     memo: dict[int, Node] = {id(old): new}
-    stores = tuple(replace(store, value=mover.substituted(store.value, memo)) for store in region.stores)
-    return _region(region.shape, stores)
+    stores = (store.with_sources(lambda node: mover.substituted(node, memo)) for store in region.stores)
+    return _region(region.shape, tuple(stores))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Source, printed
@@ -33,6 +33,7 @@ class OperandContext:
         offset: the parameter with an iota's first value; empty for others.
         alignment: what the address is a multiple of, in bytes.
         gathered: (size, stride) of each dimension that an index chooses along: parameters, or 1.
+        indices: of a store, the names of the values that choose along these.
     """
 
     index: int
@@ -48,6 +49,23 @@ class OperandContext:
     offset: str = ""
     alignment: int = 1
     gathered: tuple[tuple[str, str], ...] = ()
+    indices: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> str:
+        """Of a store, the offset that its indices make; empty where it has none."""
+        terms = zip(self.indices, self.gathered, strict=False)
+        return " + ".join(index if stride == "1" else f"{index} * {stride}" for index, (_, stride) in terms)
+
+    def inside(self, within: str, conjunction: str) -> str:
+        """Of a store, whether all its indices are in range.
+
+        Args:
+            within: the dialect's test of one, over ``{0}``, the index, and ``{1}``, the size.
+            conjunction: between two.
+        """
+        terms = zip(self.indices, self.gathered, strict=False)
+        return conjunction.join(within.format(index, size) for index, (size, _) in terms)
 
     @property
     def memory(self) -> bool:
@@ -163,8 +181,11 @@ def _region(
         if operand.kind == "gather"
     }
     found = printed(body.instructions, dialect, coarse=body.coarse, sources=sources)
+    chosen = {
+        i.attr[0]: tuple(found.names[index] for index in i.args[1:]) for i in body.instructions if i.op == "scatter"
+    }
     operands = tuple(
-        _operand(number, index, operand, layout, found.values[index], dialect)
+        replace(_operand(number, index, operand, layout, found.values[index], dialect), indices=chosen.get(index, ()))
         for index, operand in enumerate(body.operands)
     )
     shape = ", ".join(map(str, body.shape))

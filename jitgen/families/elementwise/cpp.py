@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -51,6 +51,7 @@ def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, An
     found = _gathers(region, body, dialect)
     halved = _is_halved(region, found)
     stores = [_store(operand, halved) for operand in region.stores]
+    by_row = [o for o in region.stores if o.indices and o.kind == "contiguous"]
     return {
         "index": region.index,
         "title": region.title,
@@ -63,18 +64,20 @@ def _region(region: RegionContext, body: Body, dialect: Dialect) -> dict[str, An
         "operands": [_operand(operand, region.rank) for operand in region.operands],
         "scalars": [_load(operand, False) for operand in region.loads if _is_constant(operand)],
         "fetched": [_fetched(o, region.rank) for o in region.loads if o.memory and o.kind == "contiguous"],
-        "before": found.before,
+        "before": [*(_load(o, False) for o in region.loads if not o.memory and o.constant_in_row), *found.before],
         "rows": found.rows,
         "loads": [
-            *(_load(operand, halved) for operand in region.loads if not _is_constant(operand)),
+            *(_load(operand, halved) for operand in region.loads if not operand.constant_in_row),
             *(_loaded_row(row, halved) for row in found.rows),
         ],
-        "gathers": [{"index": o.index, "offset": _offset(o)} for o in region.gathers if o.index in found.single],
-        "checked": bool(region.gathers),
+        "gathers": [{"index": o.index, "offset": _offset(o)} for o in region.operands if o.index in found.single],
+        "checked": bool(region.gathers or any(operand.indices for operand in region.stores)),
+        "chosen_rows": [{"index": o.index, "storage": o.storage, **_chosen(o), "local": o.local} for o in by_row],
         "lines": found.lines,
         "scratch_stores": [],
         "reductions": [],
         "stores": stores,
+        "scattered": [store for store in stores if store["spare"]],
         "streamed": [store for store in stores if store["group"]],
     }
 
@@ -100,17 +103,22 @@ class _Gathers:
     before: tuple[Line, ...]
     rows: tuple[_Row, ...]
     lines: tuple[Line, ...]
-    single: frozenset[int]
+    single: frozenset[int]  # and a store whose place differs from element to element
 
 
 def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
-    if not region.gathers:
+    is_scatter = any(operand.indices for operand in region.stores)
+    if not region.gathers and not is_scatter:
         return _Gathers((), (), region.lines, frozenset())
     constant: set[int] = set()
+    found: dict[int, Line] = {}
     for position, instruction in enumerate(body.instructions):
         if instruction.op in ("load", "iota", "gather"):
-            if instruction.op == "load" and region.operands[instruction.attr].constant_in_row:
+            is_constant = region.operands[instruction.attr].constant_in_row
+            if instruction.op != "gather" and is_constant:
                 constant.add(position)
+            elif instruction.op == "gather" and is_constant and is_scatter and constant.issuperset(instruction.args):
+                constant.add(position)  # which the place of a row may depend on
         elif constant.issuperset(instruction.args):
             constant.add(position)
     rows, lines, single = [], [], set()
@@ -124,9 +132,21 @@ def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
         for argument, (size, stride) in zip(instruction.args, operand.gathered, strict=True):
             within = f"jitgen::within({_name_of(argument, region, body)}, {size}, any_outside)"
             terms.append(within if stride == "1" else f"{within} * {stride}")
-        rows.append(_Row(line, operand, " + ".join([operand.local, *terms])))
-    before = tuple(line for line in region.lines if line.position in constant)
+        address = " + ".join([operand.local, *terms])
+        if line.position in constant:
+            text = dialect.assign(line.type, line.value, f"jitgen::load(*({address}))")
+            found[line.position] = replace(line, text=text)
+        else:
+            rows.append(_Row(line, operand, address))
+    single |= {operand.index for operand in region.stores if operand.indices and operand.kind != "contiguous"}
+    before = tuple(found.get(line.position, line) for line in region.lines if line.position in constant)
     return _Gathers(before, tuple(rows), tuple(lines), frozenset(single))
+
+
+def _chosen(operand: OperandContext) -> dict[str, str]:
+    """Where the indices of a store choose, whether they are in range, and whether it is an error that they are not."""
+    inside = operand.inside("jitgen::is_within({0}, {1})", " && ")
+    return {"chosen": operand.chosen, "inside": inside, "reported": operand.inside("{0} != jitgen::left_out", " && ")}
 
 
 def _name_of(position: int, region: RegionContext, body: Body) -> str:
@@ -154,6 +174,8 @@ def _loaded_row(row: _Row, halved: bool) -> dict[str, str]:
 def _is_halved(region: RegionContext, gathers: _Gathers) -> bool:
     """Whether a group's elements may be computed in another order than that in memory (``Halves`` in group.hpp)."""
     if gathers.single or any(row.operand.constant_in_row for row in gathers.rows):
+        return False
+    if any(operand.indices for operand in region.stores):
         return False
     moving = [operand for operand in region.operands if not operand.constant_in_row]
     return all(operand.dtype == "bfloat16" and operand.kind == "contiguous" for operand in moving)
@@ -193,20 +215,31 @@ def _load(operand: OperandContext, halved: bool) -> dict[str, str]:
         "local": operand.local,
         "halves": halves,
         "expression": expression,
+        "text": f"const {operand.type} {operand.value} = {expression};",
+        "mark": "",
     }
 
 
 def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
     group = "GroupOfHalves" if halved else "Group"
-    return {
+    found = {
         "index": operand.index,
         "local": operand.local,
         "storage": operand.storage,
         "value": operand.value,
         "offset": _offset(operand),
         "group": group if operand.kind == "contiguous" else "",
+        "spare": "",
         "bypasses_cache": f"output{operand.index}.past",
     }
+    if operand.indices and operand.kind == "contiguous":
+        return {**found, "group": "", "local": f"chosen{operand.index}"}
+    if operand.indices:
+        chosen, spare = _chosen(operand), f"spare{operand.index}"
+        address = f"{operand.local} + at{operand.index} + {chosen['chosen']}"
+        place = f"jitgen::place({address}, {chosen['inside']}, {chosen['reported']}, &{spare}, outside)"
+        return {**found, "spare": spare, "local": place, "offset": "0"}
+    return found
 
 
 def _offset(operand: OperandContext) -> str:

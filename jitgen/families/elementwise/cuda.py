@@ -60,7 +60,12 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
         "parameters": [f"{kind} {name}" for kind, name in region_parameters(region, "Index")],
         "arguments": [name for _, name in region_parameters(region, "Index")],
         "loads": [operand for operand in operands if operand["role"] in ("load", "iota")],
-        "stores": [operand for operand in operands if operand["role"] == "store"],
+        "stores": [operand for operand in operands if operand["role"] == "store" and not operand["indices"]],
+        "scatters": [
+            operand | {"inside": found.inside("jitgen::is_within({0}, {1})", " && ")}
+            for operand, found in zip(operands, region.operands, strict=True)
+            if operand["indices"]
+        ],
         "gathers": [operand for operand in operands if operand["role"] == "gather"],
     }
 

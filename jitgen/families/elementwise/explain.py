@@ -18,8 +18,10 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, devic
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         operations = sum(instruction.op in OPS for instruction in body.instructions)
         width = f"{schedule.vectors[region]} wide" if device.is_gpu else "vectorised by the compiler"
+        chosen = any(body.operands[index].gathered for index in body.stores)
         lines.append(
             f"region {region}: {operations} operations over {layout.rank} collapsed dimension"
             f"{'s' * (layout.rank > 1)}, {width}; operands {', '.join(layout.operands)}"
+            f"{'; stored in place, where indices choose' if chosen else ''}"
         )
     return lines

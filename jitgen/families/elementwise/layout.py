@@ -84,10 +84,18 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
         locate(operand.movements, base_of(operand, environment, call.buffers), environment) for operand in body.operands
     ]
     rank = len(sizes)
-    collapsed, strides = collapse(sizes, [view.strides[:rank] for view in views], body.stores[0])
     gathered = tuple(tuple(zip(view.sizes[rank:], view.strides[rank:], strict=True)) for view in views)
+    walked, store = [view.strides[:rank] for view in views], body.stores[0]
+    chosen = body.operands[store].gathered > 0
+    if chosen:
+        collapsed, strides = collapse(sizes, [*walked, _order(walked[store], gathered[store])], len(views))
+        strides = strides[: len(views)]
+    else:
+        collapsed, strides = collapse(sizes, walked, store)
     geometry = Geometry(collapsed, strides, tuple(view.offset for view in views), gathered)
-    kinds = tuple(_kind(operand, stride) for operand, stride in zip(body.operands, strides, strict=True))
+    kinds = tuple(_kind(operand, stride, chosen) for operand, stride in zip(body.operands, strides, strict=True))
+    if chosen and not (kinds[store] == "contiguous" and _is_chosen_by_row(body, strides)):
+        kinds = (*kinds[:store], "strided")  # its only store
     reach = [
         sum((size - 1) * abs(step) for size, step in (*zip(collapsed, stride, strict=True), *chosen))
         for stride, chosen in zip(strides, gathered, strict=True)
@@ -98,25 +106,58 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, Geometry]:
     return Layout(len(collapsed), kinds, unit, wide, neighbours), geometry
 
 
-def _kind(operand: Operand, strides: tuple[int, ...]) -> str:
+def _order(strides: tuple[int, ...], gathered: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """By what strides dimensions are ordered: those of a result at computed places. Along a dimension where only an
+    index decides, its steps are as long as the longest of those that indices choose along."""
+    step = max(abs(stride) for _, stride in gathered)
+    return tuple(stride or step for stride in strides)
+
+
+def _is_chosen_by_row(body: Body, strides: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the indices of the body's scatter are the same for all of the innermost dimension."""
+    (scatter,) = (instruction for instruction in body.instructions if instruction.op == "scatter")
+    return constant_in_row(body, [stride[-1] for stride in strides]).issuperset(scatter.args[1:])
+
+
+def constant_in_row(body: Body, inner: Sequence[int]) -> set[int]:
+    """The positions of instructions whose results are the same for all of the innermost dimension, along which operands
+    have the strides ``inner``."""
+    constant: set[int] = set()
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op in ("load", "iota"):
+            if inner[instruction.attr] == 0:
+                constant.add(position)
+        elif instruction.op == "gather":
+            if inner[instruction.attr] == 0 and constant.issuperset(instruction.args):
+                constant.add(position)
+        elif constant.issuperset(instruction.args):
+            constant.add(position)
+    return constant
+
+
+def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
+    """The kind of an operand; of an index that may choose the place of a row, also whether it is constant there."""
     if operand.kind == "iota":
-        return "strided"
+        return "broadcast" if chosen and strides[-1] == 0 else "strided"
     if operand.kind == "load" and not any(strides):
         return "scalar"
     return {1: "contiguous", 0: "broadcast"}.get(strides[-1], "strided")
 
 
 def _unit(body: Body, geometry: Geometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
+    """See ``Layout.unit``."""
     unit = MAX_UNIT
     inner = geometry.sizes[-1]
     if len(geometry.sizes) > 1:
         while inner % unit:
             unit //= 2
-    for operand, kind, strides, offset in zip(body.operands, kinds, geometry.strides, geometry.offsets, strict=True):
-        if kind != "contiguous" or operand.buffer is None or operand.gathered:
+    operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
+    for operand, kind, strides, offset, gathered in operands:
+        if kind != "contiguous" or operand.buffer is None or operand.kind == "gather":
             continue
         size = item_size(operand.dtype)
         steps = [offset * size, *(stride * size for stride in strides[:-1]), buffers[operand.buffer].alignment]
+        steps += [stride * size for _, stride in gathered]
         while unit > 1 and any(step % min(unit * size, ACCESS_BYTES) for step in steps):
             unit //= 2
     return unit

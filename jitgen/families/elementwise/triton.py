@@ -98,6 +98,9 @@ def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str
     stores = [operand for operand in operands if operand["role"] == "store"]
     for store in stores:
         store["stored"] = triton.store_cast(store["value"], store["dtype"])
+        store["at"] = " + ".join(term for term in (store["at"], store["chosen"]) if term)
+    for operand, store in zip(region.stores, stores, strict=True):
+        store["inside"] = operand.inside("({0} >= 0) & ({0} < {1})", " & ")
     return fields(region) | {
         "condition": condition(region, regions, "if block < {end}", "else", chain="el"),
         "parameters": [name for _, name in region_parameters(region, "")],

@@ -19,7 +19,7 @@ from jitgen.families.scatter.claim import NAME, claim
 FAMILY = Family(
     name=NAME,
     claim=claim,
-    decide=deferred(__name__, "by_element.decide"),
+    decide=deferred(__name__, "by_pairs.decide"),
     layout=deferred(__name__, "layout.layout"),
     candidates=deferred(__name__, "schedule.candidates"),
     render=deferred(__name__, "render.render"),

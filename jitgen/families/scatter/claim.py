@@ -2,7 +2,8 @@
 
 Its base is left to do, into the same memory, unless the result is an argument that is updated and the base is that
 argument; a region that updates memory runs after all that write it (``families/partition.py``). What the values and the
-indices need other than pointwise operations is materialized, and so is a scatter that is no result itself.
+indices need other than pointwise operations is materialized, and so is a scatter that is no result itself. A scatter
+that replaces distinct elements of an argument is left to pointwise kernels, which compute it beside other results.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jitgen.ir.analysis import rewritten
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.regions import Region, Store, row_axes
+from jitgen.ir.scatters import in_order
 from jitgen.ir.views import BARRIERS
 
 NAME = "scatter"
@@ -27,7 +29,10 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     regions: list[Region] = []
     rest: list[Node | None] = []
     for position, node in enumerate(values):
-        if node.op == "scatter" and not partition.decide(NAME, question(node)).fused:
+        update = _pointwise_update(node, len(values) == 1, partition) if node.op == "scatter" else None
+        if update is not None:
+            rest.append(update)
+        elif node.op == "scatter" and not partition.decide(NAME, question(node)).fused:
             rest.append(without_scatters(by_element(node, partition.mover), partition))
         elif node.op == "scatter":
             regions.append(_region(position, node, partition))
@@ -35,6 +40,30 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         else:
             rest.append(without_scatters(node, partition))
     return Claim(regions, rest)
+
+
+def _pointwise_update(node: Node, is_alone: bool, partition: Partition) -> Node | None:
+    """``node`` as a scatter that replaces distinct elements of an argument, with values and indices that a pointwise
+    kernel can compute; None where it is none, or where a walk of its values is one kernel on a CPU."""
+    if node.attrs[0] != "set" or not partition.is_updated(node):
+        return None
+    from jitgen.families.scatter.by_pairs import with_last_values
+    from jitgen.families.scatter.distinct import is_distinct
+
+    distinct: Node | None = node
+    if not is_distinct(node, partition):
+        is_one_kernel = is_alone and not any(child.op == "cat" for child in topological(node.inputs[1:]))
+        is_walked = is_one_kernel and not partition.device.is_gpu
+        distinct = None if is_walked else with_last_values(node, partition, NAME)
+    if distinct is None:
+        return None
+    base, *sources = distinct.inputs
+    found = []
+    for source in sources:
+        source = without_scatters(source, partition)
+        is_pointwise = not any(child.op in ("reduce", "scan", "sort") for child in topological([source]))
+        found.append(source if is_pointwise else partition.materialize(source))
+    return partition.mover.builder.like(node, (base, *found))
 
 
 def without_scatters(root: Node, partition: Partition) -> Node:
@@ -50,15 +79,8 @@ def _region(position: int, node: Node, partition: Partition) -> Region:
     base, *sources = node.inputs
     kind, coordinates, movements = node.attrs
     sources = [_pointwise(source, partition) for source in sources]
-    shape = sources[0].shape
-    rank = len(shape)
-    walked = [dim for dim in range(rank) if dim not in coordinates]
-    order = (*(dim for dim in range(rank) if dim in coordinates), *walked)
-    if order != tuple(range(rank)):
-        shape = tuple(shape[dim] for dim in order)
-        moved = partition.mover.move
-        sources = [s if s.op in ("const", "scalar") else moved(s, ("permute", order), shape) for s in sources]
-        coordinates = tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates)
+    walked = sum(dim not in coordinates for dim in range(len(sources[0].shape)))
+    shape, coordinates, sources = in_order(sources, coordinates, partition.mover)
     target = movements[-1][1] if movements else base.shape
     movements = (*movements, *to_iteration_space(target, shape, coordinates))
     # The region reads its result and not the base, for which a number stands.
@@ -66,7 +88,7 @@ def _region(position: int, node: Node, partition: Partition) -> Region:
     value = partition.mover.builder.make(
         "scatter", (nothing, *sources), node.dtype, shape, (kind, coordinates, ()), node.location
     )
-    return Region(NAME, row_axes(shape, len(walked)), (Store(position, value, movements),))
+    return Region(NAME, row_axes(shape, walked), (Store(position, value, movements),))
 
 
 def _pointwise(root: Node, partition: Partition) -> Node:

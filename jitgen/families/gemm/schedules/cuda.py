@@ -63,7 +63,8 @@ SIMT_DECODE_BLOCK_K = 64
 
 
 def candidates(problem: Problem) -> Sequence[GemmSchedule]:
-    """The schedules for ``problem``: every tile of a wgmma mainloop, otherwise the one of a rule."""
+    """The schedules for ``problem``: every tile of a wgmma mainloop, and each with an alternative; otherwise the one of
+    a rule. A measured row names one tile, and takes the first that agrees with it: the one without an alternative."""
     candidate: BlockSchedule
     if accumulator_dtype(problem.dtype) not in FLOATS:
         candidate = replace(_simt(problem), cluster_k_splits=1)  # blocks of a cluster exchange floats alone

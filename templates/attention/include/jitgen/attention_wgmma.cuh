@@ -192,12 +192,20 @@ struct AttentionKernel {
 
   JITGEN_DEVICE void produce() const {
     const int thread = threadIdx.x - Shape::consumers;
-    constexpr bool alone = Config::key_copied && Config::value_copied && Config::most_splits == 1;
-    if (alone && thread >= 32) return;
+    // One warp asks for tensor copies. The others only meet the cluster: nothing else keeps them from falling behind a
+    // barrier by a whole phase.
+    const bool idle = Config::key_copied && Config::value_copied && thread >= 32;
+    if (idle && (Config::most_splits == 1 || splits == 1)) return;
     Ring ring;
     uint32_t query_phase = 1;
     for (PieceWalk walk = pieces(); walk.more(); ++walk.round) {
       if (!walk.live()) continue;
+      if (Config::most_splits > 1 && idle) {
+        __syncwarp();
+        cluster_sync();
+        cluster_sync();
+        continue;
+      }
       const Piece piece = walk.piece();
       const Task task = operands.task(piece.task);
       const int row = piece.row_block * Shape::rows;
@@ -206,7 +214,7 @@ struct AttentionKernel {
       Tiles tiles(of_keys.begin, of_keys.end);
       const auto look = [&](int tile) { return operands.template look<Config::keys>(task, rows, tile); };
       bool more = tiles.next(look);
-      barrier_wait_in_place(query_empty(), query_phase);
+      if (thread < 32) barrier_wait_in_place(query_empty(), query_phase);
       query_phase ^= 1;
       if (thread == 0) start({piece.task, piece.row_block, piece.range, more}, task, row);
       int before = -1;
@@ -226,6 +234,7 @@ struct AttentionKernel {
         cluster_sync();
       }
     }
+    if (thread >= 32) return;
     barrier_wait_in_place(query_empty(), query_phase);
     if (thread == 0) {
       *piece_ticket() = {-1, 0, 0, 0};

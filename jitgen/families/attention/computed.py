@@ -1,0 +1,148 @@
+"""Keys and values that a kernel computes as it reads them: from the pages of a cache, from codes and scales.
+
+``k_pages[table]`` is a gather, and the view of it that has all keys of a sequence in one dimension is a reshape, which
+merges blocks (an index chooses their page) with the positions in a page. No strides describe it, but indices do: key n
+is position ``n % P`` of the page that the table has for block ``n // P``. So the reshape becomes a gather whose indices
+are computed.
+
+What is computed pointwise of one tensor of keys and of values that are the same for all elements of a key, such as
+``codes * scale``, is left in place: reading codes is cheaper than reading a copy of the keys, and it needs none.
+"""
+
+from __future__ import annotations
+
+from jitgen.families.operands import item_size
+from jitgen.ir import symbols
+from jitgen.ir.analysis import rewritten, varying
+from jitgen.ir.gathers import gathered_dims
+from jitgen.ir.graph import Node, Shape, topological, under_views
+from jitgen.ir.ops import OPS
+from jitgen.ir.symbols import Size
+from jitgen.ir.views import Mover
+
+MOST_OPERATIONS = 16
+"""Operations for an element of a key that each block of rows does again; more of them are done once, before."""
+
+
+def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
+    """``node``, keys or values with the elements of a key along ``inner``, as a kernel may compute them; None where
+    they have to be in memory before."""
+    node = with_computed_pages(node, mover)
+    order = topological([node])
+    varied = varying(order)
+    reached, stack = {id(node): node}, [node]
+    while stack:  # down to what is loaded
+        for child in _computed_from(stack.pop()):
+            if id(child) not in reached:
+                reached[id(child)] = child
+                stack.append(child)
+    leaves = [each for each in reached.values() if not _computed_from(each) and each.op not in ("const", "scalar")]
+    gathers = [each for each in reached.values() if each.op == "gather"]
+    if any(under_views(each).op not in ("input", "iota") for each in leaves):
+        return None
+    if any(inner in varied[id(index)] for gather in gathers for index in gather.inputs[1:]):
+        return None
+    loaded = [each for each in (*leaves, *gathers) if inner in varied[id(each)]]
+    narrow = all(under_views(each).op != "iota" and item_size(each.dtype) <= item_size(node.dtype) for each in loaded)
+    few = sum(each.op in OPS or each.op == "cast" for each in reached.values()) <= MOST_OPERATIONS
+    return node if len(loaded) == 1 and narrow and few else None
+
+
+def _computed_from(node: Node) -> tuple[Node, ...]:
+    """What a kernel computes an element of ``node`` from; none where it is loaded."""
+    if node.op == "gather":
+        return node.inputs[1:]
+    return node.inputs if node.op in OPS or node.op == "cast" else ()
+
+
+def with_computed_pages(root: Node, mover: Mover) -> Node:
+    """``root`` where reshapes that merge what an index chooses with positions are gathers with computed indices."""
+
+    def change(node: Node, rebuilt: Node) -> Node:
+        if rebuilt.op != "view":
+            return rebuilt
+        (source,) = rebuilt.inputs
+        if source.op == "gather" and rebuilt.attrs[0] == "reshape":
+            return _merged(source, rebuilt.shape, mover) or rebuilt
+        return mover.move(source, rebuilt.attrs, rebuilt.shape)
+
+    if not any(node.op == "gather" for node in topological([root])):
+        return root
+    return rewritten(root, mover, change)
+
+
+def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
+    """The reshape of ``gather`` to ``shape``, where it merges a dimension along which an index chooses with the next
+    one, and leaves the others as they are. That sizes say so may become a guard."""
+    sizes = gather.shape
+    if len(shape) != len(sizes) - 1:
+        return None
+    varied = frozenset().union(*(varying(topological([index]))[id(index)] for index in gather.inputs[1:]))
+    for block in range(len(shape)):
+        if block in gather.attrs or block + 1 not in gather.attrs or (block not in varied and sizes[block] != 1):
+            continue
+        merged = (*sizes[:block], symbols.product(sizes[block : block + 2]), *sizes[block + 2 :])
+        same = [symbols.compare("eq", left, right) for left, right in zip(merged, shape, strict=True)]
+        if all(symbols.evaluate(condition, mover.environment) for condition in same):
+            break
+    else:
+        return None
+    if not all(map(mover.decide, same)):
+        return None
+    at, place, length = block, block + 1, sizes[block + 1]
+    make, builder = mover.builder.make, mover.builder
+    position = make("iota", (), "int64", shape, (at,))
+    size = builder.scalar(length, "int64") if not isinstance(length, int) else builder.const(length, "int64")
+    chosen = {
+        block: make("floor_divide", (position, size), "int64", shape),
+        place: make("remainder", (position, size), "int64", shape),
+    }
+    indices = [_reindexed(index, block, place, chosen, shape, mover) for index in gather.inputs[1:]]
+    if any(index is None for index in indices):
+        return None
+    coordinates = []
+    of = gathered_dims(gather.attrs)
+    for dim, coordinate in enumerate(gather.attrs):
+        if coordinate in chosen:
+            indices.append(chosen[coordinate])
+            coordinates.append(-len(indices))
+        elif coordinate < 0:
+            coordinates.append(-1 - of.index(dim))
+        else:
+            coordinates.append(coordinate - (coordinate > place))
+    found = [index for index in indices if index is not None]
+    return make("gather", (gather.inputs[0], *found), gather.dtype, shape, tuple(coordinates), gather.location)
+
+
+def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shape: Shape, mover: Mover) -> Node | None:
+    """``root``, an index that is the same along ``place``, at the block of each position of ``shape``; None where it
+    varies along ``place`` or is computed otherwise than pointwise of tensors."""
+    order = topological([root])
+    varied = varying(order)
+    if place in varied[id(root)]:
+        return None
+    memo: dict[int, Node] = {}
+    for node in order:
+        if node.op in ("const", "scalar"):
+            memo[id(node)] = node
+        elif node.op in OPS or node.op == "cast":
+            children = [memo.get(id(child)) for child in node.inputs]
+            if any(child is None for child in children):
+                return None
+            memo[id(node)] = mover.builder.like(node, [c for c in children if c is not None], shape)
+        elif under_views(node).op == "input" and len(node.shape) == len(root.shape):
+            memo[id(node)] = _looked_up(node, block, place, chosen[block], shape, varied[id(node)], mover)
+    return memo.get(id(root))
+
+
+def _looked_up(
+    table: Node, block: int, place: int, chosen: Node, shape: Shape, varied: frozenset[int], mover: Mover
+) -> Node:
+    """The element of ``table`` for the block of each position of ``shape``."""
+    one: tuple[Size, ...] = (*table.shape[:place], *table.shape[place + 1 :])
+    single = mover.move(mover.slice(table, place, 0, 1), ("squeeze", place), one)
+    if block not in varied:  # the same for all blocks
+        first = mover.slice(single, block, 0, 1)
+        return mover.move(first, ("expand",), shape)
+    coordinates = tuple(-1 if dim == block else dim for dim in range(len(one)))
+    return mover.builder.make("gather", (single, chosen), table.dtype, shape, coordinates, table.location)

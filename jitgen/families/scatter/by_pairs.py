@@ -1,0 +1,120 @@
+"""Updates whose values may choose one element, stored by a pointwise kernel: the last value of each element is found
+before, by comparing the indices of every pair of values.
+
+An append of tokens to pages has no proof that pages are distinct, and a walk in order leaves a GPU's threads waiting
+for memory at each token. Tokens of a step are few, so that all pairs of them are compared in less time; keys and values
+share the answer. A value that another one replaces gets the index ``LEFT_OUT``, which no kernel reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.family import Partition
+from jitgen.families.scatter import by_element
+from jitgen.ir import symbols
+from jitgen.ir.analysis import one_of, varying
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.program import Decision
+from jitgen.ir.scatters import LEFT_OUT
+
+MOST_PAIRS = {True: 2**26, False: 2**14}
+"""Pairs of values, on a GPU and on a CPU, that are compared in less time than a walk in their order takes (estimates:
+an H200 compares 2**26 in about 0.1 ms; a CPU walks values as fast as it copies them)."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The question whether the last value of each element is found by comparing ``pairs`` of values."""
+
+    pairs: Any
+
+    def __str__(self) -> str:
+        return f"scatter whose values make {self.pairs} pairs"
+
+    def at(self, environment: Mapping[str, Any]) -> Pairs:
+        """The question with a number."""
+        return replace(self, pairs=symbols.evaluate(self.pairs, environment))
+
+    def placement(self, fused: bool) -> str:
+        """How it is computed, in words."""
+        return "beside other results, after the last value of each element is found" if fused else "a kernel of its own"
+
+    def decide(self, device: Device) -> Decision:
+        """Whether they are compared."""
+        if self.pairs <= MOST_PAIRS[device.is_gpu]:
+            return Decision(True, "the indices of each pair are compared, and the last value of an element stays")
+        return Decision(False, "there are too many pairs to compare")
+
+
+def decide(question: Any, device: Device) -> Decision:
+    """The answer to a question of this family; see ``Family.decide``."""
+    return question.decide(device) if isinstance(question, Pairs) else by_element.decide(question, device)
+
+
+def with_last_values(node: Node, partition: Partition, family: str) -> Node | None:
+    """The scatter ``node``, which replaces elements of an argument, with distinct elements: values that a later one
+    replaces are left out. None where there are too many pairs of values."""
+    base, value, *indices = node.inputs
+    varied = varying(topological(indices))
+    walked = [dim for dim, size in enumerate(value.shape) if dim not in node.attrs[1] and size != 1]
+    kept = sorted(frozenset(walked).union(*(varied[id(index)] for index in indices)))
+    sizes = [value.shape[dim] for dim in kept]
+    pairs = symbols.product([*sizes, *(value.shape[dim] for dim in walked)])
+    if not partition.decide(family, Pairs(pairs)).fused:
+        return None
+    mover, make = partition.mover, partition.mover.builder.make
+    others = [dim for dim in range(len(value.shape)) if dim not in kept]
+    rank, count = len(kept), len(walked)
+    shape = (*sizes, *(value.shape[dim] for dim in walked))
+
+    def of_pairs(index: Node, order: Sequence[int]) -> Node:
+        """An index of one value of each pair; ``order`` are the pairs' dimensions as that value has them."""
+        index = _squeezed(one_of(index, others, mover), others, mover)
+        if any(child.op == "gather" for child in topological([index])):
+            index = partition.materialize(index)  # which is looked up once for each value, and not for each pair
+        for number in range(count):
+            index = mover.move(index, ("unsqueeze", rank + number), (*index.shape, 1))
+        index = mover.move(index, ("expand",), tuple(shape[dim] for dim in order))
+        return mover.move(index, ("permute", tuple(order)), shape)
+
+    first_order = list(range(rank + count))
+    second_order = list(first_order)
+    for number, dim in enumerate(walked):
+        at = kept.index(dim)
+        second_order[at], second_order[rank + number] = rank + number, at
+
+    def position(dims: Sequence[int]) -> Node:
+        found: Node = mover.builder.const(0, "int64")
+        step: Any = 1
+        for dim in reversed(dims):
+            along = make("iota", (), "int64", shape, (dim,))
+            steps = make("mul", (along, mover.builder.scalar(step, "int64")), "int64", shape)
+            found = make("add", (found, steps), "int64", shape)
+            step = symbols.mul(step, shape[dim])
+        return found
+
+    later = make("gt", (position(range(rank, rank + count)), position([kept.index(d) for d in walked])), "bool", shape)
+    for index in indices:
+        if index.op not in ("const", "scalar"):
+            same = make("eq", (of_pairs(index, first_order), of_pairs(index, second_order)), "bool", shape)
+            later = make("bitwise_and", (later, same), "bool", shape)
+    dims = tuple(range(rank, rank + count))
+    replaced = make("reduce", (later,), "bool", (*sizes, *[1] * count), ("any", dims), node.location)
+    replaced = partition.materialize(replaced)
+    for dim in reversed(dims):
+        replaced = mover.move(replaced, ("squeeze", dim), replaced.shape[:-1])
+    for dim in others:
+        replaced = mover.move(replaced, ("unsqueeze", dim), (*replaced.shape[:dim], 1, *replaced.shape[dim:]))
+    replaced = mover.move(replaced, ("expand",), value.shape)
+    first = make("where", (replaced, mover.builder.const(LEFT_OUT, "int64"), indices[0]), "int64", value.shape)
+    return mover.builder.like(node, (base, value, first, *indices[1:]))
+
+
+def _squeezed(node: Node, dims: Sequence[int], mover: Any) -> Node:
+    for dim in reversed(dims):
+        node = mover.move(node, ("squeeze", dim), (*node.shape[:dim], *node.shape[dim + 1 :]))
+    return node

@@ -1,0 +1,235 @@
+"""``KVCache`` and ``PagedKVCache``: a decoder's keys and values, whose methods are generated kernels.
+
+A step of a layer is ``append`` and ``attend``; after the last layer, ``advance`` says that the tokens are there. The
+lengths are in memory on the device and no method reads them on the host, so that a captured CUDA graph of a step serves
+every length. A function of one's own that does more in one kernel (rotate, split, append) takes the buffers as
+arguments and calls ``jitgen.nn.functional`` within ``@jitgen.jit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jitgen.call.function import JitFunction
+from jitgen.nn import functional
+
+_QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _write(keys: Any, values: Any, k: Any, v: Any, start: Any, ring: bool) -> None:
+    functional.append(keys, k.to(keys.dtype), start, ring)
+    functional.append(values, v.to(values.dtype), start, ring)
+
+
+def _write_codes(keys: Any, values: Any, of_keys: Any, of_values: Any, k: Any, v: Any, start: Any, ring: bool) -> None:
+    for codes, scales, new in ((keys, of_keys, k), (values, of_values, v)):
+        made, scale = functional.quantized(new, codes.dtype)
+        functional.append(codes, made, start, ring)
+        functional.append(scales, scale, start, ring)
+
+
+def _attend(q: Any, keys: Any, values: Any, start: Any, window: Any, ring: bool, scale: Any) -> Any:
+    return functional.attend(q, keys.to(q.dtype), values.to(q.dtype), start, window=window, ring=ring, scale=scale)
+
+
+def _attend_codes(
+    q: Any, keys: Any, values: Any, of_keys: Any, of_values: Any, start: Any, window: Any, ring: bool, scale: Any
+) -> Any:
+    k = functional.dequantized(keys, of_keys, q.dtype)
+    v = functional.dequantized(values, of_values, q.dtype)
+    return functional.attend(q, k, v, start, window=window, ring=ring, scale=scale)
+
+
+def _require_same(keys: Any, values: Any, k: Any, v: Any) -> None:
+    """ValueError where keys and values differ in more than the last size. Traced, it is a guard: places are shared."""
+    if keys.shape[:3] != values.shape[:3] or k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"keys {tuple(k.shape)} and values {tuple(v.shape)} are of different tokens")
+
+
+def _write_pages(keys: Any, values: Any, k: Any, v: Any, table: Any, start: Any) -> None:
+    _require_same(keys, values, k, v)
+    page, place = functional.places_in_pages(table, start, k.shape[2], keys.shape[2])
+    functional.append_pages(keys, k.to(keys.dtype), page, place)
+    functional.append_pages(values, v.to(values.dtype), page, place)
+
+
+def _write_page_codes(
+    keys: Any, values: Any, of_keys: Any, of_values: Any, k: Any, v: Any, table: Any, start: Any
+) -> None:
+    _require_same(keys, values, k, v)
+    _require_same(keys, of_keys, k, v)
+    _require_same(keys, of_values, k, v)
+    page, place = functional.places_in_pages(table, start, k.shape[2], keys.shape[2])
+    for codes, scales, new in ((keys, of_keys, k), (values, of_values, v)):
+        made, scale = functional.quantized(new, codes.dtype)
+        functional.append_pages(codes, made, page, place)
+        functional.append_pages(scales, scale, page, place)
+
+
+def _attend_pages(q: Any, keys: Any, values: Any, table: Any, start: Any, window: Any, scale: Any) -> Any:
+    k, v = functional.paged(keys, table).to(q.dtype), functional.paged(values, table).to(q.dtype)
+    return functional.attend(q, k, v, start, window=window, scale=scale)
+
+
+def _attend_page_codes(
+    q: Any, keys: Any, values: Any, of_keys: Any, of_values: Any, table: Any, start: Any, window: Any, scale: Any
+) -> Any:
+    k = functional.dequantized(functional.paged(keys, table), functional.paged(of_keys, table), q.dtype)
+    v = functional.dequantized(functional.paged(values, table), functional.paged(of_values, table), q.dtype)
+    return functional.attend(q, k, v, start, window=window, scale=scale)
+
+
+class _Cache(torch.nn.Module):
+    """What both caches have.
+
+    Buffers:
+        keys, values: in the dtype of the cache.
+        key_scales, value_scales: float32, one for each token and head; None where keys are no codes.
+        lengths: (B) int64, the tokens of each sequence before the current step.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None
+    value_scales: torch.Tensor | None
+    lengths: torch.Tensor
+
+    def __init__(
+        self,
+        batch: int,
+        shape: tuple[int, int, int],
+        depth: int,
+        value_depth: int | None,
+        dtype: torch.dtype,
+        device: Any,
+        backend: str | None,
+    ):
+        super().__init__()
+        width = depth if value_depth is None else value_depth
+        self.register_buffer("keys", torch.zeros((*shape, depth), dtype=dtype, device=device))
+        self.register_buffer("values", torch.zeros((*shape, width), dtype=dtype, device=device))
+        is_quantized = dtype in _QUANTIZED
+        for name in ("key_scales", "value_scales"):
+            self.register_buffer(name, torch.ones(shape, device=device) if is_quantized else None)
+        self.register_buffer("lengths", torch.zeros(batch, dtype=torch.int64, device=device))
+        # The triton dialect has attention kernels that read pages and codes.
+        self._backend = backend or ("triton" if self.keys.is_cuda else None)
+        self._functions: dict[Any, JitFunction] = {}
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if function not in self._functions:
+            self._functions[function] = JitFunction(function, backend=self._backend)
+        return self._functions[function](*args)
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        """Keys and values, with their scales where there are any."""
+        scales = () if self.key_scales is None or self.value_scales is None else (self.key_scales, self.value_scales)
+        return (self.keys, self.values, *scales)
+
+    def advance(self, tokens: int = 1) -> None:
+        """Count ``tokens`` appended ones, after all layers that share ``lengths`` have read them."""
+        self.lengths += tokens
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.lengths.zero_()
+
+
+class KVCache(_Cache):
+    """Keys and values in places of their own.
+
+    Args:
+        batch, heads, length, depth: B, heads of keys, positions and elements of a key.
+        value_depth: elements of a value, where they are others.
+        dtype: of what is kept; int8 and float8 are codes, with a scale for each token and head.
+        window: positions that a row sees at most, its own included. Then the cache is a ring buffer of ``window`` - 1
+            positions and the tokens of a step, and ``length`` counts for nothing.
+        tokens: with a window, tokens of a step at most.
+        backend: of the kernels, as for ``jitgen.jit``.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        length: int,
+        depth: int,
+        *,
+        value_depth: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+        window: int | None = None,
+        tokens: int = 1,
+        backend: str | None = None,
+    ):
+        places = length if window is None else window - 1 + tokens
+        super().__init__(batch, (batch, heads, places), depth, value_depth, dtype, device, backend)
+        self.window = window
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
+
+        Raises:
+            ValueError: more tokens than a ring buffer keeps beside its window.
+        """
+        ring = self.window is not None
+        if self.window is not None and k.shape[2] > self.keys.shape[2] - self.window + 1:
+            raise ValueError(
+                f"{k.shape[2]} tokens at once, but the ring buffer has {self.keys.shape[2] - self.window + 1} places "
+                "beside its window; make it with a larger tokens="
+            )
+        function = _write if self.key_scales is None else _write_codes
+        self._call(function, *self._tensors(), k, v, self.lengths, ring)
+
+    def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
+        function = _attend if self.key_scales is None else _attend_codes
+        ring = self.window is not None
+        return self._call(function, q, *self._tensors(), self.lengths, self.window, ring, scale)
+
+
+class PagedKVCache(_Cache):
+    """Keys and values in pages, which the table gives to sequences.
+
+    Args:
+        batch, heads, depth: as of ``KVCache``.
+        pages, page_size: of the memory that the sequences share.
+        blocks: pages of a sequence at most.
+        value_depth, dtype, device, backend: as of ``KVCache``.
+
+    Buffers:
+        table: (B, blocks) int64, the page of each block of positions. The user fills it; no page belongs to two
+            sequences that are appended to.
+    """
+
+    table: torch.Tensor
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        pages: int,
+        page_size: int,
+        blocks: int,
+        depth: int,
+        *,
+        value_depth: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+        backend: str | None = None,
+    ):
+        super().__init__(batch, (pages, heads, page_size), depth, value_depth, dtype, device, backend)
+        self.register_buffer("table", torch.zeros((batch, blocks), dtype=torch.int64, device=device))
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them."""
+        function = _write_pages if self.key_scales is None else _write_page_codes
+        self._call(function, *self._tensors(), k, v, self.table, self.lengths)
+
+    def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
+        function = _attend_pages if self.key_scales is None else _attend_page_codes
+        return self._call(function, q, *self._tensors(), self.table, self.lengths, None, scale)

@@ -1,0 +1,195 @@
+// Attention of a few rows that share keys: elements of a key or a value are in lanes. See jitgen/attention.hpp.
+#pragma once
+
+#include "jitgen/attention_rows.hpp"
+
+namespace jitgen {
+namespace attention {
+
+// A few rows that share keys: elements of a key or a value are in lanes.
+template <class A>
+struct Few {
+  using T = typename A::Compute;
+  using Rows = typename A::Rows;
+  static constexpr int64_t width = width_of<T>;
+  static constexpr int64_t in_flight = 8;  // accumulators
+
+  struct Shape {
+    int64_t rows, keys, wide, deep;
+    int64_t state() const { return rows * (2 + wide); }
+    int64_t own(const A&) const {
+      return rows * deep + keys * (deep + wide) + rows * keys + int64_t(sizeof(Rows) / sizeof(T)) + 128;
+    }
+  };
+  static Shape shape(const A& a, int64_t) {
+    return {a.packed_rows(), 128, round_up(a.width, width), round_up(a.depth, width)};
+  }
+  static int64_t blocks(const A&, const Shape&) { return 1; }
+
+  const A& a;
+  const Shape shape_;
+  T* const state;
+  T *queries, *keys, *values, *scores;
+  Rows* rows;
+
+  Few(const A& a, const Shape& shape, int64_t, T* state, T* own) : a(a), shape_(shape), state(state) {
+    queries = own;
+    keys = queries + shape.rows * shape.deep;
+    values = keys + shape.keys * shape.deep;
+    scores = values + shape.keys * shape.wide;
+    rows = reinterpret_cast<Rows*>(round_up(reinterpret_cast<intptr_t>(scores + shape.rows * shape.keys), 64));
+  }
+
+  T* top(T* of) const { return of; }
+  T* total(T* of) const { return of + shape_.rows; }
+  T* sums(T* of, int64_t row) const { return of + 2 * shape_.rows + row * shape_.wide; }
+
+  void start() {
+    for (int64_t lane = 0; lane < lanes_of<T>; ++lane) a.place(*rows, lane, lane < shape_.rows ? lane : shape_.rows - 1);
+    a.settle(*rows);
+    __builtin_memset(queries, 0, shape_.rows * shape_.deep * sizeof(T));
+    for (int64_t row = 0; row < shape_.rows; ++row) {
+      a.query(row, queries + row * shape_.deep);
+      top(state)[row] = minus_infinity<T>;
+    }
+    __builtin_memset(total(state), 0, shape_.rows * (1 + shape_.wide) * sizeof(T));
+    // What is beyond the end of a key and of a value stays zero.
+    __builtin_memset(keys, 0, shape_.keys * (shape_.deep + shape_.wide) * sizeof(T));
+  }
+
+  void walk(int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; n += shape_.keys) {
+      const int64_t last = n + shape_.keys < end ? n + shape_.keys : end;
+      const Seen own = seen(a, *rows, n, last);
+      if (own.first == own.last) continue;
+      const int64_t count = own.last - own.first;
+      int64_t stride = shape_.deep;
+      const T* const from = in_place<A::key_contiguous>(a.key(own.first), a.key_stride, a.depth, keys, stride);
+      if (from == keys) fill_keys(a, own.first, own.last, keys, shape_.deep);
+      for (int64_t row = 0; row < shape_.rows; ++row) dots(queries + row * shape_.deep, from, stride, count, scores + row * shape_.keys);
+      stride = shape_.wide;
+      const T* const with = in_place<A::value_contiguous>(a.value(own.first), a.value_stride, a.width, values, stride);
+      if (with == values) fill_values(a, own.first, own.last, values, shape_.wide);
+      for (int64_t row = 0; row < shape_.rows; ++row) {
+        T* const of = scores + row * shape_.keys;
+        if (own.state == open) {
+          a.template scores<true>(*rows, row, own.first, count, of);
+        } else {
+          a.template scores<false>(*rows, row, own.first, count, of);
+        }
+        softmax(row, count, of);
+        weighted(of, count, with, stride, sums(state, row));
+      }
+    }
+  }
+
+  // The rows in memory themselves where they are vectors of the compute type, with their stride; else the buffer `to`.
+  template <bool contiguous, class Storage>
+  JITGEN_INLINE const T* in_place(const Storage* from, int64_t from_stride, int64_t elements, T* to, int64_t& stride) {
+    if constexpr (contiguous && !is_computed<Storage> && sizeof(Storage) == sizeof(T)) {
+      if (elements % width == 0) {
+        stride = from_stride;
+        return reinterpret_cast<const T*>(from);
+      }
+    }
+    return to;
+  }
+
+  void dots(const T* query, const T* from, int64_t stride, int64_t count, T* to) const {
+    int64_t n = 0;
+    for (; n + width <= count; n += width) {
+      Vector<T> sum[width] = {};
+      for (int64_t d = 0; d < shape_.deep; d += width) {
+        const Vector<T> element = load_vector<Vector<T>>(query + d);
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < width; ++k) {
+          accumulate(sum[k], load_vector<Vector<T>>(from + (n + k) * stride + d), element);
+        }
+      }
+      transpose(sum);
+      for (int64_t half = width / 2; half > 0; half /= 2) {
+        for (int64_t k = 0; k < half; ++k) sum[k] += sum[k + half];
+      }
+      store_vector(to + n, sum[0]);
+    }
+    for (; n < count; ++n) {
+      Vector<T> sum = {};
+      for (int64_t d = 0; d < shape_.deep; d += width) {
+        accumulate(sum, load_vector<Vector<T>>(from + n * stride + d), load_vector<Vector<T>>(query + d));
+      }
+      T parts[width];
+      store_vector(parts, sum);
+      for (int64_t half = width / 2; half > 0; half /= 2) {
+        for (int64_t k = 0; k < half; ++k) parts[k] += parts[k + half];
+      }
+      to[n] = parts[0];
+    }
+  }
+
+  void softmax(int64_t row, int64_t count, T* of) const {
+    const T before = top(state)[row];
+    T most = before;
+#pragma omp simd reduction(max : most)
+    for (int64_t n = 0; n < count; ++n) most = of[n] > most ? of[n] : most;
+    const T base = base_of_top(most);
+    T sum = 0;
+#pragma omp simd
+    for (int64_t n = 0; n < count; ++n) of[n] = power(of[n] - base);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t n = 0; n < count; ++n) sum += of[n];
+    top(state)[row] = most;
+    if (most != before) {
+      const T scale = power(before - base);
+      total(state)[row] *= scale;
+      T* const to = sums(state, row);
+#pragma omp simd
+      for (int64_t e = 0; e < shape_.wide; ++e) to[e] *= scale;
+    }
+    total(state)[row] += sum;
+  }
+
+  // Adds the values, each times its weight.
+  void weighted(const T* weights, int64_t count, const T* from, int64_t stride, T* to) const {
+    int64_t e = 0;
+    for (; e + in_flight * width <= shape_.wide; e += in_flight * width) {
+      weighted_columns<in_flight>(weights, count, from + e, stride, to + e);
+    }
+    for (; e < shape_.wide; e += width) weighted_columns<1>(weights, count, from + e, stride, to + e);
+  }
+  template <int vectors>
+  JITGEN_INLINE void weighted_columns(const T* weights, int64_t count, const T* from, int64_t stride, T* to) {
+    Vector<T> sum[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) sum[v] = load_vector<Vector<T>>(to + v * width);
+    for (int64_t n = 0; n < count; ++n) {
+      const Vector<T> weight = splat(weights[n]);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) accumulate(sum[v], load_vector<Vector<T>>(from + n * stride + v * width), weight);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) store_vector(to + v * width, sum[v]);
+  }
+
+  void join(T* other) {
+    for (int64_t row = 0; row < shape_.rows; ++row) {
+      const T mine = top(state)[row], theirs = top(other)[row];
+      const T most = theirs > mine ? theirs : mine, base = base_of_top(most);
+      const T scale = power(mine - base), factor = power(theirs - base);
+      top(state)[row] = most;
+      total(state)[row] = total(state)[row] * scale + total(other)[row] * factor;
+      T *const to = sums(state, row), *const from = sums(other, row);
+      for (int64_t e = 0; e < shape_.wide; ++e) to[e] = to[e] * scale + from[e] * factor;
+    }
+  }
+
+  void finish() {
+    for (int64_t row = 0; row < shape_.rows; ++row) {
+      a.row_results(row, top(state)[row], total(state)[row]);
+      const bool none = a.keys == 0;
+      a.results(row, sums(state, row), none ? T(0) : top(state)[row], none ? T(1) : total(state)[row]);
+    }
+  }
+};
+
+}  // namespace attention
+}  // namespace jitgen

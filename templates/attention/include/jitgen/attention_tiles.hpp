@@ -1,0 +1,250 @@
+// Attention with rows in the lanes of vectors. See jitgen/attention.hpp.
+#pragma once
+
+#include "jitgen/attention_rows.hpp"
+
+namespace jitgen {
+namespace attention {
+
+// ------------------------------------------------------------------------------------------------------------ products
+
+// Rows of a product that are computed at once: each takes two registers.
+#if defined(JITGEN_AVX512)
+constexpr int together = 12;
+#else
+constexpr int together = 6;
+#endif
+
+// to[i][lane] = sum over t of a[i][t] * b[t][lane], or that added to it. Neighbours of a are those of i if `along`, else
+// those of t; `stride` is the other one's.
+template <class T, int count, bool adds, bool along>
+JITGEN_INLINE void product_tile(const T* a, int64_t stride, const T* b, int64_t depth, T* to) {
+  constexpr int64_t lanes = lanes_of<T>, width = width_of<T>;
+  Vector<T> sum[count][2];
+#pragma GCC unroll 12
+  for (int i = 0; i < count; ++i) {
+    sum[i][0] = adds ? load_vector<Vector<T>>(to + i * lanes) : Vector<T>{};
+    sum[i][1] = adds ? load_vector<Vector<T>>(to + i * lanes + width) : Vector<T>{};
+  }
+  for (int64_t t = 0; t < depth; ++t) {
+    const Vector<T> row[2] = {load_vector<Vector<T>>(b), load_vector<Vector<T>>(b + width)};
+#pragma GCC unroll 12
+    for (int i = 0; i < count; ++i) accumulate_block(sum[i], row, a + (along ? i : i * stride));
+    a += along ? stride : 1;
+    b += lanes;
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < count; ++i) {
+    store_vector(to + i * lanes, sum[i][0]);
+    store_vector(to + i * lanes + width, sum[i][1]);
+  }
+}
+
+template <class T, int count, bool adds, bool along>
+JITGEN_INLINE void product_rest(const T* a, int64_t stride, int64_t left, const T* b, int64_t depth, T* to) {
+  if constexpr (count > 0) {
+    if (left == count) return product_tile<T, count, adds, along>(a, stride, b, depth, to);
+    product_rest<T, count - 1, adds, along>(a, stride, left, b, depth, to);
+  }
+}
+
+template <class T, bool adds, bool along>
+__attribute__((noinline)) void product(const T* a, int64_t stride, int64_t count, const T* b, int64_t depth, T* to) {
+  int64_t i = 0;
+  for (; i + together <= count; i += together) {
+    product_tile<T, together, adds, along>(a + (along ? i : i * stride), stride, b, depth, to + i * lanes_of<T>);
+  }
+  product_rest<T, together - 1, adds, along>(a + (along ? i : i * stride), stride, count - i, b, depth,
+                                             to + i * lanes_of<T>);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- tiles
+
+// Rows in lanes.
+template <class A>
+struct Tiles {
+  using T = typename A::Compute;
+  using Rows = typename A::Rows;
+  static constexpr int64_t lanes = lanes_of<T>;
+
+  // Of a block of rows: for each chunk top, total and sums. Of a thread: what it computes them with.
+  struct Shape {
+    int64_t chunks, keys, wide, deep;
+    int64_t of_chunk() const { return (2 + wide) * lanes; }
+    int64_t state() const { return chunks * of_chunk(); }
+    int64_t own(const A& a) const {
+      const int64_t rows = round_up(chunks * int64_t(sizeof(Rows)), 64) / int64_t(sizeof(T));
+      return chunks * deep * lanes + keys * (a.depth + a.width) + keys * lanes + lanes * (deep > wide ? deep : wide) + rows + 64;
+    }
+  };
+
+  static Shape shape(const A& a, int64_t threads) {
+    Shape shape{1, most_keys, round_up(a.width, width_of<T>), round_up(a.depth, width_of<T>)};
+    const int64_t chunk_bytes = (shape.wide + shape.deep) * lanes * int64_t(sizeof(T));
+    shape.chunks = block_bytes / chunk_bytes;
+    shape.chunks = shape.chunks < 1 ? 1 : shape.chunks > most_chunks ? most_chunks : shape.chunks;
+    while (shape.chunks > 1 && (shape.chunks - 1) * lanes >= a.packed_rows()) --shape.chunks;
+    while (shape.chunks > 1 && a.tasks() * blocks(a, shape) < 2 * threads) shape.chunks = (shape.chunks + 1) / 2;
+    while (shape.keys > least_keys && shape.keys * (a.depth + a.width) * int64_t(sizeof(T)) > tile_bytes) shape.keys /= 2;
+    return shape;
+  }
+  static int64_t blocks(const A& a, const Shape& shape) {
+    const int64_t rows = shape.chunks * lanes;
+    return (a.packed_rows() + rows - 1) / rows;
+  }
+
+  const A& a;
+  const Shape shape_;
+  T* const state;
+  T *queries, *keys, *values, *scores, *line;
+  Rows* rows;
+  int64_t first_row, chunks;
+
+  Tiles(const A& a, const Shape& shape, int64_t block, T* state, T* own) : a(a), shape_(shape), state(state) {
+    queries = own;
+    keys = queries + shape.chunks * shape.deep * lanes;
+    values = keys + shape.keys * a.depth;
+    scores = reinterpret_cast<T*>(round_up(reinterpret_cast<intptr_t>(values + shape.keys * a.width), 64));
+    line = scores + shape.keys * lanes;
+    rows = reinterpret_cast<Rows*>(round_up(reinterpret_cast<intptr_t>(line + lanes * (shape.deep > shape.wide ? shape.deep : shape.wide)), 64));
+    first_row = block * shape.chunks * lanes;
+    const int64_t left = a.packed_rows() - first_row;
+    chunks = left < shape.chunks * lanes ? (left + lanes - 1) / lanes : shape.chunks;
+  }
+
+  int64_t live(int64_t chunk) const {
+    const int64_t left = a.packed_rows() - first_row - chunk * lanes;
+    return left < lanes ? left : lanes;
+  }
+  T* top(T* of, int64_t chunk) const { return of + chunk * shape_.of_chunk(); }
+
+  void start() {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t count = live(chunk), row = first_row + chunk * lanes;
+      // Lanes beyond the last row repeat it.
+      for (int64_t lane = 0; lane < lanes; ++lane) a.place(rows[chunk], lane, row + (lane < count ? lane : count - 1));
+      a.settle(rows[chunk]);
+      for (int64_t lane = 0; lane < count; ++lane) a.query(row + lane, line + lane * shape_.deep);
+      for (int64_t lane = count; lane < lanes; ++lane) {
+        __builtin_memcpy(line + lane * shape_.deep, line + (count - 1) * shape_.deep, a.depth * sizeof(T));
+      }
+      transposed(line, shape_.deep, lanes, shape_.deep, queries + chunk * shape_.deep * lanes, lanes);
+      T* const of = top(state, chunk);
+      for (int64_t lane = 0; lane < lanes; ++lane) of[lane] = minus_infinity<T>;
+      __builtin_memset(of + lanes, 0, (1 + shape_.wide) * lanes * sizeof(T));
+    }
+  }
+
+  void walk(int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; n += shape_.keys) {
+      const int64_t last = n + shape_.keys < end ? n + shape_.keys : end;
+      Seen some[most_chunks];
+      int64_t from = last, to = n;
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        some[chunk] = seen(a, rows[chunk], n, last);
+        if (some[chunk].first == some[chunk].last) continue;
+        from = some[chunk].first < from ? some[chunk].first : from;
+        to = some[chunk].last > to ? some[chunk].last : to;
+      }
+      if (from >= to) continue;
+      fill_keys(a, from, to, keys, a.depth);
+      fill_values(a, from, to, values, a.width);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const Seen own = some[chunk];
+        if (own.first < own.last) take(chunk, own, own.first - from);
+      }
+    }
+  }
+
+  // One chunk's rows and the keys that they see of a tile, the first of which is the tile's number `at`.
+  void take(int64_t chunk, const Seen& own, int64_t at) {
+    const int64_t count = own.last - own.first;
+    product<T, false, false>(keys + at * a.depth, a.depth, count, queries + chunk * shape_.deep * lanes, a.depth, scores);
+    if (own.state == open) {
+      a.template scores<true>(rows[chunk], own.first, count, scores);
+    } else {
+      a.template scores<false>(rows[chunk], own.first, count, scores);
+    }
+    T* const of = top(state, chunk);
+    T *const total = of + lanes, *const sums = of + 2 * lanes;
+    softmax(count, of, total, sums);
+    product<T, true, true>(values + at * a.width, a.width, a.width, scores, count, sums);
+  }
+
+  // Weights in place of scores, relative to the rows' new maxima; what was summed before is scaled to them.
+  void softmax(int64_t count, T* of, T* total, T* sums) {
+    constexpr int64_t width = width_of<T>;
+    Vector<T> most[2] = {load_vector<Vector<T>>(of), load_vector<Vector<T>>(of + width)};
+    for (int64_t n = 0; n < count; ++n) {
+      for (int v = 0; v < 2; ++v) {
+        const Vector<T> score = load_vector<Vector<T>>(scores + n * lanes + v * width);
+        most[v] = score > most[v] ? score : most[v];
+      }
+    }
+    alignas(64) T base[lanes], scale[lanes];
+    store_vector(base, most[0]);
+    store_vector(base + width, most[1]);
+    bool higher = false;
+    for (int64_t lane = 0; lane < lanes; ++lane) higher |= base[lane] != of[lane];
+#pragma omp simd
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const T now = base[lane];
+      base[lane] = base_of_top(now);
+      scale[lane] = power(of[lane] - base[lane]);
+      of[lane] = now;
+    }
+    for (int64_t n = 0; n < count; ++n) {
+#pragma omp simd
+      for (int64_t lane = 0; lane < lanes; ++lane) scores[n * lanes + lane] = power(scores[n * lanes + lane] - base[lane]);
+    }
+    Vector<T> sum[2] = {};
+    for (int64_t n = 0; n < count; ++n) {
+      for (int v = 0; v < 2; ++v) sum[v] += load_vector<Vector<T>>(scores + n * lanes + v * width);
+    }
+    for (int v = 0; v < 2; ++v) {
+      const Vector<T> factor = load_vector<Vector<T>>(scale + v * width);
+      const Vector<T> before = load_vector<Vector<T>>(total + v * width);
+      store_vector(total + v * width, (higher ? before * factor : before) + sum[v]);
+    }
+    if (higher) scaled(sums, scale);
+  }
+
+  void scaled(T* sums, const T* scale) const {
+    for (int64_t e = 0; e < a.width; ++e) {
+#pragma omp simd
+      for (int64_t lane = 0; lane < lanes; ++lane) sums[e * lanes + lane] *= scale[lane];
+    }
+  }
+
+  // Adds what `other` has of the same rows and further keys.
+  void join(T* other) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      T *const mine = top(state, chunk), *const theirs = top(other, chunk);
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const T most = theirs[lane] > mine[lane] ? theirs[lane] : mine[lane], base = base_of_top(most);
+        const T scale = power(mine[lane] - base), factor = power(theirs[lane] - base);
+        mine[lane] = most;
+        for (int64_t e = 1; e < 2 + a.width; ++e) {
+          mine[e * lanes + lane] = mine[e * lanes + lane] * scale + theirs[e * lanes + lane] * factor;
+        }
+      }
+    }
+  }
+
+  void finish() {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      T* const of = top(state, chunk);
+      transposed(of + 2 * lanes, lanes, shape_.wide, lanes, line, shape_.wide);
+      for (int64_t lane = 0; lane < live(chunk); ++lane) {
+        const int64_t row = first_row + chunk * lanes + lane;
+        a.row_results(row, of[lane], of[lanes + lane]);
+        // A product over no keys is zero, whatever its factors.
+        const bool none = a.keys == 0;
+        a.results(row, line + lane * shape_.wide, none ? T(0) : of[lane], none ? T(1) : of[lanes + lane]);
+      }
+    }
+  }
+};
+
+}  // namespace attention
+}  // namespace jitgen

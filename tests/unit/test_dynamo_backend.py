@@ -1,0 +1,148 @@
+"""``torch.compile(model, backend="jitgen")`` and ``jitgen.report``."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import jitgen
+from jitgen.compile import host
+from jitgen.dynamo import backend
+
+pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    importlib.import_module("jitgen.dynamo.registration")
+    torch._dynamo.reset()
+    gc.collect()
+    counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", jitgen.FallbackWarning)
+        yield
+    torch._dynamo.reset()
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 16)
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return x @ self.embedding.weight.T
+
+
+def test_a_model_is_programs_of_equal_layers_for_all_sizes() -> None:
+    model = Model()
+    compiled = torch.compile(model, backend="jitgen", fullgraph=True)
+    for batch, length in ((2, 5), (3, 7), (4, 9), (5, 4)):
+        tokens = torch.randint(0, 11, (batch, length))
+        torch.testing.assert_close(compiled(tokens), model(tokens))
+    assert counters["stats"]["unique_graphs"] <= 3, "static, one dynamic size, two"
+    graph = backend.compiled()[-1]
+    programs = [part.program for part in graph.parts if part.segment.layer]
+    assert len(programs) == 3
+    assert len(set(map(id, programs))) == 1
+    report = jitgen.report(model)
+    assert (report.share_of_nodes, report.share_of_flops) == (1.0, 1.0)
+    assert jitgen.report(compiled, tokens).share_of_time == 1.0
+    assert jitgen.report(Model()).graphs == 0
+
+
+def test_training_is_that_of_eager_torch() -> None:
+    model, tokens = Model(2), torch.randint(0, 11, (2, 5))
+    compiled = torch.compile(model, backend="jitgen")
+    wanted = torch.autograd.grad(F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()), model.parameters())
+    found = torch.autograd.grad(F.cross_entropy(compiled(tokens).flatten(0, 1), tokens.flatten()), model.parameters())
+    torch.testing.assert_close(found, wanted)
+
+
+def test_what_has_no_row_stays_with_torch_and_the_report_says_so() -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(torch.sin(x) @ x.T)
+        return spectrum.abs() * 2 + torch.cos(x).sum()
+
+    compiled = torch.compile(mixed, backend="jitgen")
+    x = torch.randn(6, 6)
+    torch.testing.assert_close(compiled(x), mixed(x))
+    report = jitgen.report(compiled)
+    reasons = {node.function: node.reason for node in report.nodes}
+    assert "no row" in str(reasons["fft_rfft"])
+    assert reasons["sin"] is None
+    assert 0 < report.share_of_nodes < 1
+    assert report.share_of_flops == 1.0
+    assert "in torch: 1 x fft_rfft" in str(report)
+
+
+def test_updates_keep_their_order() -> None:
+    def update(cache: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> Any:
+        before = cache.sum()
+        cache.index_copy_(0, at, x)
+        between = torch.fft.fft(cache[0]).real.sum()
+        cache[1:3] *= 2
+        return before, between, cache.sum()
+
+    at = torch.tensor([2, 0])
+    caches = torch.zeros(4, 3), torch.zeros(4, 3)
+    x = torch.randn(2, 3)
+    found = torch.compile(update, backend="jitgen")(caches[0], x, at)
+    torch.testing.assert_close(found, update(caches[1], x, at))
+    torch.testing.assert_close(caches[0], caches[1])
+
+
+def test_a_call_that_no_kernel_takes_runs_in_torch_and_says_so() -> None:
+    compiled = torch.compile(lambda x: torch.relu(x) * 2, backend="jitgen")
+    x = torch.randn(3)
+    compiled(x)
+    (graph,) = backend.compiled()
+    part = graph.parts[0]
+
+    def refuses(*values: Any) -> Any:
+        raise jitgen.UnsupportedError("not today")
+
+    part.program = refuses  # type: ignore[assignment]
+    with pytest.warns(jitgen.FallbackWarning, match="not today"):
+        torch.testing.assert_close(compiled(x), torch.relu(x) * 2)
+    assert jitgen.report().nodes[0].reason == "not today"
+
+
+def test_graphs_are_forgotten_with_dynamos() -> None:
+    torch.compile(lambda x: x + 1, backend="jitgen")(torch.randn(3))
+    assert jitgen.report().graphs == 1
+    torch._dynamo.reset()
+    gc.collect()
+    assert jitgen.report().graphs == 0
+
+
+def test_torch_finds_the_backend_by_its_entry_point() -> None:
+    text = (importlib.import_module("pathlib").Path(jitgen.__file__).parents[1] / "pyproject.toml").read_text()
+    assert '[project.entry-points.torch_dynamo_backends]\njitgen = "jitgen.dynamo.backend:compile_graph"' in text
+    assert callable(backend.compile_graph)
+
+
+def test_report_takes_models_and_functions_alone() -> None:
+    with pytest.raises(TypeError, match="model or a compiled function"):
+        jitgen.report(3)
