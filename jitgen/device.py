@@ -22,12 +22,14 @@ class Device:
         dialect: ``"cpp"``, ``"cuda"`` or ``"triton"``.
         exact: the chip that a process has found; None where kernels are made for any chip of the target.
         batch_invariant: whether the bits of a row's result must not depend on how many rows a call has.
+        has_tensor_maps: whether a launch can pass tensor maps, by which sm_90 copies tiles; a torch operator cannot.
     """
 
     target: Target
     dialect: str
     exact: Chip | None = None
     batch_invariant: bool = False
+    has_tensor_maps: bool = True
 
     def rows(self, count: int) -> int:
         """As many rows as a choice may take a call of ``count`` for."""

@@ -55,7 +55,8 @@ class Route:
     @property
     def device(self) -> Device:
         """Target, dialect and chip, which is all that a family may look at. A dialect has its backend's name."""
-        return Device(self.target, self.backend, self.chip, self.batch_invariant)
+        maps = self.compiler != "load_inline"
+        return Device(self.target, self.backend, self.chip, self.batch_invariant, maps)
 
 
 @dataclass(frozen=True)

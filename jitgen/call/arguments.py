@@ -100,9 +100,9 @@ def walk(
                 key.append((kind, *value))
                 if not enter(value.values()):
                     return False
-            elif weights.is_quantized(value) and value.token.layout == layout_of(value):
-                key.append(value.token)
-                leaves.extend(value.tensors)
+            elif weights.is_quantized(value) and (stored := value.stored).token.layout == layout_of(value):
+                key.append(stored.token)
+                leaves.extend(stored.tensors)
             else:
                 return False
         return True

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from jitgen.call import warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
@@ -24,7 +25,7 @@ from jitgen.runtime.guards import layout_check
 from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 from jitgen.trace.host_scalars import exchanged
-from jitgen.trace.readable import TENSORS
+from jitgen.trace.readable import TENSORS, refuse_tangents
 
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative, Launch
@@ -96,6 +97,7 @@ class Dispatchers:
             leaves, tree, tensors, numbers, device, resolver.routing.on_device(device), differentiable=True
         )
         inputs = [*tensors, *captured]
+        refuse_tangents(resolver.name, captured)
         wanted = tuple(index for index, tensor in enumerate(inputs) if tensor.requires_grad)
         key = id(specialization), wanted
         if key not in self._derivatives:
@@ -157,7 +159,7 @@ class Dispatchers:
         )
         state = DispatchState(self, self._resolver, tree, tensors, len(values))
         names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
-        names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing}
+        names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing, "forward_ad": forward_ad}
         return define("dispatch", f"dispatch of {self._resolver.name}", text, names)
 
     def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
@@ -166,13 +168,15 @@ class Dispatchers:
         It unpacks them and calls the dispatcher of their tensors; which one that is depends on their tokens alone.
         """
         values = [f"arg{index}" for index in range(len(quantized))]
-        unpacked = [f"*{value}.tensors" if packed else value for value, packed in zip(values, quantized, strict=True)]
-        tokens = [f"{value}.token" for value, packed in zip(values, quantized, strict=True) if packed]
+        packed = [value for value, is_packed in zip(values, quantized, strict=True) if is_packed]
+        unpacked = [f"*stored_{value}.tensors" if value in packed else value for value in values]
+        tokens = [f"stored_{value}.token" for value in packed]
         keywords = [f"{name!r}: {value}" for name, value in zip(names, values[count:], strict=True)]
         arguments = f"{warm.tuple_text(values[:count])}, {{{', '.join(keywords)}}}"
         text = "\n".join(
             [
                 f"def dispatch({', '.join(values)}):",
+                *(f"    stored_{value} = {value}.stored" for value in packed),
                 f"    dispatcher = table.get({warm.tuple_text(tokens)})",
                 "    if dispatcher is None or tracing.get() is not None:",
                 f"        return learn({arguments})",
@@ -190,8 +194,9 @@ class Dispatchers:
             dispatcher = self.find(leaves, tree)
             # Only now have weights of the portable layout the layout, and so the token, that later calls have.
             packed = [value for value in (*args, *kwargs.values()) if weights.is_quantized(value)]
-            if all(weight.token.layout == resolver.layout_of(weight) for weight in packed):
-                table[tuple(weight.token for weight in packed)] = dispatcher
+            tokens = tuple(weight.token for weight in packed)
+            if all(token.layout == resolver.layout_of(weight) for token, weight in zip(tokens, packed, strict=True)):
+                table[tokens] = dispatcher
             return dispatcher(*leaves)
 
         used = {"tracing": tracing, "table": table, "learn": learn}
@@ -253,6 +258,7 @@ class DispatchState:
                 found, captured = self._resolved(key, leaves)
         except RequiresGrad:  # a captured tensor does
             return self.dispatchers.differentiated(leaves, self.tree)
+        refuse_tangents(self.resolver.name, (*tensors, *captured))
         self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
 

@@ -177,12 +177,13 @@ class FormPlans(Plans):
         return leaves, tree, self._tokens(values)
 
     def _tokens(self, values: Sequence[Any]) -> list[Any] | None:
-        packed = [value for value in values if weights.is_quantized(value)]
-        others = [type(value) for value in values if not weights.is_quantized(value)]
-        ready = all(weight.token.layout == self._resolver.layout_of(weight) for weight in packed)
+        tokens = [value.token if weights.is_quantized(value) else None for value in values]
+        others = [type(value) for value, token in zip(values, tokens, strict=True) if token is None]
+        pairs = zip(values, tokens, strict=True)
+        ready = all(token is None or token.layout == self._resolver.layout_of(value) for value, token in pairs)
         if not leaf_kinds(others) or not ready:
             return None
-        return [value.token if weights.is_quantized(value) else None for value in values] if packed else []
+        return tokens if any(tokens) else []
 
 
 def _free(name: str, taken: set[str]) -> str:

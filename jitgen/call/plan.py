@@ -23,7 +23,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.runtime.guards import TensorFacts, has_repeated, layout_check
 from jitgen.store.default import default_store
 from jitgen.trace import autocast
-from jitgen.trace.readable import why_unreadable
+from jitgen.trace.readable import refuse_tangents, why_unreadable
 
 
 class LaunchPlan:
@@ -131,12 +131,13 @@ class LaunchPlan:
         leaves: list[Any] = []
         for index, value in enumerate(values):
             token = self._tokens[index] if index < len(self._tokens) else None
-            if token is not None and getattr(value, "token", None) is not token:
+            stored: Any = getattr(value, "stored", None)
+            if token is not None and getattr(stored, "token", None) is not token:
                 raise ValueError(
                     f"argument {index} of the plan is {value!r:.200}; the plan was bound for a quantised weight of "
                     f"{token}. Bind again for such a weight, or call the function itself"
                 )
-            leaves += [value] if token is None else value.tensors
+            leaves += [value] if token is None else stored.tensors
         return self.launch(leaves, out)
 
     def launch(self, leaves: Sequence[Any], out: Any) -> Any:
@@ -188,6 +189,7 @@ class LaunchPlan:
         tensors: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
     ) -> Any:
+        refuse_tangents(self._resolver.name, (*tensors, *captured, *out))
         inputs, numbers = [*tensors, *captured], [leaves[index] for index in self._number_indices]
         addresses = [tensor.data_ptr() for tensor in inputs]
         return found.launch(*inputs, *addresses, *numbers, *out, *(tensor.data_ptr() for tensor in out))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from jitgen.call import warm
 from jitgen.call.opaque import opaque
@@ -85,8 +86,10 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     optional = [f"{parameter}=missing" for parameter in parameters]
     header = [f"def __call__({', '.join(['self', *optional])}, *more, out=None):"]
     for index, tensors in unpacking.items():
-        other = f"getattr({parameters[index]}, 'token', None) is not token{index}"
-        header += [f"    if {other}: return {elsewhere}", f"    {', '.join(tensors)} = {parameters[index]}.tensors"]
+        stored = f"stored{index}"
+        header += [f"    {stored} = getattr({parameters[index]}, 'stored', None)"]
+        header += [f"    if {stored} is None or {stored}.token is not token{index}: return {elsewhere}"]
+        header += [f"    {', '.join(tensors)} = {stored}.tensors"]
     text = warm.function_text(
         header,
         arguments,
@@ -106,6 +109,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     )
     names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": MISSING, "UnsupportedError": UnsupportedError}
     names |= {"exact": exact, "data_ptr": torch.Tensor.data_ptr, "disjoint": _disjoint}
+    names |= {"forward_ad": forward_ad}
     names |= {f"token{index}": token for index, token in enumerate(facts.tokens)}
     names |= {f"kind{index}": type(facts.leaves[index]) for index in (*facts.numbers, *facts.static)}
     names |= {f"value{index}": exact(facts.leaves[index]) for index in facts.static}

@@ -28,6 +28,7 @@ from jitgen.call.specialization import Specialization, memory_of
 from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Graph, topological, under_views
 from jitgen.store.default import default_store
+from jitgen.trace.readable import refuse_tangents
 from jitgen.trace.tracer import Traced
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     numbers = [leaf for leaf in leaves if type(leaf) in NUMBERS or isinstance(leaf, torch.SymInt)]
+    refuse_tangents(resolver.name, tensors)  # as within torch.func.jvp
     if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves):
         raise UnsupportedError(f"{resolver.name}: a symbolic float or bool; pass a tensor without dimensions")
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -53,6 +55,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
         hints = [leaf for leaf in described if type(leaf) in NUMBERS]
         found, captured, _ = resolver.specialize(described, tree, shapes, hints, device, route, False, needs_grad)
     inputs = [*tensors, *captured]
+    refuse_tangents(resolver.name, captured)
     environment = environment_of(inputs, numbers)
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
     if wanted and any(map(is_functorch_wrapped_tensor, inputs)):

@@ -14,7 +14,7 @@ are other ones. For two tensors on a GPU and a number, the dispatcher reads::
         if arg0.is_nested or arg1.is_nested:
             return state.inline(arg0, arg1, arg2)
         same_layout, launch, current, known0, known1 = state.last
-        if same_layout(arg0, arg1) and address0 and address1 and address0 & 15 == known0 and address1 & 15 == known1:
+        if same_layout(arg0, arg1) and forward_ad._current_level < 0 and address0 and ... and address1 & 15 == known1:
             if current is None:
                 return launch(arg0, arg1, address0, address1, arg2)
             captured = current()
@@ -37,7 +37,7 @@ and the plan::
             last = self._last
             if last is not None and not more and type(arg2) is kind2:
                 same_layout, launch, current, remainder0, remainder1 = last
-                if same_layout(arg0, arg1) and address0 and address1 and not (address0 | address1) & 15:
+                if same_layout(arg0, arg1) and forward_ad._current_level < 0 and ... and not (address0 | address1) & 15:
                     ...launch as above
         else:
             ...the same with ``self._last_out``, ``out`` and its address
@@ -123,7 +123,9 @@ def launch_if_same(
     captured = ["captured_addresses = [*map(data_ptr, captured)]"]
     captured += [f"if {captured_condition}:"] if captured_condition else []
     inner = "    " if captured_condition else ""
-    same = " and ".join([f"same_layout({', '.join(compared)})", *conditions])
+    # Within a dual_level() of forward-mode AD tensors may have tangents, which no layout tells.
+    first = [f"same_layout({', '.join(compared)})", "forward_ad._current_level < 0"]
+    same = " and ".join([*first, *conditions])
     then = [
         "if current is None:",
         *(f"    {line}" for line in launch(arguments.launched)),

@@ -71,13 +71,36 @@ def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
         if name not in storages:
             raise FormatError(f"{place}: its index says that {name} is in {shard}, which does not have it")
     config = _configuration(place if place.is_dir() else place.parent)
-    quantization = config.get("quantization_config") or config.get("quantization") or {}
     dtype = config.get("torch_dtype") or config.get("dtype")
-    return Source(str(place), storages, quantization, DTYPES.get(str(dtype).removeprefix("torch.")), metadata)
+    return Source(
+        str(place),
+        storages,
+        quantization_of(str(place), config),
+        DTYPES.get(str(dtype).removeprefix("torch.")),
+        metadata,
+    )
+
+
+def quantization_of(origin: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of the quantisation; nothing where it says none.
+
+    Raises:
+        FormatError: it is no object. The message names ``origin``.
+    """
+    for key in ("quantization_config", "quantization"):
+        value = config.get(key)
+        if not (value is None or isinstance(value, Mapping)):
+            raise FormatError(f"{origin}: {key} in its config is {value!a:.80}, not an object")
+        if value:
+            return value
+    return {}
 
 
 def given(tensors: Mapping[str, Any]) -> Source:
     """A state dict as a source."""
+    other = next((name for name in tensors if not isinstance(name, str)), None)
+    if other is not None:
+        raise FormatError(f"the state dict has the key {other!a:.80}, not a name")
     storage = Tensors(tensors)
     return Source("the state dict", dict.fromkeys(tensors, storage))
 
@@ -152,6 +175,9 @@ def _unpickled(path: Path) -> Tensors:
         raise FormatError(f"{path} is not readable by torch.load(weights_only=True): {error}") from None
     if not isinstance(found, dict):
         raise FormatError(f"{path} has a {type(found).__name__}, not a state dict")
+    other = next((name for name in found if not isinstance(name, str)), None)
+    if other is not None:
+        raise FormatError(f"{path} has the key {other!a:.80}, not a name")
     return Tensors(found)
 
 
@@ -214,7 +240,7 @@ def _labelled(name: str, content: dict[str, Any]) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not readable: {error}") from None
     if not isinstance(content, dict):
         raise FormatError(f"{path} is no JSON object")

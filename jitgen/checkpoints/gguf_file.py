@@ -6,6 +6,7 @@ what is left of the file before anything is made of it.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -174,6 +175,8 @@ class _Head:
         if rank > MAX_DIMENSIONS:
             raise FormatError(f"{self._path}: {name} has {rank} dimensions; {MAX_DIMENSIONS} are the most")
         shape = tuple(self._number("<Q") for _ in range(rank))[::-1]
+        if math.prod(max(size, 1) for size in shape) >= 1 << 63:
+            raise FormatError(f"{self._path}: {name} is {list(shape)}, more than any tensor has")
         number, offset = self._number("<I"), self._number("<Q")
         if number not in KINDS:
             raise FormatError(

@@ -68,7 +68,7 @@ def load_quantized(
     """
     source = files.given(checkpoint) if isinstance(checkpoint, Mapping) else files.opened(checkpoint, pickle)
     if config is not None:
-        source = replace(source, config=config.get("quantization_config", config))
+        source = replace(source, config=_quantization(config))
     if dtype is not None:
         source = replace(source, dtype=dtype)
     state = _read(source, torch.device(device))
@@ -77,6 +77,13 @@ def load_quantized(
     if model is not None:
         fill(model, state, strict)
     return state
+
+
+def _quantization(config: Any) -> Mapping[str, Any]:
+    """What the caller's ``config`` says of the quantisation: it may be a model's whole config, or that alone."""
+    if not isinstance(config, Mapping):
+        raise FormatError(f"config is {config!a:.80}, not a mapping")
+    return files.quantization_of("config=", config) if "quantization_config" in config else config
 
 
 def claims(source: Source) -> list[tuple[Reader, Claim]]:
@@ -114,7 +121,8 @@ def _check_unclaimed(source: Source, name: str) -> None:
 
 
 def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
-    found = claims(source)
+    with _refusing(f"{source.origin}: its tensors, config or metadata do not fit one another"):
+        found, aliases = claims(source), native.aliases(source)
     taken = {name for _, claim in found for name in claim.uses}
     plain = [name for name in source if name not in taken]
     state: dict[str, torch.Tensor] = {}
@@ -125,12 +133,13 @@ def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
             state[claim.name] = _converted(source, claim).to(device)
             advance(claim.name)
         for name in plain:
-            value = source.value(name)
+            with _refusing(f"{source.origin}: {name} is not readable"):
+                value = source.value(name)
             if not isinstance(value, torch.Tensor):
                 raise FormatError(f"{source.origin}: {name} is a {type(value).__name__}, not a tensor")
             state[name] = value.to(device)
             advance(name)
-    for name, same in native.aliases(source).items():
+    for name, same in aliases.items():
         if same not in state:
             raise FormatError(f"{source.origin}: {name} is said to be {same}, which is not there")
         state[name] = state[same]
@@ -138,11 +147,18 @@ def _read(source: Source, device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def _converted(source: Source, claim: Claim) -> QTensor | torch.Tensor:
-    try:
+    used = "; ".join(source.described(name) for name in claim.uses[:4])
+    with _refusing(f"{claim.name}: its tensors do not fit one another ({used})"):
         return claim.read()
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        used = "; ".join(source.described(name) for name in claim.uses[:4])
-        raise FormatError(f"{claim.name}: its tensors do not fit one another ({used}): {error}") from error
+
+
+@contextmanager
+def _refusing(problem: str) -> Iterator[None]:
+    """FormatError, with ``problem``, for what reading a damaged checkpoint raises."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise FormatError(f"{problem}: {error}") from error
 
 
 @contextmanager

@@ -65,7 +65,10 @@ def _in_metadata(source: Source) -> Iterator[Claim]:
             continue
         module, _, last = name.rpartition(".")
         start = f"{module}._{last}_" if module else f"_{last}_"
-        parts = {str(part): start + str(part) for part in facts.get("_tensor_data_names", ())}
+        stated = facts.get("_tensor_data_names", [])
+        if not isinstance(stated, list):
+            raise FormatError(f"{source.origin}: the _tensor_data_names of {name} are {stated!a:.80}, not a list")
+        parts = {str(part): start + str(part) for part in stated}
         missing = [stored for stored in parts.values() if stored not in source]
         if missing:
             raise FormatError(f"{source.origin}: {missing[0]} is missing, which is a tensor of {name}")

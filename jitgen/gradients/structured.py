@@ -199,9 +199,18 @@ def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     zeros = torch.zeros(at.shape(source), dtype=g.dtype, device=g.device)
     indices = [at.value(index) for index in node.inputs[1:]]
     rank = len(node.shape)
-    if coordinates == (-1, *range(rank - len(coordinates) + 1, rank)):  # whole slices, as an embedding reads them
-        return {0: _added_slices(zeros, g, indices[0], len(coordinates) - 1, at.shape(node))}
+    behind = len(coordinates) - 1
+    whole = coordinates == (-1, *range(rank - behind, rank)) and _same_behind(node.inputs[1], behind)
+    if whole:  # slices, as an embedding reads them
+        return {0: _added_slices(zeros, g, indices[0], behind, at.shape(node))}
     return {0: zeros.index_put(_everywhere(coordinates, indices, node.shape, at, g.device), g, accumulate=True)}
+
+
+def _same_behind(index: Node, behind: int) -> bool:
+    """Whether ``index`` is the same along its last ``behind`` dimensions: broadcast there, or of size 1."""
+    broadcast = index.op == "view" and index.attrs[0] == "expand"
+    shape = index.inputs[0].shape if broadcast else index.shape
+    return all(size == 1 for size in shape[len(shape) - behind :]) and len(shape) == len(index.shape)
 
 
 def _added_slices(zeros: Any, g: Any, index: Any, behind: int, shape: Sequence[Any]) -> Any:

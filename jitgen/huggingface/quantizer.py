@@ -15,6 +15,7 @@ from torch import nn
 
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import io
+from jitgen.quant.experts import experts_of, rank
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.modules import quantize_
@@ -23,10 +24,12 @@ from jitgen.quant.qtensor import QTensor
 try:
     from transformers.core_model_loading import ConversionOps
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.utils import logging
     from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
     raise UnsupportedError(f"JitgenConfig needs transformers 5 ({error}): pip install 'transformers>=5'") from error
 
+_log = logging.get_logger(__name__)
 METHOD = "jitgen"
 SUFFIXES = ("codes", "scales", "zeros", "tensor_scale", "order")
 """The tensors of quantised weights in files."""
@@ -69,7 +72,14 @@ class JitgenConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class JitgenQuantizer(HfQuantizer):
-    """Makes ``QTensor``s of weights as transformers loads them, and reads those of files."""
+    """Makes ``QTensor``s of weights as transformers loads them, and reads those of files.
+
+    Attributes:
+        frozen_biases: the names of the biases of quantised layers that were trainable and are not any more. They are
+            logged, too, at transformers' level ``info``.
+    """
+
+    frozen_biases: tuple[str, ...] = ()
 
     requires_calibration = False
     quantization_config: JitgenConfig
@@ -94,12 +104,18 @@ class JitgenQuantizer(HfQuantizer):
         self.descriptions = _descriptions(checkpoint_files or ()) if self.pre_quantized else {}
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        for module in model.modules():
+        frozen = []
+        for name, module in model.named_modules():
             if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
                 QuantizedLinear.of(module)
-                for parameter in module._parameters.values():
-                    if parameter is not None and not isinstance(parameter, QTensor):
+                for leaf, parameter in module._parameters.items():
+                    if parameter is not None and not isinstance(parameter, QTensor) and parameter.requires_grad:
                         parameter.requires_grad_(False)
+                        frozen.append(f"{name}.{leaf}".lstrip("."))
+        self.frozen_biases = tuple(frozen)
+        if frozen:
+            first = ", ".join(frozen[:3]) + (", ..." if len(frozen) > 3 else "")
+            _log.info("no longer trainable: %d biases of quantised layers (%s)", len(frozen), first)
         return model
 
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
@@ -111,10 +127,7 @@ class JitgenQuantizer(HfQuantizer):
         module = model.get_submodule(name)
         if isinstance(module, nn.Linear) or (self.quantization_config.embeddings and type(module) is nn.Embedding):
             return leaf == "weight"
-        kind = type(module).__name__
-        parameter = module._parameters.get(leaf)
-        rank = parameter.dim() if parameter is not None else 0
-        return (kind == "Conv1D" and rank == 2) or ("expert" in kind.lower() and rank == 3)
+        return (type(module).__name__ == "Conv1D" and rank(module, leaf) == 2) or leaf in experts_of(module, name)
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)

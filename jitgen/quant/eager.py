@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from jitgen.quant.storage import StoredWeight
@@ -53,7 +54,8 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
 
 def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
-    return torch.ops.jitgen.linear(x, list(weight.tensors), bias, weight.token.text)
+    stored = weight.stored
+    return torch.ops.jitgen.linear(x, list(stored.tensors), bias, stored.token.text)
 
 
 def fallback(reason: str, remedy: str) -> None:
@@ -70,7 +72,12 @@ def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) 
         return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, DTYPES))}"
     if x.device.type not in ("cpu", "cuda"):
         return f"its input is on {x.device.type}", "move it, and the weight, to cpu or cuda"
-    for operand in (x,) if bias is None else (x, bias):
+    operands = (x,) if bias is None else (x, bias)
+    for operand in operands:
         if type(operand) not in (torch.Tensor, torch.nn.Parameter):
             return f"an operand is a {type(operand).__name__}", "pass a plain tensor"
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(operand).tangent is not None for operand in operands
+    ):
+        return "an operand has a tangent of forward-mode AD", "call the layer outside of dual_level()"
     return None

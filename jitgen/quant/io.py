@@ -174,7 +174,8 @@ def load_quantized(path: str | os.PathLike[str], device: str | torch.device = "c
 def _identity(tensor: torch.Tensor) -> Any:
     """A key that is equal for tensors that are the same view of the same memory."""
     if isinstance(tensor, QTensor):
-        return id(tensor.tensors[0]), tensor.token
+        stored = tensor.stored
+        return id(stored.tensors[0]), stored.token
     if not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device

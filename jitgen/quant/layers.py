@@ -2,8 +2,8 @@
 
 ``F.linear`` with a ``QTensor`` asks torch for a handler, and the handler asks what each operand is (``functions.py``,
 ``eager.py``): a dozen Python calls. This layer knows that its weight is quantised, and asks only what may differ from
-call to call. Where something needs more than a kernel (autocast, torch.compile, a trace, a mode, a tensor subclass) it
-is ``F.linear``.
+call to call. Where something needs more than a kernel (autocast, torch.compile, a trace, a mode, a tensor subclass,
+tangents) it is ``F.linear``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from jitgen.quant import eager
 from jitgen.quant.qtensor import QTensor
@@ -32,14 +33,18 @@ class QuantizedLinear(nn.Linear):
             module.__class__ = QuantizedLinear
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        try:
+            weight, bias = self._parameters["weight"], self._parameters["bias"]
+        except KeyError:  # one was replaced by a plain tensor, or has a parametrisation
+            return F.linear(input, self.weight, self.bias)
         if (
             type(input) is Tensor
             and type(weight) is QTensor
             and not (_modes() or _autocast() or _dynamo() or _dequantizes() or torch.compiler._is_compiling_flag)
+            and forward_ad._current_level < 0
             and input.dtype in _dtypes
             and (input.is_cpu or input.is_cuda)
-            and not weight.token.transposed
+            and not weight.stored.token.transposed
         ):
             if bias is None:
                 if eager.plain is not None:

@@ -30,6 +30,7 @@ class QTensor(StoredWeight):
     Attributes:
         tensors: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
         token: everything else about it; equal facts are the same object.
+        stored: the two of them, read at once.
     """
 
     @staticmethod

@@ -120,13 +120,14 @@ def check_method(method: str) -> None:
 def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:
     """The signal-to-noise ratio in dB: 10 log10(sum w^2 / sum (w - dequantised w)^2); inf if there is no noise."""
     with torch.no_grad():
-        plain = quantized.with_layout("portable")
-        format, shape = find(plain.format), plain.token.weight_shape
+        plain = quantized.stored_in("portable")
+        token = plain.token
+        format, shape = find(token.format), token.weight_shape
         dense = weight.detach().reshape(shape)
         signal = noise = torch.zeros((), dtype=torch.float64, device=weight.device)
         for rows in row_chunks(*shape, weight.device):
             exact = dense[rows].double()
-            found = decode_rows(format, plain.group_size, shape, plain.tensors, rows, torch.float64)
+            found = decode_rows(format, token.group_size, shape, plain.tensors, rows, torch.float64)
             signal = signal + exact.square().sum()
             noise = noise + (exact - found).square().sum()
     ratio = float(signal) / float(noise) if float(noise) else math.inf

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,19 @@ DEVICE_LAYOUTS = {"cpu": "cpu", "cuda": "mma"}
 """The layout that kernels of the default backend read, by type of device."""
 
 _lock = threading.RLock()
-"""Locked while a weight's tensors and token change or are read, since the two belong to each other."""
+"""Locked while a weight is converted, and while what its views share changes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """What a weight holds: tensors, and the token that says what they are.
+
+    A weight refers to one such pair and is converted by referring to another. So a thread that reads the pair once has
+    tensors and token that belong to each other, without the lock.
+    """
+
+    tensors: Tensors
+    token: Token
 
 
 class Copy:
@@ -61,12 +74,10 @@ class StoredWeight(torch.Tensor):
     """The data of a quantised weight; ``QTensor`` is its one subclass.
 
     Attributes:
-        tensors: (codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout.
-        token: everything else about it; equal facts are the same object.
+        stored: its tensors and token. Who needs both reads this once, and the two from what was read.
     """
 
-    tensors: Tensors
-    token: Token
+    stored: Stored
     _copy: Copy
     _copies: Copies
     _is_param: bool
@@ -80,15 +91,24 @@ class StoredWeight(torch.Tensor):
         made = torch.Tensor._make_wrapper_subclass(
             cls, token.shape, strides=strides, dtype=token.dtype, device=token.device, requires_grad=False
         )
-        made.tensors = tensors
-        made.token = token
         made._copies = copies or Copies()
-        made._add_copy(tensors)
+        made._store(Stored(tensors, token))
         return made
 
-    def _add_copy(self, tensors: Tensors) -> None:
-        self._copy = Copy(self.token.layout, tensors)
+    def _store(self, stored: Stored) -> None:
+        self._copy = Copy(stored.token.layout, stored.tensors)
         self._copies.living.add(self._copy)
+        self.stored = stored
+
+    @property
+    def tensors(self) -> Tensors:
+        """(codes, scales) or (codes, scales, zeros): plain tensors in this tensor's layout."""
+        return self.stored.tensors
+
+    @property
+    def token(self) -> Token:
+        """Everything else about it; equal facts are the same object."""
+        return self.stored.token
 
     # Python properties, because each of torch's own would call __torch_function__.
     @property
@@ -210,21 +230,23 @@ class StoredWeight(torch.Tensor):
 
     def with_layout(self: W, layout: str) -> W:
         """The same weight in ``layout``. The conversion is remembered: the next call returns the same tensors."""
-        if layout == self.token.layout:
-            return self
         with _lock:
-            tensors = self._tensors_in(layout, keep=True)
-            return type(self)._of(tensors, self.token.replace(layout=layout), self._copies)
+            if layout == self.token.layout:
+                return self
+            stored = self.stored_in(layout)
+            return type(self)._of(stored.tensors, stored.token, self._copies)
+
+    def stored_in(self, layout: str) -> Stored:
+        """What ``with_layout(layout)`` holds."""
+        with _lock:
+            return Stored(self._tensors_in(layout, keep=True), self.token.replace(layout=layout))
 
     def relayout_(self: W, layout: str) -> W:
         """Convert this weight to ``layout`` in place; the tensors of its layout until now are released."""
         with _lock:
             if layout != self.token.layout:
-                # In this order: a reader without the lock that sees the new token finds the tensors that belong to it.
                 self._copies.experts.clear()
-                self.tensors = self._tensors_in(layout, keep=False)
-                self.token = self.token.replace(layout=layout)
-                self._add_copy(self.tensors)
+                self._store(Stored(self._tensors_in(layout, keep=False), self.token.replace(layout=layout)))
             return self
 
     def _tensors_in(self, layout: str, keep: bool) -> Tensors:
@@ -253,8 +275,9 @@ class StoredWeight(torch.Tensor):
 
     def _map(self: W, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> W:
         """A new weight, with ``function`` applied to each of its tensors."""
-        tensors = settled(tuple(map(function, self.tensors)))
-        return type(self)._of(tensors, self.token.replace(device=tensors[0].device, **changes))
+        stored = self.stored
+        tensors = settled(tuple(map(function, stored.tensors)))
+        return type(self)._of(tensors, stored.token.replace(device=tensors[0].device, **changes))
 
     def _rows(self: W, rows: torch.Tensor) -> W:
         """A new portable weight of these rows (int64, on the CPU); this weight is not transposed.
@@ -286,8 +309,9 @@ class StoredWeight(torch.Tensor):
 
     def _alias(self: W, **changes: Any) -> W:
         """A weight that shares the tensors of this one."""
-        with _lock:
-            return type(self)._of(self.tensors, self.token.replace(**changes), self._copies)
+        with _lock:  # a copy that copy_ does not know yet would miss what it writes
+            stored = self.stored
+            return type(self)._of(stored.tensors, stored.token.replace(**changes), self._copies)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         token = self.token

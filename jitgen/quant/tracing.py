@@ -23,8 +23,8 @@ class QuantizedLeaves:
     @staticmethod
     def of(tensor: QTensor, layout: str) -> QuantizedLeaves:
         """``tensor`` unpacked, converted to ``layout`` if it is in another."""
-        converted = tensor.with_layout(layout)
-        return QuantizedLeaves(converted.tensors, converted.token)
+        stored = tensor.stored_in(layout)
+        return QuantizedLeaves(stored.tensors, stored.token)
 
     def __repr__(self) -> str:
         return f"QuantizedLeaves({self.token})"

@@ -188,7 +188,8 @@ def captured_part(weight: Captured, layout: str, index: int) -> Captured:
     def part(value: Any) -> Any:
         if not weights.is_quantized(value):
             return MISSING
-        return (value if value.token.layout == layout else value.with_layout(layout)).tensors[index]
+        stored = value.stored
+        return (stored if stored.token.layout == layout else value.stored_in(layout)).tensors[index]
 
     return derived(f"{weight.path}.tensors[{index}]", weight, part)
 

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from jitgen.errors import UnsupportedError
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors that kernels take; a subclass may mean anything by its elements."""
+
+TANGENT = (
+    "a dual tensor of forward-mode AD (torch.autograd.forward_ad): kernels compute no tangents; call the function "
+    "outside of dual_level(), or the undecorated one within it"
+)
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether eager torch would propagate a tangent of ``tensor``. Outside of ``dual_level()`` no tensor has one, which
+    one comparison tells; within, each tensor takes some 10 us."""
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    if is_functorch_wrapped_tensor(tensor) and any(
+        transform.key() == TransformType.Jvp for transform in get_interpreter_stack() or ()
+    ):
+        return True  # of torch.func.jvp, jacfwd and the like: what varies there has one
+    with torch._C._DisableFuncTorch():
+        while is_functorch_wrapped_tensor(tensor):
+            tensor = get_unwrapped(tensor)
+        return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
+    """UnsupportedError where one of ``tensors`` is a dual tensor, of which a kernel would read the primal alone."""
+    if forward_ad._current_level >= 0 and any(map(has_tangent, tensors)):
+        raise UnsupportedError(f"{name}: {TANGENT}")
 
 
 def is_traced_tensor(tensor: torch.Tensor) -> bool:
@@ -24,8 +55,10 @@ def why_unreadable(tensor: torch.Tensor) -> str | None:
     """
     if type(tensor) not in TENSORS:
         return f"tensors of type {type(tensor).__name__} are not supported"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_functorch_wrapped_tensor(tensor):
         return "a tensor within a torch.func transform (vmap, grad, jvp) has no memory; call the function outside of it"
+    if has_tangent(tensor):
+        return TANGENT
     if tensor.is_nested:
         return "a nested tensor; only strided ones are supported, such as .to_padded_tensor(0)"
     if tensor.layout != torch.strided:

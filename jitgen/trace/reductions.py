@@ -17,6 +17,7 @@ import torch
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
+from jitgen.trace.gathers import gather
 from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import truth, where
@@ -135,7 +136,7 @@ def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, o
         return pointwise(trace, "maximum", input, other)
     if dim is None:
         return amax(trace, input)
-    return torch.return_types.max((amax(trace, input, dim, keepdim), argmax(trace, input, dim, keepdim)))
+    return torch.return_types.max(_extreme(trace, "max", input, dim, keepdim))
 
 
 @row("min")
@@ -145,7 +146,19 @@ def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, o
         return pointwise(trace, "minimum", input, other)
     if dim is None:
         return amin(trace, input)
-    return torch.return_types.min((amin(trace, input, dim, keepdim), argmin(trace, input, dim, keepdim)))
+    return torch.return_types.min(_extreme(trace, "min", input, dim, keepdim))
+
+
+def _extreme(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Any:
+    """(values, indices) along ``dim``. Where gradients are computed the values are gathered: of equal elements the one
+    that the index names has the gradient, as in torch. A reduction's is divided among them."""
+    index = _arg(trace, f"arg{kind}", input, dim, keepdim)
+    dims = dims_of(input, int(dim))
+    if trace.differentiable and dims and DTYPES[input.dtype].is_floating_point:
+        values = gather(trace, input, dims[0], index if keepdim else unsqueeze(trace, index, dims[0]))
+    else:
+        values = reduce(trace, kind, input, dims)
+    return squeeze_reduced(trace, values, dims, keepdim), index
 
 
 def _arg(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Node:
@@ -200,8 +213,9 @@ def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
 # ------------------------------------------------------------------------------------------------- variance and norms
 
 
-def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -> tuple[Node, Node]:
-    """(variance, mean). The variance is computed from deviations from the mean; ``dims`` remain with size 1."""
+def _variance(trace: Trace, input: Node, dim: Dims, correction: Any) -> tuple[Node, Node]:
+    """(variance, mean). The variance is computed from deviations from the mean; dimensions remain with size 1."""
+    dims, whole = dims_of(input, dim), dim is None or not input.shape
     require_float(input.dtype)
     middle = average(trace, input, dims)
     deviation = pointwise(trace, "sub", input, broadcast_like(trace, middle, input))
@@ -210,7 +224,34 @@ def _variance(trace: Trace, input: Node, dims: Sequence[int], correction: Any) -
     decided = [trace.guards.decide(symbols.compare("gt", number, least)) for least in (0, unwrap(correction))]
     if all(decided):
         return pointwise(trace, "div", total, symbols.sub(_number(number), float(correction))), middle
-    return pointwise(trace, "div", total, trace.cast(as_node(trace, 0.0), total.dtype)), middle
+    zero = trace.cast(as_node(trace, 0.0), total.dtype)
+    if trace.differentiable:
+        return _without_freedom(
+            trace, input, deviation, dims, symbols.sub(_number(number), float(correction)), whole
+        ), middle
+    return pointwise(trace, "div", total, zero), middle
+
+
+def _without_freedom(
+    trace: Trace, input: Node, deviation: Node, dims: Sequence[int], freedom: Any, whole: bool
+) -> Node:
+    """The variance of ``input`` by deviations from the mean where ``freedom``, the degrees of freedom, is at most 0:
+    infinite, with eager torch's gradients. These are infinite by the sign of the deviation, finite along ``dims`` for a
+    freedom below 0, and +inf everywhere for a reduction of a ``whole`` tensor. None flows through the mean, whose
+    gradient is 0: it would be a sum of infinities of both signs.
+    """
+    zero = trace.cast(as_node(trace, 0.0), deviation.dtype)
+    value = trace.detached(deviation)
+    moves = pointwise(trace, "sub", input, trace.detached(input))  # 0, and a gradient of 1
+    if whole:
+        value = pointwise(trace, "abs", value)
+    moved = pointwise(trace, "add", value, moves)
+    total = reduce(trace, "sum", pointwise(trace, "mul", moved, moved), dims)
+    if whole or trace.guards.decide(symbols.compare("eq", freedom, 0)):
+        return pointwise(trace, "div", total, zero)
+    infinite = trace.detached(pointwise(trace, "div", total, zero))
+    moves = pointwise(trace, "sub", total, trace.detached(total))
+    return pointwise(trace, "add", pointwise(trace, "div", moves, freedom), infinite)
 
 
 def _correction(unbiased: Any, correction: Any) -> Any:
@@ -230,7 +271,7 @@ def var(
 ) -> Node:
     dim, unbiased = _dim_and_unbiased(dim, unbiased)
     dims = dims_of(input, dim)
-    return squeeze_reduced(trace, _variance(trace, input, dims, _correction(unbiased, correction))[0], dims, keepdim)
+    return squeeze_reduced(trace, _variance(trace, input, dim, _correction(unbiased, correction))[0], dims, keepdim)
 
 
 @row("std")
@@ -246,7 +287,7 @@ def var_mean(
 ) -> tuple[Node, Node]:
     dim, unbiased = _dim_and_unbiased(dim, unbiased)
     dims = dims_of(input, dim)
-    found = _variance(trace, input, dims, _correction(unbiased, correction))
+    found = _variance(trace, input, dim, _correction(unbiased, correction))
     return tuple(squeeze_reduced(trace, node, dims, keepdim) for node in found)  # type: ignore[return-value]
 
 

@@ -357,3 +357,49 @@ def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(FormatError, match="no regular file"):
         jitgen.load_quantized(tmp_path / "model.safetensors")
+
+
+ODD = ("gptq", ["gptq"], 4, 2.5, True, {"quant_method": ["gptq"]}, {5: 6}, {"config_groups": 3}, {"bits": "four"}, None)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "nf4", "pack-quantized", "modelopt nvfp4", "hqq, 3 bits"])
+def test_a_config_of_another_shape_is_an_error_or_read(kind: str, tmp_path: Path) -> None:
+    """Every value of a config, and the config itself, replaced by one of another type."""
+    kind = next(name for name in writers.EXACT if name.startswith(kind))
+    state, config = broken(kind)
+    configs = [*ODD, *({**config, key: value} for key in config for value in ODD)]
+    for found in configs:
+        for given in ({"quantization_config": found}, found):
+            if given is not None:
+                with contextlib.suppress(FormatError, UnsupportedError):  # any other exception fails
+                    jitgen.load_quantized(state, config=given)
+    save_file(state, tmp_path / "m.safetensors")
+    for found in ("gptq", ["gptq"], 4):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": found}))
+        with pytest.raises(FormatError, match="quantization_config in its config is"):
+            jitgen.load_quantized(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(FormatError, match="not readable"):
+        jitgen.load_quantized(tmp_path)
+
+
+def test_a_key_that_is_no_name_is_an_error() -> None:
+    with pytest.raises(FormatError, match="the key 5, not a name"):
+        jitgen.load_quantized({"a": torch.ones(2), 5: torch.ones(2)})
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 63), (1 << 62, 4, 0), (1 << 40, 1 << 40)])
+def test_a_gguf_shape_that_no_tensor_has_is_an_error(shape: tuple[int, ...], tmp_path: Path) -> None:
+    writers.gguf(tmp_path / "m.gguf", {"w": ("F32", shape, b"")}, {})
+    with pytest.raises(FormatError, match="more than any tensor has"):
+        jitgen.load_quantized(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("value", [5, "qdata", {"qdata": 1}, [5], [None], None])
+def test_metadata_of_torchao_of_another_shape_is_an_error(value: Any, tmp_path: Path) -> None:
+    facts = {"_type": "Int8Tensor", "_data": {}, "_tensor_data_names": value}
+    save_file(
+        {"_w_qdata": torch.ones(2)}, tmp_path / "m.safetensors", {"tensor_names": '["w"]', "w": json.dumps(facts)}
+    )
+    with pytest.raises(FormatError):
+        jitgen.load_quantized(tmp_path / "m.safetensors")

@@ -89,6 +89,7 @@ def test_quantize_leaves_no_bias_trainable_unless_asked() -> None:
     report = jitgen.quantize_(model, "int8")
     assert report.frozen_biases == ("0.bias", "3.bias")
     assert "no longer trainable: 2 biases (0.bias, 3.bias)" in str(report)
+    assert "in torch" not in str(report)  # a trainable bias goes through a kernel and its derivative
     assert not any(parameter.requires_grad for parameter in model.parameters())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

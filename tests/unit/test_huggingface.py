@@ -116,6 +116,7 @@ def test_experts_and_conv1d(tmp_path: Path) -> None:
     gpt2 = load(tmp_path / "gpt2", quantization_config=jitgen.JitgenConfig("int4", 32))
     assert weights(gpt2)["transformer.h.0.attn.c_attn.weight"].shape == (64, 192)
     assert not gpt2.transformer.h[0].attn.c_attn.bias.requires_grad
+    assert "transformer.h.0.attn.c_attn.bias" in gpt2.hf_quantizer.frozen_biases
     expected = logits(gpt2)
     gpt2.save_pretrained(tmp_path / "again")
     assert torch.equal(logits(load(tmp_path / "again")), expected)

@@ -91,7 +91,7 @@ def test_conv1d_runs_a_kernel() -> None:
 @pytest.mark.parametrize(("rows", "is_transposed"), [(48, False), (48, True), (7, False)])
 def test_experts_are_a_product_each(rows: int, is_transposed: bool) -> None:
     model = nn.Sequential(Experts(rows, is_transposed))
-    report = jitgen.quantize_(model, {"*up_proj": "int4"}, 32)
+    report = jitgen.quantize_(model, {"*up_proj": "int4"}, 32, experts="*.up_proj")
     assert [(layer.name, layer.shape) for layer in report.layers] == [("0.up_proj", (3, rows, 64))]
     x, chosen = torch.randn(6, 64), torch.tensor([0, 2, 2, 0, 1, 2])
     torch.testing.assert_close(model[0](x, chosen), dense(model)[0](x, chosen))
@@ -99,6 +99,28 @@ def test_experts_are_a_product_each(rows: int, is_transposed: bool) -> None:
     assert weight[1] is weight[torch.tensor(1)]
     if rows % 16 == 0:  # the matrices are views
         assert weight[0].tensors[0].untyped_storage().data_ptr() == weight.tensors[0].untyped_storage().data_ptr()
+
+
+class ExpertRouter(nn.Module):
+    """A class whose name and parameter look like those of experts, and which uses it otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(3, 16, 64))
+        self.gate_up_proj = nn.Parameter(torch.randn(3, 16, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.table * x).sum(-1) + self.gate_up_proj.sum()
+
+
+def test_a_class_is_not_known_by_its_name_alone() -> None:
+    model, x = nn.Sequential(ExpertRouter()), torch.randn(64)
+    expected = model(x)
+    report = jitgen.quantize_(model, "int4", 32)
+    assert not report.layers
+    assert [other.name for other in report.others] == ["0.table", "0.gate_up_proj"]
+    assert all("experts=" in other.reason for other in report.others)
+    assert torch.equal(model(x), expected)
 
 
 def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:

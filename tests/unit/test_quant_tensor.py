@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -593,3 +594,27 @@ def test_an_embedding_looks_up_rows(format: str) -> None:
         assert torch.equal(found, weight.dequantize()[index.long()])
     with pytest.raises(IndexError, match="200 rows"):
         layer(torch.tensor([200]))
+
+
+@pytest.mark.parametrize("copied", [torch.clone, lambda weight: weight.to("cpu", copy=True), copy.deepcopy])
+def test_a_copy_made_while_another_thread_converts_the_weight_is_whole(copied: Callable[[QTensor], QTensor]) -> None:
+    """Tensors and token are read at once: a copy with the codes of one layout and the token of another is wrong."""
+    weight = quantised(shape=(16, 64))
+    expected = weight.dequantize()
+    stop = threading.Event()
+
+    def convert() -> None:
+        while not stop.is_set():
+            weight.relayout_("cpu")
+            weight.relayout_("portable")
+
+    thread, interval = threading.Thread(target=convert), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        copies = [copied(weight) for _ in range(200)]
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert all(torch.equal(one.dequantize(), expected) for one in copies)

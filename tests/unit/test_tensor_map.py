@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import jitgen
 from jitgen.runtime import tensor_map
 from jitgen.runtime.cuda import Function, Launch
 from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, make_launcher
 from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
+from jitgen.spec import TensorSpec
 
 
 def described(**changes: Any) -> TensorMap:
@@ -115,3 +118,29 @@ def test_a_launcher_looks_maps_up_by_address(monkeypatch: pytest.MonkeyPatch) ->
     slots = (ctypes.c_uint64 * 3).from_address(driver.seen[0])
     assert struct.unpack("qq", ctypes.string_at(slots[0], 16)) == (x.data_ptr(), 32)
     assert struct.unpack("P", ctypes.string_at(slots[2], 8)) == (y.data_ptr() + 8,)
+
+
+BF16 = torch.bfloat16
+PRODUCTS: dict[str, tuple[Any, list[TensorSpec]]] = {
+    "dense": (F.linear, [TensorSpec((4096, 4096), BF16), TensorSpec((4096, 4096), BF16)]),
+    "quantised": (
+        F.linear,
+        [TensorSpec((4096, 4096), BF16), TensorSpec((4096, 4096), BF16, format="int4", group_size=128)],
+    ),
+    "batched": (torch.bmm, [TensorSpec((8, 512, 512), BF16), TensorSpec((8, 512, 512), BF16)]),
+    "attention": (F.scaled_dot_product_attention, [TensorSpec((2, 8, 512, 64), BF16)] * 3),
+    "attention of one row": (
+        F.scaled_dot_product_attention,
+        [TensorSpec((2, 8, rows, 64), BF16) for rows in (1, 512, 512)],
+    ),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_torch_operator_gets_no_tensor_maps(product: str) -> None:
+    """It takes tensors and numbers alone, so kernels for it are those that copy without maps."""
+    function, specs = PRODUCTS[product]
+    for compiler, has_maps in ((None, True), ("load_inline", False)):
+        call = jitgen.jit(lambda *operands: function(*operands), backend="cuda", compiler=compiler)
+        lowered = call.lower(*specs, target="sm_90a").lowered
+        assert any(lowered.arguments(number).maps for number in range(len(lowered.program.kernels))) == has_maps

@@ -87,7 +87,7 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     if device.dialect == "cuda":
         from jitgen.families.attention import wgmma
 
-        return wgmma.candidates(body, layout, geometry)
+        return wgmma.candidates(body, layout, geometry, device.has_tensor_maps)
     value = body.contractions[1]
     deep, wide = (max(LEAST_BLOCK, _power_of_two(size)) for size in (geometry.depth, geometry.width))
     # As wide as tiles and sums of a program fit shared memory and registers together.

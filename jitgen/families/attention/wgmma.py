@@ -99,7 +99,7 @@ class WgmmaSchedule:
         return tiles * 2 * CHUNK + staging + barriers + tickets
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSchedule]:
+def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: bool = True) -> list[WgmmaSchedule]:
     """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
@@ -117,7 +117,7 @@ def candidates(body: Body, layout: Layout, geometry: Geometry) -> list[WgmmaSche
         deep,
         wide,
         stages=2,
-        copied=copied(body, layout, geometry),
+        copied=copied(body, layout, geometry) if has_tensor_maps else (False, False, False),
         splits=body.contractions[1].k_splits,
         cluster_splits=CLUSTER if shares else 1,
         staged=wide if shares else min(wide, 32),

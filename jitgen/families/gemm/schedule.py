@@ -157,7 +157,8 @@ def facts(problem: Problem, device: Device) -> dict[str, Any]:
 
 
 def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
-    """The time that ``candidate`` is estimated to take, in microseconds; 0 from rules with one candidate."""
+    """The estimate by which candidates are compared: of one product of matrices the time as a multiple of the best
+    candidate's, of a batch the time in microseconds; 0 from rules with one candidate."""
     estimated: float = _rules(device).cost(problem, candidate)
     return estimated
 

@@ -142,6 +142,8 @@ def _with_wgmma_stages_that_fit(candidate: WgmmaSchedule, problem: Problem) -> W
 
 def _takes_wgmma(problem: Problem) -> bool:
     """Whether ``problem`` is for a wgmma mainloop: many rows on sm_90a, and operands that tensor maps can describe."""
+    if not problem.device.has_tensor_maps:
+        return False
     if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
         return False
     if problem.quantized and not formats.find(problem.contractions[0].format or "").tiled:
