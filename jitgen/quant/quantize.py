@@ -197,10 +197,10 @@ def _encode(weight: torch.Tensor, format: Format, group_size: int | None, method
             f"the weight has values too large for {format.name}, whose scales of {format.scale_dtype} are below "
             f"{limit:g}; scale it down"
         )
-    if format.scale != "e8m0" and not named["scales"].any() and weight.any():
+    if format.scale == "float16" and not named["scales"].any() and weight.any():
         raise FormatError(
-            f"the weight has values too small for {format.name}: every scale of {format.scale} is 0; scale it up, or "
-            "take a format with scales of float32"
+            f"the weight has values too small for {format.name}: every scale of float16 is 0; scale it up, or take a "
+            "format with scales of bfloat16 or float32"
         )
     return tensors
 
