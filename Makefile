@@ -50,7 +50,7 @@ PYTEST = $(PYTHON) -m pytest --dist worksteal
 # What is computed in C++ is compiled with -Og after jitgen's own flags, which takes a third of the time of -O3; only
 # tests marked `optimised` have jitgen's own. In test-all every test has them.
 test: export JITGEN_CXXFLAGS = -Og
-test: compiler $(dev_ready) ## one case of everything, in five minutes; kernels are kept in cache/test-store
+test: compiler $(dev_ready) ## one case of everything; kernels are kept in cache/test-store
 	$(PYTEST) -n $(WORKERS) -m 'not slow and not gpu' $(PYTEST_ARGS)
 
 test-all: compiler $(dev_ready) ## every case, and more random ones
