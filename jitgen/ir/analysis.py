@@ -5,10 +5,30 @@ Neighbours: nodes are ``ir/graph.py``'s, movements ``ir/views.py``'s; the famili
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jitgen.ir.graph import Node, topological
+from jitgen.ir.ops import OPS
 from jitgen.ir.views import BARRIERS, Mover
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether an element of ``node`` is computed from the elements of its inputs at the same coordinates."""
+    return node.op in OPS or node.op == "cast"
+
+
+def at_own_coordinates(root: Node, op: str) -> Iterator[Node]:
+    """The nodes of operation ``op`` that ``root`` is computed from by pointwise operations alone, first met first."""
+    stack, seen = [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.op == op:
+            yield node
+        elif is_pointwise(node):
+            stack.extend(reversed(node.inputs))
 
 
 def rewritten(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:

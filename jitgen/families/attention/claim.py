@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.match import Attention, is_pointwise, matched, obstacle, products_at_own_place
+from jitgen.families.attention.match import Attention, matched, obstacle
 from jitgen.families.attention.region import region_of
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
+from jitgen.ir.analysis import at_own_coordinates, is_pointwise
 from jitgen.ir.graph import Node, topological, under_views
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store
@@ -235,7 +236,7 @@ def _undone(position: int, value: Node, of: Attention, mover: Mover) -> Store | 
         if inverse is None or len(movements) == MOST_MOVEMENTS:
             return None
         value, movements = mover.move(value, *inverse), (*movements, inverse)
-    if value.shape != of.result.shape or of.result not in products_at_own_place(value):
+    if value.shape != of.result.shape or of.result not in at_own_coordinates(value, "contract"):
         return None
     behind = {id(of.result)}
     for node in topological([value]):

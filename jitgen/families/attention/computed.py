@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from jitgen.families.operands import item_size
 from jitgen.ir import symbols
-from jitgen.ir.analysis import rewritten, varying
+from jitgen.ir.analysis import is_pointwise, rewritten, varying
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node, Shape, topological, under_views
-from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
@@ -44,7 +43,7 @@ def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
         return None
     loaded = [each for each in (*leaves, *gathers) if inner in varied[id(each)]]
     narrow = all(under_views(each).op != "iota" and item_size(each.dtype) <= item_size(node.dtype) for each in loaded)
-    few = sum(each.op in OPS or each.op == "cast" for each in reached.values()) <= MOST_OPERATIONS
+    few = sum(is_pointwise(each) for each in reached.values()) <= MOST_OPERATIONS
     return node if len(loaded) == 1 and narrow and few else None
 
 
@@ -52,7 +51,7 @@ def _computed_from(node: Node) -> tuple[Node, ...]:
     """What a kernel computes an element of ``node`` from; none where it is loaded."""
     if node.op == "gather":
         return node.inputs[1:]
-    return node.inputs if node.op in OPS or node.op == "cast" else ()
+    return node.inputs if is_pointwise(node) else ()
 
 
 def with_computed_pages(root: Node, mover: Mover) -> Node:
@@ -125,7 +124,7 @@ def _reindexed(root: Node, block: int, place: int, chosen: dict[int, Node], shap
     for node in order:
         if node.op in ("const", "scalar"):
             memo[id(node)] = node
-        elif node.op in OPS or node.op == "cast":
+        elif is_pointwise(node):
             children = [memo.get(id(child)) for child in node.inputs]
             if any(child is None for child in children):
                 return None

@@ -20,11 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import varies
+from jitgen.ir.analysis import at_own_coordinates, varies
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.ops import OPS
 from jitgen.spec import DTYPES
 
 STOPS = ("contract", "reduce", "scan", "sort", "cat", "gather", "scatter")
@@ -61,28 +60,9 @@ class Attention:
         return tops(node, self) is not None or sums(node, self) is not None
 
 
-def is_pointwise(node: Node) -> bool:
-    return node.op in OPS or node.op == "cast"
-
-
 def is_copy(node: Node) -> bool:
     """Whether ``node`` is its operand in memory of its own."""
     return node.op == "cast" and node.dtype == node.inputs[0].dtype
-
-
-def products_at_own_place(root: Node) -> list[Node]:
-    """The products of two floating tensors that ``root`` is computed from by pointwise operations alone."""
-    found, stack, seen = [], [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "contract":
-            found.append(node)
-        elif is_pointwise(node):
-            stack.extend(reversed(node.inputs))
-    return found
 
 
 def matched(result: Node) -> Attention | None:
@@ -97,7 +77,7 @@ def matched(result: Node) -> Attention | None:
     last = len(power.shape) - 1
     if scores.op == "sub" and not varies(scores.inputs[1], (last,)):
         scores, base = scores.inputs
-    found = [node for node in products_at_own_place(scores) if node.shape == scores.shape]
+    found = [node for node in at_own_coordinates(scores, "contract") if node.shape == scores.shape]
     return Attention(result, weights, power, scores, base, found[0]) if found else None
 
 

@@ -24,8 +24,9 @@ from typing import Any
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition
 from jitgen.families.gemm.hidden_products import without_hidden_products
-from jitgen.families.gemm.matrices import flattened, is_pointwise, keeps_columns, products_of, restored
+from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.ir import symbols
+from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, topological, under_views
 from jitgen.ir.regions import Axis, Region, Store

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jitgen.families.gemm.matrices import batch_rank, inverse_attrs, is_pointwise
+from jitgen.families.gemm.matrices import batch_rank, inverse_attrs
+from jitgen.ir.analysis import is_pointwise
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover

@@ -11,19 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from jitgen.ir import symbols
+from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes as equation_axes
 from jitgen.ir.graph import Node, under_views
-from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Movement, Store
 from jitgen.ir.views import Mover
 
 MOST_MOVEMENTS = 16
 """Views that are undone for one result; with more of them it stays as it is, and its products become temporaries."""
-
-
-def is_pointwise(node: Node) -> bool:
-    """Whether an element of ``node`` is computed from the elements of its inputs at the same coordinates."""
-    return node.op in OPS or node.op == "cast"
 
 
 def batch_rank(product: Node) -> int:
@@ -33,17 +28,7 @@ def batch_rank(product: Node) -> int:
 
 def products_of(root: Node) -> list[Node]:
     """The products that ``root`` is computed from by pointwise operations alone."""
-    found, stack, seen = [], [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "contract":
-            found.append(node)
-        elif is_pointwise(node):
-            stack.extend(reversed(node.inputs))
-    return found
+    return list(at_own_coordinates(root, "contract"))
 
 
 def flattened(result: int, node: Node, mover: Mover) -> Store:
@@ -93,18 +78,8 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
 
 def _view_of_product(root: Node) -> Node | None:
     """The first view of a product that is reached from ``root`` through pointwise nodes."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "view":
-            if under_views(node).op == "contract":
-                return node
-        elif is_pointwise(node):
-            stack.extend(reversed(node.inputs))
-    return None
+    views = at_own_coordinates(root, "view")
+    return next((view for view in views if under_views(view).op == "contract"), None)
 
 
 def _inverse(view: Node) -> Movement | None:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import rewritten
+from jitgen.ir.analysis import at_own_coordinates, is_pointwise, rewritten
 from jitgen.ir.graph import Node, Shape, topological, under_views
-from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scans import EXTREMA
 from jitgen.ir.views import Mover
@@ -45,7 +44,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     for position, node in enumerate(values):
         if not _has(node, ("scan",)):
             continue
-        scan = next(_scans_at_own_index(node), None)
+        scan = next(at_own_coordinates(node, "scan"), None)
         value = None
         if scan is not None:
             rows = _rows_of(scan)
@@ -110,33 +109,15 @@ def _rows_of(scan: Node) -> _Rows:
     return _Rows(scan.shape, scan.attrs[1], scan.attrs[2])
 
 
-def _is_pointwise(node: Node) -> bool:
-    return node.op in OPS or node.op == "cast"
-
-
-def _scans_at_own_index(root: Node) -> Iterator[Node]:
-    """The scans that ``root`` is computed from by pointwise operations alone, the first met first."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "scan":
-            yield node
-        elif _is_pointwise(node):
-            stack.extend(reversed(node.inputs))
-
-
 def _fitted(root: Node, rows: _Rows, partition: Partition) -> Node | None:
     """``root`` with what a region over ``rows`` cannot compute materialized; None where no scan is left in it."""
-    own = {id(scan) for scan in _scans_at_own_index(root) if _rows_of(scan) == rows}
+    own = {id(scan) for scan in at_own_coordinates(root, "scan") if _rows_of(scan) == rows}
     for node in topological([root]):
         # A scan that is also scanned, reduced or looked at through a view is in memory anyway.
-        if not _is_pointwise(node):
+        if not is_pointwise(node):
             own -= {id(read) for read in topological(node.inputs) if read.op == "scan"}
-    selected = _states(scan for scan in _scans_at_own_index(root) if id(scan) in own)[:MAX_STATES]
-    own = {id(scan) for scan in _scans_at_own_index(root) if id(scan) in own and _states([scan])[0] in selected}
+    selected = _states(scan for scan in at_own_coordinates(root, "scan") if id(scan) in own)[:MAX_STATES]
+    own = {id(scan) for scan in at_own_coordinates(root, "scan") if id(scan) in own and _states([scan])[0] in selected}
     if not own:
         return None
 
