@@ -284,17 +284,20 @@ class _Adaptive:
             return input.narrow(self.dim, 0, 0).unsqueeze(self.dim + 1)
         if self.even:
             return input.unflatten(self.dim, (self.outputs, self.size // self.outputs))
-        index = (self._starts()[:, None] + torch.arange(self._longest())).clamp(max=self.size - 1)
+        index = self._elements().clamp(max=self.size - 1)
         return input.index_select(self.dim, index.flatten()).unflatten(self.dim, (self.outputs, self._longest()))
 
     def inside(self) -> Tensor:
         """Whether an element belongs to its window, to be broadcast with ``of``."""
-        elements = self._starts()[:, None] + torch.arange(self._longest())
-        return (elements < self._ends()[:, None]).reshape(self.outputs, self._longest(), *[1] * self.after)
+        return (self._elements() < self._ends()[:, None]).reshape(self.outputs, self._longest(), *[1] * self.after)
 
     def lengths(self) -> Tensor:
         """The elements of each window, to be broadcast with what ``of`` is reduced to."""
         return (self._ends() - self._starts()).reshape(self.outputs, *[1] * self.after)
+
+    def _elements(self) -> Tensor:
+        """The elements that windows read, [outputs, longest]; those of the last may be beyond the end."""
+        return self._starts()[:, None] + torch.arange(self._longest())
 
     def _starts(self) -> Tensor:
         return torch.arange(self.outputs) * self.size // self.outputs
