@@ -15,6 +15,12 @@ ROWS = (0, 1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 257)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 GROUPS = (32, 64, 128, None)
 FORMATS = ("int4", "uint4", "int8")
+VARIED_FORMATS = (
+    *("int4.float16", "uint4.floatzeros", "uint3.float16.floatzeros", "uint8.float16.floatzeros", "int4.e8m0"),
+    "uint4.float32.floatzeros",
+    *("fp8_e4m3.rows128", "fp8_e4m3.tensor", "int8.tensor", "nf4.bfloat16", "int6.e4m3"),
+)
+"""Formats with qualifiers: each kind of scales, zero-points and shared scales with some row."""
 
 ROUNDINGS = 32
 """Of the accumulator, in units of the sum of absolute products. Errors of a long sum are of either sign, so that their

@@ -11,15 +11,11 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.quant.formats import FORMATS, find
-from tests.gemm_numeric import assert_near, operands, product
+from tests.gemm_numeric import VARIED_FORMATS, assert_near, operands, product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
-VARIED = (
-    *("int4.float16", "uint4.floatzeros", "uint3.float16.floatzeros", "uint8.float16.floatzeros", "int4.e8m0"),
-    *("fp8_e4m3.rows128", "fp8_e4m3.tensor", "int8.tensor", "nf4.bfloat16", "int6.e4m3"),
-)
-NAMES = (*FORMATS, *VARIED)
+NAMES = (*FORMATS, *VARIED_FORMATS)
 SIZES = ((1, 130, 1000), (7, 64, 384), (16, 257, 640), (65, 96, 128), (200, 129, 300))
 GROUPS = (32, 64, 128, None)
 

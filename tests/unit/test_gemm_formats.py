@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from gemm_numeric import assert_near, bounds, operands, product, run
+from gemm_numeric import VARIED_FORMATS, assert_near, bounds, operands, product, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,12 +22,7 @@ from jitgen.quant.formats import FORMATS, check_group_size, find
 from tests import triton_formats
 from tests.interpreter import Interpreter
 
-VARIED = (
-    *("int4.float16", "uint4.floatzeros", "uint3.float16.floatzeros", "uint8.float16.floatzeros", "int4.e8m0"),
-    "uint4.float32.floatzeros",
-    *("fp8_e4m3.rows128", "fp8_e4m3.tensor", "int8.tensor", "nf4.bfloat16", "int6.e4m3"),
-)
-NAMES = (*FORMATS, *VARIED)
+NAMES = (*FORMATS, *VARIED_FORMATS)
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 GROUPS = (32, 64, None, 128, 96, 256)
 QUICK = ("int3", "nvfp4", "fp6_e3m2", "uint8.float16.floatzeros")
