@@ -1,4 +1,5 @@
-"""The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` walks.
+"""The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
+``attention_decode.cuh`` walks.
 
 Both producer and consumers compute which tiles of keys a block of rows sees, from the rule's bounds. What the rule
 reads is loaded where it changes: once for a task, once for a thread's rows, once for a key, or for each score.
@@ -13,6 +14,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
 from jitgen.families.attention.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.decode import DecodeSchedule
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
 from jitgen.ir.program import Kernel
@@ -22,7 +24,9 @@ RUN = 8
 """Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
 
 
-def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention, dialect: Dialect) -> Built:
+def build(
+    kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, of: Attention, dialect: Dialect
+) -> Built:
     """Template context and source options; see ``attention/render.py``."""
     (body,) = kernel.bodies
     scores = list(of.rule.operands)
@@ -46,8 +50,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
         "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
         "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
         "index": "int64_t" if schedule.wide else "int32_t",
-        "config": _config(of, schedule),
-        "own_atom": _own_atom(of, schedule),
+        **_mainloop(of, schedule),
         "accumulator": of.accumulator,
         "ranges": schedule.splits,
         "tasks": " * ".join(of.batch) or "1",
@@ -71,6 +74,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
         "query": [_element(o, row_offset(o, layout, "task.at{}"), "d") for o in of.query],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
+        "query_is_vector": _is_vector_query(of, layout),
         "coordinates": {name: _coordinates(_named(of, name), layout) for name in maps},
         "key": of.key,
         "value": of.value,
@@ -85,8 +89,61 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
     }, {"fmad": True}
 
 
+def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
+    """What differs between the mainloops: their Config, and which scores a thread has."""
+    if isinstance(schedule, DecodeSchedule):
+        of_lane = {
+            "places": "2",
+            "place": "8 * i",
+            "rows": str(2 * schedule.row_tiles),
+            "row": "r / 2 * 8 + r % 2",
+            "row_words": "r and r + 1" if schedule.row_tiles == 1 else "r, r + 1, r + 8 and r + 9",
+            "score": "r / 2 * 4 + i * 2 + r % 2",
+        }
+        return {
+            "mainloop": "decode",
+            "shape": "DecodeShape",
+            "blocks": schedule.blocks,
+            "config": _decode_config(of, schedule),
+            "fragment": of_lane,
+            "own_atom": None,
+        }
+    of_thread = {
+        "places": "n / 2",
+        "place": "i / 2 * 8 + i % 2",
+        "rows": "2",
+        "row": "8 * r",
+        "row_words": "r and r + 8",
+        "score": "i / 2 * 4 + r * 2 + i % 2",
+    }
+    return {
+        "mainloop": "wgmma",
+        "shape": "AttentionShape",
+        "blocks": 1,
+        "config": _config(of, schedule),
+        "fragment": of_thread,
+        "own_atom": _own_atom(of, schedule),
+    }
+
+
+def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, str, str]]:
+    """(type, name, value) of each member of the Config of ``attention_decode.cuh``."""
+    numbers = {
+        "warps": schedule.warps,
+        "row_tiles": schedule.row_tiles,
+        "depth": schedule.block_d,
+        "width": schedule.block_e,
+        "most_splits": schedule.cluster_splits,
+    }
+    flags = {"whole": schedule.whole, "masked": of.masked}
+    return [
+        *(("int", name, str(number)) for name, number in numbers.items()),
+        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
+    ]
+
+
 def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
-    """(type, name, value) of each member of the mainloop's Config."""
+    """(type, name, value) of each member of the Config of ``attention_wgmma.cuh``."""
     numbers = {
         "warpgroups": schedule.warpgroups,
         "keys": schedule.block_n,
@@ -134,6 +191,14 @@ def _is_read(operand: Operand, text: str) -> bool:
     return f"low_of{operand.index}" in text or f"high_of{operand.index}" in text
 
 
+def _is_vector_query(of: Attention, layout: Layout) -> bool:
+    """Whether eight neighbours of the query are 16 bytes of memory."""
+    if len(of.query) != 1 or of.query_lines:
+        return False
+    (query,) = of.query
+    return bool(query.pointer) and query.dtype == of.key_dtype and query.kind == "contiguous" and layout.unit >= RUN
+
+
 def _named(of: Attention, name: str) -> Operand:
     return {"query": of.query[0] if of.query else of.key, "key": of.key, "value": of.value}[name]
 
@@ -155,7 +220,13 @@ def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
     step = column if operand.kind == "contiguous" else f"{column} * {operand.own[1]}"
     at = f"{row} + {step}" if operand.kind not in ("row", "task") else row
     expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
-    return {"type": operand.type, "value": operand.value, "expression": expression}
+    return {
+        "type": operand.type,
+        "value": operand.value,
+        "expression": expression,
+        "pointer": operand.pointer,
+        "offset": row,
+    }
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

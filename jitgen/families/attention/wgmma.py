@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitgen.chips import Chip
+from jitgen.families.attention import decode
 from jitgen.families.attention.bounds import masks_of
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.families.attention.scales import scaled
@@ -99,8 +101,11 @@ class WgmmaSchedule:
         return tiles * 2 * CHUNK + staging + barriers + tickets
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: bool = True) -> list[WgmmaSchedule]:
+def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: bool = True) -> list[Any]:
     """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
+    few = decode.candidates(body, layout, geometry, most_rows(geometry))
+    if few:
+        return list(few)
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
     large = max(deep, wide)
@@ -129,8 +134,13 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: 
 
 def few_rows(geometry: Geometry) -> bool:
     """Whether one warpgroup has all rows that share keys. The answer is the same for all rows of one bucket."""
-    end = next((end for end in FEW_ROWS if geometry.rows <= end), None)
-    return end is not None and end * math.prod(geometry.packed) <= ROWS
+    return most_rows(geometry) <= ROWS
+
+
+def most_rows(geometry: Geometry) -> int:
+    """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where there are buckets of others."""
+    end = next((end for end in FEW_ROWS if geometry.rows <= end), ROWS + 1)
+    return end * math.prod(geometry.packed)
 
 
 def _tiles(large: int, rows: int, plain: bool) -> tuple[int, int, int]:

@@ -102,6 +102,26 @@ struct AllTiles {
   }
 };
 
+// Tiles `begin` to `end`.
+struct TileRange {
+  int begin, end;
+};
+// Share `number` of `shares` equal ones of the tiles from the first to the last that masks leave, of `all`. Called by whole
+// warps.
+template <bool masked, class Look>
+JITGEN_DEVICE TileRange share_of(int all, int number, int shares, const Look& look) {
+  int first = 0, count = all;
+  if (masked && shares > 1) {
+    Ends seen = {all, 0};
+    for (int tile = int(threadIdx.x % 32); tile < all; tile += 32) {
+      if (look(tile) & 1u) seen = {lesser(seen.low, tile), tile + 1};
+    }
+    seen = ends_of_warp(seen);
+    first = int(seen.low), count = seen.high > seen.low ? int(seen.high - seen.low) : 0;
+  }
+  return {first + int(int64_t(count) * number / shares), first + int(int64_t(count) * (number + 1) / shares)};
+}
+
 template <bool masked>
 struct TilesOf {
   using type = MaskedTiles;

@@ -34,6 +34,7 @@
 // [chunk of 64 e][key] of a tile of values.
 #pragma once
 
+#include "jitgen/attention_scores.cuh"
 #include "jitgen/attention_walk.cuh"
 #include "jitgen/wgmma_ptx.cuh"
 
@@ -71,31 +72,6 @@ struct AttentionShape {
   static constexpr bool deals_registers = Config::warpgroups > 1;
 };
 
-// A score's tanh, with an absolute error of 2^-22: two of the hardware's functions instead of some twenty instructions.
-JITGEN_DEVICE float tanh_of_score(float a) {
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exp2_normal(2.88539008f * a)));
-  return __fmaf_rn(-2.0f, inverse, 1.0f);
-}
-
-JITGEN_DEVICE float minus_infinity() { return __int_as_float(int(0xff800000)); }
-
-// Two floats as 16-bit numbers in one word, the first in the low half.
-template <class Element>
-JITGEN_DEVICE uint32_t packed_pair(float low, float high);
-template <>
-JITGEN_DEVICE uint32_t packed_pair<bfloat16>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <>
-JITGEN_DEVICE uint32_t packed_pair<float16>(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 // Keeps the compiler from moving accesses of accumulators across: a wgmma writes them until it was waited for.
 template <int n>
 JITGEN_DEVICE void settle(float (&sums)[n]) {
@@ -129,8 +105,6 @@ struct AttentionKernel {
   using Sums = Wgmma<typename Config::Value, Config::width>;
   using Task = typename Operands::Task;
   static constexpr int stages = Config::stages, n = Config::keys / 2;
-  static constexpr float log2_e = 1.44269504f;
-  static constexpr float greatest_exponent = 8.0f;  // weights are at most 2^8, which float16 and its sums hold
 
   const Operands& operands;
   uint8_t* const memory;
@@ -346,8 +320,7 @@ struct AttentionKernel {
     float top[2], total[2], base[2];
   };
 
-  // Scores become weights; `rows` and `scale`, what sums so far are multiplied with, follow. A base remains where it is
-  // little below the greatest score, so that sums seldom have to be multiplied (FlashAttention-4, Dao et al., 2025).
+  // Scores become weights; `rows` and `scale`, what sums so far are multiplied with, follow.
   // Returns whether one of the warp's rows has another base.
   JITGEN_DEVICE bool weigh(float (&scores)[n], Rows& rows, float (&scale)[2], float factor) const {
     bool moves = false;
@@ -359,14 +332,8 @@ struct AttentionKernel {
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       rows.top[r] = most;
-      // A row without any score yet has the base -inf, and weights of zero and not of NaN.
-      const float wanted = __fmul_rn(most, factor);  // rounded, so that all that is done with it agrees
-      const bool far = !(wanted - rows.base[r] <= greatest_exponent);
-      const bool moved = far && most != minus_infinity();
-      scale[r] = moved ? exp2_normal(rows.base[r] - wanted) : 1.0f;
-      rows.base[r] = moved ? wanted : rows.base[r];
-      moves |= moved;
-      const float base = rows.base[r] == minus_infinity() ? 0.0f : rows.base[r];
+      moves |= move_base(rows.base[r], scale[r], most, factor);
+      const float base = finite_base(rows.base[r]);
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < n / 4; ++i) {
