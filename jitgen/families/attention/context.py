@@ -67,12 +67,17 @@ class Rule:
         lines: its statements, of the accumulator ``acc0``.
         value: the name of the score.
         scalars: run-time scalars: name to type.
+        instructions, names, by_position: what the lines are printed from, the names of values, and the lines by the
+            positions of instructions.
     """
 
     operands: tuple[Operand, ...]
     lines: tuple[Line, ...]
     value: str
     scalars: dict[str, str]
+    instructions: tuple[Instruction, ...]
+    names: dict[int, str]
+    by_position: dict[int, Line]
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,8 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         read = tuple(dict.fromkeys(i.attr for i in instructions if i.op in ("load", "iota")))
         types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
         mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
-        return Rule(mine, tuple(text.lines.values()), text.names[len(instructions) - 1], dict(text.scalars))
+        lines, value = tuple(text.lines.values()), text.names[len(instructions) - 1]
+        return Rule(mine, lines, value, dict(text.scalars), tuple(instructions), text.names, text.lines)
 
     def computed(contraction: Contraction) -> Computed | None:
         if not contraction.w:

@@ -16,6 +16,7 @@ from jitgen.families.attention.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
 from jitgen.families.attention.decode import DecodeSchedule
 from jitgen.families.attention.layout import Layout
+from jitgen.families.attention.ramps import split
 from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
 from jitgen.ir.program import Kernel
 
@@ -43,6 +44,7 @@ def build(
     integers = [f"Index {name}" for name in of.integers]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     fields = [*pointers, *integers, *scalars]
+    mainloop = _mainloop(of, schedule)
     row_ends = [o for o in scores if o.kind == "row" and _is_read(o, text)]
     return {
         "maps": maps,
@@ -50,7 +52,7 @@ def build(
         "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
         "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
         "index": "int64_t" if schedule.wide else "int32_t",
-        **_mainloop(of, schedule),
+        **mainloop,
         "accumulator": of.accumulator,
         "ranges": schedule.splits,
         "tasks": " * ".join(of.batch) or "1",
@@ -70,7 +72,10 @@ def build(
         "factor_lines": of.factor_lines,
         "factor": of.factor,
         "is_checked": bool(of.factor) and of.linear,
-        "rules": {"open": _rule(of.unmasked), "masked": _rule(of.rule)},
+        "rules": {
+            "open": _rule(of.unmasked, layout, mainloop["fragment"]["place"]),
+            "masked": _rule(of.rule, layout, mainloop["fragment"]["place"]),
+        },
         "query": [_element(o, row_offset(o, layout, "task.at{}"), "d") for o in of.query],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
@@ -131,6 +136,7 @@ def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, s
     numbers = {
         "warps": schedule.warps,
         "row_tiles": schedule.row_tiles,
+        "ahead": schedule.ahead,
         "depth": schedule.block_d,
         "width": schedule.block_e,
         "most_splits": schedule.cluster_splits,
@@ -229,27 +235,31 @@ def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
     }
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
     """The lines of a rule, and where each of its operands comes from."""
-    by_key, by_row, by_both, by_task = [], [], [], []
+    found = split(rule, distance, layout.counts)
+    sources: dict[str, list[dict[str, Any]]] = {"key": [], "row": [], "both": [], "task": []}
+    starts: dict[str, list[dict[str, Any]]] = {"row": [], "task": []}
     for o in rule.operands:
-        source = {"type": o.type, "value": o.value}
-        if o.kind == "key":
-            at = f"task.at{o.index} + column * {o.own[1]}"
-            by_key.append(source | {"expression": _loaded(o, at)})
-        elif o.kind == "row":
-            by_row.append(source | {"expression": f"{o.type}(of_rows.x{o.index}[r])"})
-        elif o.kind == "task":
-            by_task.append(source | {"expression": f"{o.type}(task.x{o.index})"})
-        else:
-            at = f"of_rows.at{o.index}[r] + column * {o.own[1]}"
-            by_both.append(source | {"expression": _loaded(o, at)})
+        expression = {
+            "key": _loaded(o, f"task.at{o.index} + column * {o.own[1]}"),
+            "row": f"{o.type}(of_rows.x{o.index}[r])",
+            "task": f"{o.type}(task.x{o.index})",
+            "both": _loaded(o, f"of_rows.at{o.index}[r] + column * {o.own[1]}"),
+        }[o.kind]
+        source = {"type": o.type, "value": o.value, "expression": expression}
+        if o.index in found.operands:
+            sources[o.kind].append(source)
+        if o.index in found.row_operands:
+            starts[o.kind].append(source)
     return {
-        "by_key": by_key,
-        "by_row": by_row,
-        "by_both": by_both,
-        "by_task": by_task,
-        "lines": rule.lines,
+        **{f"by_{kind}": each for kind, each in sources.items()},
+        "starts": [*starts["task"], *starts["row"]],
+        "row_lines": found.row_lines,
+        "kept": found.kept,
+        "lines": found.lines,
+        "needs_column": found.needs_column,
+        "knows_existence": found.knows_existence,
         "value": rule.value,
         "is_plain": not rule.lines and not rule.operands,
     }

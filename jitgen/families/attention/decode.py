@@ -33,6 +33,7 @@ class DecodeSchedule:
         block_d, block_e: D and E, rounded up.
         whole: whether they are these.
         blocks: of a multiprocessor, for which there are registers.
+        ahead: tiles of a warp that are in registers at once.
         splits: ranges of the keys, of blocks of their own; another kernel joins them.
         cluster_splits: blocks of a cluster, at most, that share the keys of a block of rows.
         wide: 64-bit indices.
@@ -44,6 +45,7 @@ class DecodeSchedule:
     block_e: int
     whole: bool
     blocks: int
+    ahead: int
     splits: int = 1
     cluster_splits: int = CLUSTER
     wide: bool = False
@@ -102,6 +104,7 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -
             block_e=wide,
             whole=(deep, wide) == (geometry.depth, geometry.width),
             blocks=1,
+            ahead=2 if most_rows <= ROWS else 1,
             splits=body.contractions[1].k_splits,
             wide=layout.wide,
         )

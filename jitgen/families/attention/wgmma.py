@@ -97,7 +97,7 @@ class WgmmaSchedule:
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.block_m * deep + self.stages * self.block_n * (deep + wide)
         staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
-        barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 4) * 16
+        barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 2) * 16
         return tiles * 2 * CHUNK + staging + barriers + tickets
 
 
@@ -115,7 +115,7 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: 
         warpgroups, keys, most_stages = 1, 128 if large <= 128 else 64 if large <= 192 or not shares else 32, 4
     else:
         plain = whole and not masks_of(rule) and scaled(rule).linear and body.contractions[0].dtype == "bfloat16"
-        warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain)
+        warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain, scaled(rule).linear)
     found = WgmmaSchedule(
         warpgroups,
         keys,
@@ -143,16 +143,18 @@ def most_rows(geometry: Geometry) -> int:
     return end * math.prod(geometry.packed)
 
 
-def _tiles(large: int, rows: int, plain: bool) -> tuple[int, int, int]:
+def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, int]:
     """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``plain``: whether scores are
-    bfloat16 products by a number, of heads of whole chunks.
+    bfloat16 products by a number, of heads of whole chunks. ``linear``: whether scores are products and masks.
+
+    Three warpgroups have 160 registers a thread: with a rule beside the scores of 128 keys some of these are spilled.
 
     On an H200 (bf16, 4096 rows, of the speed of cuDNN): heads of 64 elements 1.01 with three warpgroups and 0.88 with
     two; of 128 elements 0.97 with tiles of 160 keys, 0.96 with 128 and 0.92 with 176. With a causal mask tiles of 128
     keys are faster than of 160, by 1 %.
     """
     if large <= 64:
-        return 3 if rows > 2 * ROWS else 2, 128, 2
+        return (3, 128 if linear else 112, 2) if rows > 2 * ROWS else (2, 128, 2)
     if large <= 128:
         return 2, 160 if plain else 128, 2
     return 2, 96 if large <= 192 else 64, 2

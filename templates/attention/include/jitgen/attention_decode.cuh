@@ -17,6 +17,7 @@
 //     using Value = jitgen::bfloat16;         // of values, and weights are rounded to it
 //     static constexpr int warps = 8;         // of a block
 //     static constexpr int row_tiles = 1;     // rows of a block, in eights
+//     static constexpr int ahead = 2;         // tiles of a warp in registers
 //     static constexpr int depth = 128;       // of a key, rounded up to a multiple of 32
 //     static constexpr int width = 128;       // of a value, rounded up to a multiple of 64
 //     static constexpr int most_splits = 8;   // blocks of a cluster, at most
@@ -53,7 +54,7 @@ template <class Config, class Operands>
 struct DecodeKernel {
   using Shape = DecodeShape<Config>;
   using Task = typename Operands::Task;
-  using Tiles = typename TilesOf<Config::masked>::type;
+  using Tiles = typename TilesOf<Config::masked, 1>::type;
   static constexpr int row_tiles = Config::row_tiles, own_rows = 2 * row_tiles;  // rows of a lane
   static constexpr int key_runs = Config::depth / 32, value_runs = Config::width / 64;
 
@@ -196,11 +197,73 @@ struct DecodeKernel {
     return __any_sync(0xffffffffu, moves);
   }
 
+  // Tiles on their way, of which this is one: a warp computes with one while `Config::ahead` others arrive.
+  struct Stage {
+    Keys keys;
+    Values values;
+    int first;  // of this warp's keys
+    bool live, open;
+  };
+  template <class Look>
+  JITGEN_DEVICE void take(Stage& stage, Tiles& tiles, const Look& look) const {
+    stage.live = tiles.next(look);
+    stage.first = tiles.tile * Shape::keys + int(threadIdx.x / 32) * 16;
+    stage.open = tiles.open;
+  }
+  JITGEN_DEVICE void walk(Sums& sums, Rows& rows, const Task& task, int first, int share, float factor) const {
+    const auto of_block = operands.rows_of_block(task, first, Shape::rows);
+    const auto look = [&](int tile, bool exists, int) {
+      return exists ? operands.template look<Shape::keys>(task, of_block, tile) : 0u;
+    };
+    const int all = int((operands.keys + Shape::keys - 1) / Shape::keys);
+    const TileRange mine = share_of<Config::masked>(all, share, Operands::ranges * splits, look);
+    Tiles tiles(mine.begin, mine.end);
+    Stage stages[Config::ahead];
+#pragma unroll
+    for (Stage& stage : stages) {
+      take(stage, tiles, look);
+      if (!stage.live) continue;
+      read_keys(stage.keys, task, stage.first);
+      read_values(stage.values, task, stage.first);
+    }
+    if (!stages[0].live) return;
+    const int lane = threadIdx.x % 32;
+    const auto of_rows = operands.rows_of_thread(task, first + lane % 4 * 2);
+    Query query;
+    read_query(query, task, first);
+    while (true) {
+#pragma unroll
+      for (Stage& stage : stages) {
+        if (!stage.live) return;
+        float scores[row_tiles * 4], scale[own_rows];
+        uint32_t weights[row_tiles][2];
+        multiply_keys(scores, stage.keys, query);
+        const int column = stage.first + lane / 4;
+        const bool open = stage.open;
+        take(stage, tiles, look);
+        if (stage.live) read_keys(stage.keys, task, stage.first);
+        if (open) {
+          operands.open_rule(scores, task, of_rows, column);
+        } else {
+          operands.masked_rule(scores, task, of_rows, column);
+        }
+        if (weigh(weights, scores, rows, scale, factor)) {
+#pragma unroll
+          for (int i = 0; i < value_runs * row_tiles * 16; ++i) {
+            const int tile = i / 4 % row_tiles;
+            sums[i / (row_tiles * 16)][i / (row_tiles * 4) % 4][tile][i % 4] *= scale[tile * 2 + i % 2];
+          }
+        }
+        multiply_values(sums, stage.values, weights);
+        if (stage.live) read_values(stage.values, task, stage.first);
+      }
+    }
+  }
+
   JITGEN_DEVICE void run() const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int number = int(blockIdx.x) / splits, range = number % Operands::ranges;
     const int blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
-    const int task_number = number / Operands::ranges / blocks;
+    const int task = number / Operands::ranges / blocks;
     const int first = number / Operands::ranges % blocks * Shape::rows;
     if (Config::most_splits > 1 && splits > 1) cluster_arrive_relaxed();
     next_kernel_may_start();
@@ -216,58 +279,13 @@ struct DecodeKernel {
     for (int i = 0; i < value_runs * row_tiles * 16; ++i) {
       sums[i / (row_tiles * 16)][i / (row_tiles * 4) % 4][i / 4 % row_tiles][i % 4] = 0.0f;
     }
-    const float fold = operands.fold(), factor = fold * log2_e;
-    if (task_number < operands.tasks()) {
-      const Task task = operands.task(task_number);
-      const auto of_block = operands.rows_of_block(task, first, Shape::rows);
-      const auto look = [&](int tile) { return operands.template look<Shape::keys>(task, of_block, tile); };
-      const TileRange share = share_of<Config::masked>(
-          int((operands.keys + Shape::keys - 1) / Shape::keys), range * splits + rank, Operands::ranges * splits, look);
-      Tiles tiles(share.begin, share.end);
-      bool more = tiles.next(look);
-      if (more) {
-        const auto of_rows = operands.rows_of_thread(task, first + lane % 4 * 2);
-        Query query;
-        Keys keys;
-        Values values;
-        int key = tiles.tile * Shape::keys + warp * 16;
-        bool open = tiles.open;
-        read_keys(keys, task, key);
-        read_query(query, task, first);
-        read_values(values, task, key);
-        while (true) {
-          float scores[row_tiles * 4], scale[own_rows];
-          uint32_t weights[row_tiles][2];
-          multiply_keys(scores, keys, query);
-          const int column = key + lane / 4;
-          const bool is_open = open;
-          more = tiles.next(look);
-          if (more) {
-            key = tiles.tile * Shape::keys + warp * 16;
-            open = tiles.open;
-            read_keys(keys, task, key);
-          }
-          if (is_open) {
-            operands.open_rule(scores, task, of_rows, column);
-          } else {
-            operands.masked_rule(scores, task, of_rows, column);
-          }
-          if (weigh(weights, scores, rows, scale, factor)) {
-#pragma unroll
-            for (int i = 0; i < value_runs * row_tiles * 16; ++i) {
-              const int tile = i / 4 % row_tiles;
-              sums[i / (row_tiles * 16)][i / (row_tiles * 4) % 4][tile][i % 4] *= scale[tile * 2 + i % 2];
-            }
-          }
-          multiply_values(sums, values, weights);
-          if (!more) break;
-          read_values(values, task, key);
-        }
-      }
+    const float fold = operands.fold();
+    if (task < operands.tasks()) {
+      walk(sums, rows, operands.task(task), first, range * splits + rank, fold * log2_e);
     }
     leave(sums, rows);
     __syncthreads();
-    finish(task_number, range, first, fold);
+    finish(task, range, first, fold);
   }
 
   // ------------------------------------------------------------------------------------------------------- results

@@ -18,6 +18,9 @@ JITGEN_DEVICE float tanh_of_score(float a) {
   return __fmaf_rn(-2.0f, inverse, 1.0f);
 }
 
+// A bound of distances between columns of a tile, which are less than 512.
+JITGEN_DEVICE int bound_of(int64_t bound) { return bound < -1024 ? -1024 : bound > 1024 ? 1024 : int(bound); }
+
 JITGEN_DEVICE float minus_infinity() { return __int_as_float(int(0xff800000)); }
 
 // Two floats as 16-bit numbers in one word, the first in the low half.

@@ -64,7 +64,7 @@ struct AttentionShape {
   static constexpr int staging_at = values_at + Config::stages * value_bytes;
   static constexpr int barriers_at = staging_at + consumers / 32 * warp_floats * 4;
   static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
-  static constexpr int bytes = tickets_at + 16 + (Config::stages + 3) / 4 * 16;
+  static constexpr int bytes = tickets_at + 16 + (Config::stages + 1) / 2 * 16;
 
   // Registers of a thread that computes and of one that copies: multiples of 8, 512 for one thread of each warpgroup.
   static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 ? 24 : 40;
@@ -127,8 +127,8 @@ struct AttentionKernel {
   JITGEN_DEVICE uint32_t value_full(int stage) const { return key_full(stage) + 16; }
   JITGEN_DEVICE uint32_t value_empty(int stage) const { return key_full(stage) + 24; }
   JITGEN_DEVICE int4* piece_ticket() const { return reinterpret_cast<int4*>(memory + Shape::tickets_at); }
-  JITGEN_DEVICE volatile int* tile_ticket(int stage) const {
-    return reinterpret_cast<volatile int*>(memory + Shape::tickets_at + 16) + stage;
+  JITGEN_DEVICE volatile uint64_t* tile_ticket(int stage) const {
+    return reinterpret_cast<volatile uint64_t*>(memory + Shape::tickets_at + 16) + stage;
   }
   JITGEN_DEVICE int keys_at(int stage) const { return Shape::keys_at + stage * Shape::key_bytes; }
   JITGEN_DEVICE int values_at(int stage) const { return Shape::values_at + stage * Shape::value_bytes; }
@@ -160,7 +160,7 @@ struct AttentionKernel {
     const int begin = smaller(number * each, all), tiles = smaller(begin + each, all) - begin;
     return {begin + tiles * rank / splits, begin + tiles * (rank + 1) / splits};
   }
-  using Tiles = typename TilesOf<Config::masked>::type;
+  using Tiles = typename TilesOf<Config::masked, Config::warpgroups>::type;
 
   // ------------------------------------------------------------------------------------------------------- copying
 
@@ -183,22 +183,27 @@ struct AttentionKernel {
       const Piece piece = walk.piece();
       const Task task = operands.task(piece.task);
       const int row = piece.row_block * Shape::rows;
-      const auto rows = operands.rows_of_block(task, row, Shape::rows);
       const Range of_keys = range(piece.range);
       Tiles tiles(of_keys.begin, of_keys.end);
-      const auto look = [&](int tile) { return operands.template look<Config::keys>(task, rows, tile); };
+      const auto look = [&](int tile, bool exists, int warpgroup) {
+        const int first = row + warpgroup * 64;
+        if (first >= operands.packed_rows()) return 0u;
+        const auto rows = operands.rows_of_block(task, first, 64);
+        return exists ? operands.template look<Config::keys>(task, rows, tile) : 0u;
+      };
       bool more = tiles.next(look);
       if (thread < 32) barrier_wait_in_place(query_empty(), query_phase);
       query_phase ^= 1;
       if (thread == 0) start({piece.task, piece.row_block, piece.range, more}, task, row);
       int before = -1;
       while (more) {
-        TileTicket ticket = {tiles.tile, tiles.open, false};
+        const int tile = tiles.tile;
+        uint64_t ticket = tiles.ticket;
         more = tiles.next(look);
-        ticket.last = !more;
-        copy_keys(task, ticket, ring, thread);
+        if (!more) ticket |= TileTicket::of_end;
+        copy_keys(task, tile, ticket, ring, thread);
         if (before >= 0) copy_values(task, before, previous(ring), thread);
-        before = ticket.tile;
+        before = tile;
         ring.next();
       }
       if (before >= 0) copy_values(task, before, previous(ring), thread);
@@ -234,10 +239,10 @@ struct AttentionKernel {
     if (--ring.stage < 0) ring.stage = stages - 1, ring.phase ^= 1;
     return ring;
   }
-  JITGEN_DEVICE void copy_keys(const Task& task, const TileTicket& ticket, const Ring& ring, int thread) const {
-    const int stage = ring.stage, tile = ticket.tile;
+  JITGEN_DEVICE void copy_keys(const Task& task, int tile, uint64_t ticket, const Ring& ring, int thread) const {
+    const int stage = ring.stage;
     barrier_wait_in_place(key_empty(stage), ring.phase ^ 1);
-    if (thread == 0) *tile_ticket(stage) = ticket.packed();
+    if (thread == 0) *tile_ticket(stage) = ticket;
     if constexpr (Config::key_copied) {
       if (thread == 0) {
         barrier_arrive_expect(key_full(stage), Shape::key_bytes);
@@ -391,61 +396,76 @@ struct AttentionKernel {
           }
         };
         if constexpr (!Config::query_copied) compute_query(task, row + warpgroup * 64, warpgroup);
-        uint32_t weights[Config::keys / 16][4];
-        float scale[2];
-        barrier_wait_in_place(key_full(ring.stage), ring.phase);
-        TileTicket ticket(*tile_ticket(ring.stage));
-        multiply_keys(scores, ring.stage);
-        cute::warpgroup_wait<0>();
-        settle(scores);
-        release(key_empty(ring.stage));
-        rule(ticket);
-        weigh(scores, rows, scale, factor);
-        pack(weights, scores);
-        Ring of_values = ring;
-        ring.next();
-        if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
-        while (!ticket.last) {
-          ticket = TileTicket(*tile_ticket(ring.stage));
+        TileTicket ticket = next_ticket(ring, warpgroup);
+        while (Config::masked && !ticket.seen && !ticket.ends) {
           wait_for_turn();
-          if constexpr (Config::overlap) {
-            multiply_keys(scores, ring.stage);
-            barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
-            multiply_values(sums, weights, of_values.stage);
-            end_turn();
-            cute::warpgroup_wait<1>();
-          } else {
-            barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
-            multiply_values(sums, weights, of_values.stage);
-            multiply_keys(scores, ring.stage);
-            end_turn();
-            cute::warpgroup_wait<0>();
-          }
+          end_turn();
+          pass(ring);
+          ticket = next_ticket(ring, warpgroup);
+        }
+        if (!Config::masked || ticket.seen) {
+          uint32_t weights[Config::keys / 16][4];
+          float scale[2];
+          multiply_keys(scores, ring.stage);
+          cute::warpgroup_wait<0>();
           settle(scores);
           release(key_empty(ring.stage));
           rule(ticket);
-          const bool moves = weigh(scores, rows, scale, factor);
-          const int finished = of_values.stage;
-          of_values = ring;
+          weigh(scores, rows, scale, factor);
+          pack(weights, scores);
+          Ring of_values = ring;
           ring.next();
-          // The assembler moves a wait for products up to the last branch before it, which this one is: weights are
-          // computed under the products with the values before.
           if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+          while (!ticket.last) {
+            ticket = ticket_of(ring, warpgroup);
+            wait_for_turn();
+            if constexpr (Config::overlap) {
+              multiply_keys(scores, ring.stage);
+              barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+              multiply_values(sums, weights, of_values.stage);
+              end_turn();
+              cute::warpgroup_wait<1>();
+            } else {
+              barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+              multiply_values(sums, weights, of_values.stage);
+              multiply_keys(scores, ring.stage);
+              end_turn();
+              cute::warpgroup_wait<0>();
+            }
+            settle(scores);
+            release(key_empty(ring.stage));
+            rule(ticket);
+            const bool moves = weigh(scores, rows, scale, factor);
+            const int finished = of_values.stage;
+            of_values = ring;
+            ring.next();
+            // The assembler moves a wait for products up to the last branch before it, which this one is: weights are
+            // computed under the products with the values before.
+            if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase);
+            cute::warpgroup_wait<0>();
+            settle(sums);
+            release(value_empty(finished));
+            pack(weights, scores);
+            if (moves) {
+#pragma unroll
+              for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
+            }
+          }
+          barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
+          multiply_values(sums, weights, of_values.stage);
           cute::warpgroup_wait<0>();
           settle(sums);
-          release(value_empty(finished));
-          pack(weights, scores);
-          if (moves) {
-#pragma unroll
-            for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
+          release(value_empty(of_values.stage));
+          while (Config::masked && !ticket.ends) {
+            ticket = next_ticket(ring, warpgroup);
+            wait_for_turn();
+            end_turn();
+            pass(ring);
           }
+        } else {
+          pass(ring);
         }
         release(query_empty());
-        barrier_wait_in_place(value_full(of_values.stage), of_values.phase);
-        multiply_values(sums, weights, of_values.stage);
-        cute::warpgroup_wait<0>();
-        settle(sums);
-        release(value_empty(of_values.stage));
       }
       if (Config::most_splits > 1 && splits > 1) {
         leave(sums, rows, fold);
@@ -458,6 +478,21 @@ struct AttentionKernel {
         finish(piece.x, piece.z, row, sums, rows, fold);
       }
     }
+  }
+  JITGEN_DEVICE TileTicket next_ticket(const Ring& ring, int warpgroup) const {
+    barrier_wait_in_place(key_full(ring.stage), ring.phase);
+    return ticket_of(ring, warpgroup);
+  }
+  // Without masks all warpgroups see the same.
+  JITGEN_DEVICE TileTicket ticket_of(const Ring& ring, int warpgroup) const {
+    return TileTicket(*tile_ticket(ring.stage), Config::masked ? warpgroup : 0);
+  }
+  // Leaves out a tile that only other warpgroups see, which take as many turns as this one.
+  JITGEN_DEVICE void pass(Ring& ring) const {
+    release(key_empty(ring.stage));
+    barrier_wait_in_place(value_full(ring.stage), ring.phase);
+    release(value_empty(ring.stage));
+    ring.next();
   }
   // The warpgroup's own rows, which nothing else reads; it has read those before.
   JITGEN_DEVICE void compute_query(const Task& task, int first, int warpgroup) const {
