@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from jitgen.chips import Chip
@@ -21,6 +20,10 @@ MOST_ROWS, MOST_DEPTH = 16, 128
 """Rows that share keys, and elements of a key and of a value, whose operands are in registers."""
 CLUSTER = 8
 """Blocks of a cluster at most, on every chip with clusters."""
+MULTIPROCESSOR_RATE = 60e9
+"""Bytes/s that one multiprocessor reads at most (H200)."""
+PIECE_SECONDS, EXCHANGE_SECONDS = 1.5e-6, 1e-6
+"""Of the first reads and the results of a block, and of the exchange of a cluster's sums (H200)."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,19 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -
 
 
 def cluster(schedule: DecodeSchedule, geometry: Geometry, chip: Chip) -> int:
-    """How many blocks of a cluster share keys in one launch on ``chip``."""
+    """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
+    values is all that takes time."""
     pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits
     tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
-    wanted = math.ceil(chip.multiprocessors * schedule.blocks / max(pieces, 1))
-    return max((n for n, _ in chip.clusters if n <= min(schedule.cluster_splits, wanted, max(tiles, 1))), default=1)
+    tile_bytes = schedule.block_n * (geometry.depth + geometry.width) * 2
+    rate = chip.read_rate or chip.bandwidth
+
+    def seconds(blocks: int, clusters: int) -> float:
+        rounds = -(-pieces // clusters)
+        reading = min(MULTIPROCESSOR_RATE, rate / (blocks * min(pieces, clusters)))
+        each = -(-tiles // blocks) * tile_bytes / reading + PIECE_SECONDS
+        return rounds * (each + (EXCHANGE_SECONDS if blocks > 1 else 0.0))
+
+    resident = ((blocks, clusters * schedule.blocks) for blocks, clusters in chip.clusters)
+    found = {blocks: seconds(blocks, clusters) for blocks, clusters in resident if blocks <= schedule.cluster_splits}
+    return min(found, key=lambda blocks: found[blocks]) if found and pieces else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from jitgen.families.attention.layout import PACKED_ROWS
 from jitgen.families.attention.match import matched, row_sources, row_values
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, topological
+from jitgen.ir.analysis import is_pointwise
+from jitgen.ir.graph import Builder, Graph, Node, topological
 from jitgen.ir.views import Mover
 
 FEW_ROWS = 8
@@ -139,8 +141,21 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         inside = (of.result, of.product, *row_sources(row_values(of)))
         found.append(SizeBuckets(rows, ends, inside=inside))
         found.append(SizeBuckets(keys, of_keys))
-        found.append(SizeBuckets(symbols.product(lead), of_tasks))
+        shared = _heads_that_share(of.product.inputs[1], lead, keys, environment)
+        found.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
     return found
+
+
+def _heads_that_share(key: Node, lead: Sequence[Any], keys: Any, environment: Mapping[str, Any]) -> int:
+    """How many of the batch and heads ``lead`` share each of the matrices of keys that ``key`` repeats."""
+    sizes, node = [], key
+    while True:
+        sizes.append(symbols.evaluate(symbols.product(node.shape), environment))
+        if node.op != "view" and not is_pointwise(node):
+            break
+        node = max(node.inputs, key=lambda each: symbols.evaluate(symbols.product(each.shape), environment))
+    repeated = math.prod(symbols.evaluate(size, environment) for size in (*lead, keys, key.shape[-1]))
+    return max(repeated // max(min(sizes), 1), 1) if len(sizes) > 1 else 1
 
 
 def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
