@@ -15,6 +15,7 @@ from jitgen.families.attention.addresses import base_of_task, indices, row_indic
 from jitgen.families.attention.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
 from jitgen.families.attention.decode import DecodeSchedule
+from jitgen.families.attention.elements import elements
 from jitgen.families.attention.layout import Layout
 from jitgen.families.attention.ramps import split
 from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
@@ -44,7 +45,7 @@ def build(
     integers = [f"Index {name}" for name in of.integers]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     fields = [*pointers, *integers, *scalars]
-    mainloop = _mainloop(of, schedule)
+    mainloop = _mainloop(of, schedule, dialect)
     row_ends = [o for o in scores if o.kind == "row" and _is_read(o, text)]
     return {
         "maps": maps,
@@ -81,8 +82,13 @@ def build(
         "query_value": of.query_value,
         "query_is_vector": _is_vector_query(of, layout),
         "coordinates": {name: _coordinates(_named(of, name), layout) for name in maps},
-        "key": of.key,
-        "value": of.value,
+        "gathers": any(operand.gathered for operand in of.operands),
+        "key_storage": dialect.storage_types[of.key_dtype],
+        "value_storage": dialect.storage_types[of.value_dtype],
+        "elements": [
+            elements("key", of.key, of.computed_key, dialect),
+            elements("value", of.value, of.computed_value, dialect),
+        ],
         "row_loads": [_single(o, layout) for o in of.row_loads],
         "row_lines": of.row_lines,
         "loads": [_run(o, layout, schedule) for o in of.loads],
@@ -94,7 +100,7 @@ def build(
     }, {"fmad": True}
 
 
-def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
+def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
     """What differs between the mainloops: their Config, and which scores a thread has."""
     if isinstance(schedule, DecodeSchedule):
         of_lane = {
@@ -127,7 +133,7 @@ def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule) -> dict[s
         "blocks": 1,
         "config": _config(of, schedule),
         "fragment": of_thread,
-        "own_atom": _own_atom(of, schedule),
+        "own_atom": _own_atom(of, schedule, dialect.storage_types[of.key_dtype]),
     }
 
 
@@ -167,7 +173,7 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
     ]
 
 
-def _own_atom(of: Attention, schedule: WgmmaSchedule) -> dict[str, Any] | None:
+def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
     """The wgmma of the scores where the header has none of that n; None where it has one."""
     if schedule.block_n in WIDTHS:
         return None
@@ -175,8 +181,8 @@ def _own_atom(of: Attention, schedule: WgmmaSchedule) -> dict[str, Any] | None:
     return {
         "n": schedule.block_n,
         "sums": sums,
-        "element": of.key.storage,
-        "type": "bf16" if of.key.dtype == "bfloat16" else "f16",
+        "element": storage,
+        "type": "bf16" if of.key_dtype == "bfloat16" else "f16",
         "registers": ", ".join(f"%{i}" for i in range(sums)),
         "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
     }

@@ -93,10 +93,11 @@ class DecodeSchedule:
 def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -> list[DecodeSchedule]:
     """The schedules for a kernel with this body; none where it is not for this mainloop. ``most_rows``: the most rows
     that share keys in the bucket of this call."""
-    keys, values = (contraction.weight for contraction in body.contractions)
-    is_contiguous = all(layout.operands[index] == "contiguous" for index in (keys[0], values[0]))
+    kinds = [sorted(layout.operands[index] for index in contraction.weight) for contraction in body.contractions]
+    # Of what a key is computed from, one is contiguous, and others are the same for all elements of a key.
+    reads_runs = all(each[0] == "contiguous" and set(each[1:]) <= {"key"} for each in kinds)
     fits = max(geometry.depth, geometry.width) <= MOST_DEPTH and most_rows <= MOST_ROWS
-    if not fits or not is_contiguous or layout.unit < LANE_ELEMENTS:
+    if not fits or not reads_runs or layout.unit < LANE_ELEMENTS:
         return []
     deep, wide = (-(-max(n, 1) // run) * run for n, run in ((geometry.depth, DEPTH_RUN), (geometry.width, WIDTH_RUN)))
     return [

@@ -139,8 +139,12 @@ def few_rows(geometry: Geometry) -> bool:
 
 def most_rows(geometry: Geometry) -> int:
     """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where there are buckets of others."""
-    end = next((end for end in FEW_ROWS if geometry.rows <= end), ROWS + 1)
-    return end * math.prod(geometry.packed)
+    return bucket_end(geometry.rows) * math.prod(geometry.packed)
+
+
+def bucket_end(rows: int) -> int:
+    """The most rows of the bucket of ``rows``; more than ``ROWS`` of those that have none here."""
+    return next((end for end in FEW_ROWS if rows <= end), ROWS + 1)
 
 
 def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, int]:
@@ -188,14 +192,13 @@ def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
 def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, bool]:
     """Whether tensor maps describe the query, the keys and the values: 16-byte aligned rows, strides that are not
     negative, and few batch dimensions. A query that is computed, or whose rows are packed, is not copied."""
-    queries = body.contractions[0]
-    (key,), (value,) = queries.weight, body.contractions[1].weight
+    queries, weights = body.contractions
     query = queries.x[0].attr
     plain = [i.op for i in queries.x] == ["load"] and body.operands[query].dtype == queries.dtype
     return (
         plain and not layout.packed and _is_mappable(body, layout, geometry, query, geometry.rows, 0),
-        _is_mappable(body, layout, geometry, key, geometry.keys, 0),
-        _is_mappable(body, layout, geometry, value, geometry.keys, 1),
+        not queries.w and _is_mappable(body, layout, geometry, queries.weight[0], geometry.keys, 0),
+        not weights.w and _is_mappable(body, layout, geometry, weights.weight[0], geometry.keys, 1),
     )
 
 
