@@ -37,7 +37,9 @@ def variant(text: str) -> None:
     cluster, ranges = wanted.pop("cluster", None), wanted.pop("ranges", None)
 
     def candidates(*of: Any) -> list[Any]:
-        return [replace(each, **{f.name: wanted[f.name] for f in fields(each) if f.name in wanted}) for each in CHOSEN(*of)]
+        return [
+            replace(each, **{f.name: wanted[f.name] for f in fields(each) if f.name in wanted}) for each in CHOSEN(*of)
+        ]
 
     wgmma.candidates = candidates
     decode.cluster = CLUSTER if cluster is None else lambda *of: cluster

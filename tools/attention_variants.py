@@ -2,8 +2,8 @@
 tools/attention_variants.py 64 causal,alibi '' 'block_n=112' 'overlap=False,stages=3'``.
 
 Arguments are the depth of heads, rules of ``jitgen bench attention``, then variants: fields of ``WgmmaSchedule`` that
-replace those of the chosen schedule. Printed are microseconds, TFLOP/s of the scores that a mask leaves, and the error of
-the first head beside float64. B4 S4096 H32/8 bf16 (D64: H32/32); a last argument ``S16384`` has B1 instead.
+replace those of the chosen schedule. Printed are microseconds, TFLOP/s of the scores that a mask leaves, and the error
+of the first head beside float64. B4 S4096 H32/8 bf16 (D64: H32/32); a last argument ``S16384`` has B1 instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -56,7 +55,7 @@ def main(depth: int, rules: list[str], variants: list[str], batch: int = 4, leng
     for rule in rules:
         case = Case(batch, 32, heads, length, length, depth, rule)
         function = function_of(rule)
-        args = operands(case, Bench("cuda"), torch.bfloat16)
+        args = operands(case, Bench("cuda", 0, 0.1, False, 1), torch.bfloat16)
         wanted = function(*(tensor.double() for tensor in (*(each[:1, :1] for each in args[:3]), args[3][:1])))
         calls = {}
         if rule in ("full", "causal"):

@@ -1,4 +1,4 @@
-"""Generated attention of few rows, compiled for the CPU and run there: rules, masks, heads that share keys, pages, codes."""
+"""Generated attention of few rows, compiled for the CPU and run there: rules, masks, shared heads, pages, codes."""
 
 from __future__ import annotations
 

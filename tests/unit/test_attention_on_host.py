@@ -45,14 +45,15 @@ void tiles(int begin, int end, int seed, int rarity) {
     threads.emplace_back([&, lane] {
       threadIdx.x = lane;
       jitgen::MaskedTiles<2> walk(begin, end);
-      const auto look = [&](int tile, bool exists, int w) { return exists ? kinds.at(w ? tile : end + begin - 1 - tile) : 0; };
-      const auto kind = [&](int tile, int w) { return kinds[w ? tile : end + begin - 1 - tile]; };
+      const auto kind = [&](int tile, int w) { return kinds.at(w ? tile : end + begin - 1 - tile); };
+      const auto look = [&](int tile, bool exists, int w) { return exists ? kind(tile, w) : 0; };
       for (int tile = end - 1; tile >= begin; --tile) {
         if (!((kind(tile, 0) | kind(tile, 1)) & 1)) continue;
         CHECK(walk.next(look) && walk.tile == tile && walk.open == bool(kind(tile, 0) & 2));
         for (int w = 0; w < 2; ++w) {
           const jitgen::TileTicket ticket(walk.ticket, w);
-          CHECK(ticket.tile == tile && ticket.seen == bool(kind(tile, w) & 1) && ticket.open == bool(kind(tile, w) & 2));
+          CHECK(ticket.tile == tile && ticket.seen == bool(kind(tile, w) & 1));
+          CHECK(ticket.open == bool(kind(tile, w) & 2));
           CHECK(!ticket.ends && jitgen::TileTicket(walk.ticket | jitgen::TileTicket::of_end, w).last);
           bool more = false, in_group = tile / 32 == begin / 32;
           for (int later = tile - 1; later >= begin; --later) more |= kind(later, w) & 1;
@@ -263,7 +264,8 @@ template <int warps_of_block, int tiles, int block_d, int block_e, int splits, b
 struct Decode {
   using Key = bfloat16;
   using Value = bfloat16;
-  static constexpr int warps = warps_of_block, row_tiles = tiles, ahead = 3 - tiles, depth = block_d, width = block_e, most_splits = splits;
+  static constexpr int warps = warps_of_block, row_tiles = tiles, ahead = 3 - tiles, most_splits = splits;
+  static constexpr int depth = block_d, width = block_e;
   static constexpr bool whole = is_whole, masked = true;
 };
 
@@ -428,8 +430,14 @@ CASES = {
     "three warpgroups, no turns": ("Wgmma<Config<3, 32, 32, 32, 32, 1, false>>", "2, 200, 90, 24, 30, 400, 1, 1"),
     "warpgroups that see other tiles": ("Wgmma<Config<3, 16, 32, 32, 32, 1>>", "2, 192, 700, 32, 32, 0, 2, 1"),
     "few rows": ("FewRows<Decode<2, 1, 64, 128, 8, true>>", "3, 5, 300, 64, 128, 250, 0, 1"),
-    "few rows in a cluster, of no whole runs": ("FewRows<Decode<2, 2, 64, 64, 8, false>>", "2, 14, 333, 40, 56, 400, 0, 3"),
-    "few rows, more blocks of a cluster than tiles": ("FewRows<Decode<4, 1, 96, 64, 8, true>>", "2, 11, 70, 96, 64, 60, 0, 4"),
+    "few rows in a cluster, of no whole runs": (
+        "FewRows<Decode<2, 2, 64, 64, 8, false>>",
+        "2, 14, 333, 40, 56, 400, 0, 3",
+    ),
+    "few rows, more blocks of a cluster than tiles": (
+        "FewRows<Decode<4, 1, 96, 64, 8, true>>",
+        "2, 11, 70, 96, 64, 60, 0, 4",
+    ),
 }
 """The kernel and its Config; tasks, M, N, D, E, the mask's shift, clusters and blocks of each."""
 

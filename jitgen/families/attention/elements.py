@@ -48,7 +48,9 @@ def elements(name: str, operand: Operand, computed: Computed | None, dialect: Di
         return Elements(name, operand.storage, (), pointer, (), _step(operand, step), ("", ""), (), "")
     at = {i: f"task.at{i} + n * {_strides(o)[0]}" for i, o in computed.operands.items()}
     sources = {
-        i: Source(o.pointer, at[i], o.gathered, o.dtype) for i, o in computed.operands.items() if o.gathered and o.pointer
+        i: Source(o.pointer, at[i], o.gathered, o.dtype)
+        for i, o in computed.operands.items()
+        if o.gathered and o.pointer
     }
     found = printed(computed.instructions, dialect, name[0], sources=sources)
     row_lines: list[str] = []
@@ -61,7 +63,9 @@ def elements(name: str, operand: Operand, computed: Computed | None, dialect: Di
             source = computed.operands[instruction.attr]
             kind = dialect.types[instruction.dtype]
             if position in computed.shared:
-                row_lines.append(f"const {kind} {found.names[position]} = {_loaded(source, at, found.lines.get(position))};")
+                row_lines.append(
+                    f"const {kind} {found.names[position]} = {_loaded(source, at, found.lines.get(position))};"
+                )
                 continue
             pointer = f"{source.pointer} + ({_offset(instruction, source, at[source.index], found.names, dialect)})"
             storage, loaded = source.storage, (kind, found.names[position])

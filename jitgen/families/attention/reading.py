@@ -1,4 +1,4 @@
-"""Whether keys and values that are computed, from pages or codes, are computed by the kernel of attention or before it."""
+"""Whether keys and values that come from pages or codes are computed by the kernel of attention or before it."""
 
 from __future__ import annotations
 

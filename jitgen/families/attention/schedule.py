@@ -27,8 +27,8 @@ SPLIT_ROWS = 16
 """Rows that share keys, up to which keys are split among programs: one block of rows has them all."""
 SPLIT_TASKS = (31, 127)
 """Tasks up to which keys are split into 16 and 4 ranges."""
-CLUSTER_TASKS = 4
-"""Tasks from which on a cluster for each of them occupies enough of a GPU."""
+CLUSTER_TASKS = 8
+"""Tasks beyond which a cluster for each of them occupies enough of a GPU."""
 SPLIT_KEYS = (511, 4095)
 """Keys up to which they are not split, and split into 4 ranges."""
 
@@ -114,7 +114,7 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 
 def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
-    once. ``rows`` share their keys. The bounds are those of ``buckets``. In CUDA the blocks of a cluster share keys, so
+    once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the blocks of a cluster share keys, so
     that this is for the fewest tasks."""
     if dialect == "cuda":
         return 16 if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1

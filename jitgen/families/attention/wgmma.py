@@ -138,7 +138,7 @@ def few_rows(geometry: Geometry) -> bool:
 
 
 def most_rows(geometry: Geometry) -> int:
-    """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where there are buckets of others."""
+    """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where it has many."""
     return bucket_end(geometry.rows) * math.prod(geometry.packed)
 
 
