@@ -21,8 +21,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jitgen
 from jitgen.bench.timing import medians
 from jitgen.families.attention import decode, split_keys, wgmma
+from jitgen.runtime import cuda
 
-CHOSEN, CLUSTER, RANGES = wgmma.candidates, decode.cluster, split_keys.splits
+CHOSEN, CLUSTER, RANGES, LOAD = wgmma.candidates, decode.cluster, split_keys.splits, cuda.load
+
+
+def load(*of: Any) -> Any:
+    """As ``cuda.load``, of a function that takes clusters of more than eight blocks where the device does."""
+    function, driver = LOAD(*of), cuda.bindings()
+    with function.current():
+        kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        driver.cuFuncSetAttribute(function.handle, kind, 1)
+    return function
 
 
 def attend(q: Any, k: Any, v: Any) -> Any:
@@ -42,6 +52,7 @@ def variant(text: str) -> None:
         ]
 
     wgmma.candidates = candidates
+    cuda.load = LOAD if cluster is None or cluster <= 8 else load
     decode.cluster = CLUSTER if cluster is None else lambda *of: cluster
     split_keys.splits = RANGES if ranges is None else lambda *of: ranges
 

@@ -114,8 +114,8 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 
 def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
-    once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the blocks of a cluster share keys, so
-    that this is for the fewest tasks."""
+    once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the
+    blocks of a cluster share keys, so that this is for the fewest tasks."""
     if dialect == "cuda":
         return 16 if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
