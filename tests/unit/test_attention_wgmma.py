@@ -113,6 +113,7 @@ def test_few_rows_share_keys_among_a_cluster_where_that_is_faster() -> None:
         assert launch.any_cluster
         return int(launch.cluster)
 
-    assert cluster(1, 8192) == 8
+    assert cluster(1, 1024) == 8
+    assert cluster(4, 3000) == 3
     assert cluster(64, 4096) == 1
     assert cluster(2, 100) == 1

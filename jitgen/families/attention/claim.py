@@ -21,7 +21,6 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention.match import Attention, matched, obstacle
-from jitgen.families.attention.reading import Reading, reads_computed
 from jitgen.families.attention.region import region_of
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
@@ -74,9 +73,11 @@ class Fusion:
         return "one kernel" if fused else "products and a softmax"
 
 
-def decide(question: Fusion | Reading, device: Device) -> Decision:
-    """Whether the device's dialect computes ``question`` in one kernel."""
-    if isinstance(question, Reading):
+def decide(question: Any, device: Device) -> Decision:
+    """Whether the device's dialect computes ``question``, a ``Fusion`` or a ``Reading``, in one kernel."""
+    if not isinstance(question, Fusion):
+        from jitgen.families.attention.reading import reads_computed
+
         return reads_computed(question, device)
     if question.obstacle:
         return Decision(False, question.obstacle)

@@ -12,7 +12,6 @@ from typing import Any
 
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.match import STOPS, Attention, is_copy, linear_operand, row_sources, sums, tops
-from jitgen.families.attention.reading import Reading
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
@@ -214,6 +213,8 @@ class _Builder:
         """Whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
         if self.partition.device.dialect != "cuda":
             return True
+        from jitgen.families.attention.reading import Reading
+
         varied = varying(topological([computed]))[id(computed)]
         sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
         question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner])
