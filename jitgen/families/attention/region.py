@@ -70,7 +70,7 @@ class _Builder:
         self.total = self._placeholder(self.dtype, column, -4)
         (self.query, key), (_, value) = self._over_lead(of.product), self._over_lead(of.result)
         self.key, self.value = key, value
-        self.split = shared_heads([key, value], self.lead, self.mover)
+        self.split = shared_heads([key, value, of.scores], self.lead, self.mover)
 
     def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
         return self.make("input", (), dtype, shape, (number,))
@@ -93,7 +93,13 @@ class _Builder:
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            value = self._in_place(store.value, {id(of.result): self.result}, {id(self._split(self.result)): shares})
+            inner = {id(of.result): self.result}
+            inner |= {
+                id(node): self._row(node)
+                for node in row_sources([store.value], [of.result])
+                if of.is_row_reduction(node)
+            }
+            value = self._in_place(store.value, inner, {id(self._split(self.result)): shares, **values})
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self._split(self._row(store.value)), dict(values))
