@@ -234,7 +234,7 @@ def test_what_is_not_one_kernel_says_why() -> None:
     for each, reference in zip(found, wanted, strict=True):
         torch.testing.assert_close(each.double(), reference, atol=1e-5, rtol=0)
     deep = operands((1, 1), 4, 5, 600, 16)
-    assert "more than 512" in few.lower(*deep).explain()
+    assert "more than 576" in few.lower(*deep).explain()
     check(few, *deep, kernels=3)
 
 

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
-from jitgen.families.attention.match import STOPS, Attention, is_copy, linear_operand, row_sources, sums, tops
+from jitgen.families.attention.match import (
+    STOPS,
+    Attention,
+    is_copy,
+    linear_operand,
+    row_sources,
+    spread_rows,
+    sums,
+    tops,
+)
 from jitgen.families.family import Partition
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
@@ -93,13 +102,13 @@ class _Builder:
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            inner = {id(of.result): self.result}
-            inner |= {
-                id(node): self._row(node)
-                for node in row_sources([store.value], [of.result])
-                if of.is_row_reduction(node)
-            }
-            value = self._in_place(store.value, inner, {id(self._split(self.result)): shares, **values})
+            inner, outer = {id(of.result): self.result}, {id(self._split(self.result)): shares}
+            for number, node in enumerate(spread_rows(store.value, of)):
+                inner[id(node)] = self._placeholder(node.dtype, of.result.shape, -5 - number)
+                source = node.inputs[0] if node.op == "view" else node
+                outer[id(self._split(inner[id(node)]))] = self._spread(source, values, weighted)
+            value = self._in_place(store.value, inner, outer)
+            assert not any(node.op == "input" and node.attrs[0] < 0 for node in topological([value]))
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self._split(self._row(store.value)), dict(values))
