@@ -118,6 +118,15 @@ def rebuilt(tensors: Sequence[torch.Tensor], token: Token) -> QTensor:
     return QTensor._of(tuple(tensors), token)
 
 
+def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
+    """The tensors of the weight that ``token`` describes, in another layout."""
+    from jitgen.quant import formats, layouts
+
+    return layouts.convert(
+        tensors, token.layout, layout, formats.find(token.format), token.group_size, token.weight_shape
+    )
+
+
 def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:
     """The specs of the tensors that a weight with the spec ``spec`` has in ``layout``."""
     from jitgen.quant.token import intern
