@@ -223,12 +223,13 @@ def test_a_ring_buffer_refuses_more_tokens_than_it_keeps() -> None:
 # ----------------------------------------------------------------------------------------------------- packed sequences
 
 
-@pytest.mark.quick(where=lambda causal: causal)
+@pytest.mark.quick(where=lambda causal, dtype: causal == (dtype == torch.int32))
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences_are_a_loop_over_them(causal: bool) -> None:
+def test_packed_sequences_are_a_loop_over_them(causal: bool, dtype: torch.dtype) -> None:
     compiled = jitgen.jit(functional.attend_varlen)
     for rows, keys in (((5, 0, 15, 16), (7, 3, 0, 40)), ((1, 17, 33), (1, 16, 34))):
-        cu_q, cu_k = (torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()]) for x in (rows, keys))
+        cu_q, cu_k = (torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()], dtype=dtype) for x in (rows, keys))
         q, k, v = (sample((sum(n), h, DEPTH), seed=s) for s, (n, h) in enumerate(((rows, 4), (keys, 2), (keys, 2))))
         found = compiled(q, k, v, cu_q, cu_k, causal)
         for number, (m, n) in enumerate(zip(rows, keys, strict=True)):
