@@ -165,9 +165,7 @@ class _Builder:
         """sum(exp(S - base)). Where a score is +inf, ``total`` is NaN, but this sum is infinite unless ``base`` is."""
         if base is self.top:
             return self.total
-        infinite = self.make(
-            "eq", (self.top, self.mover.builder.const(math.inf, self.dtype)), "bool", self.top.shape
-        )
+        infinite = self.make("eq", (self.top, self.mover.builder.const(math.inf, self.dtype)), "bool", self.top.shape)
         one = self.mover.builder.const(1.0, self.dtype)
         return self._times(self.make("where", (infinite, one, self.total), self.dtype, self.top.shape), base)
 
