@@ -76,6 +76,8 @@ def decide(question: Fusion, device: Device) -> Decision:
     """Whether the device's dialect computes ``question`` in one kernel."""
     if question.obstacle:
         return Decision(False, question.obstacle)
+    if question.width == 0:
+        return Decision(False, "values of no width leave only what is computed beside them")
     if device.dialect == "cuda":
         against = _cuda_obstacle(question, device)
         return Decision(not against, against or "scores and weights stay in the kernel", bool(against))
