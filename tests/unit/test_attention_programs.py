@@ -11,8 +11,8 @@ import jitgen
 from tests.attention import failure
 from tests.attention_programs import program
 
-FOUND = (6, 59, 78, 149)
-"""Seeds that once gave wrong results: heads, one key, rows without keys and sums behind the product."""
+FOUND = (59, 78, 149, 267)
+"""Seeds that once failed: sums of rows behind the product of split heads, and indices without keys."""
 
 
 def check(seed: int) -> None:
@@ -32,7 +32,7 @@ def check(seed: int) -> None:
         torch.testing.assert_close(beside[0].double(), beside[1], atol=1e-4, rtol=1e-6, equal_nan=True)
 
 
-@pytest.mark.quick(where=lambda seed: seed in FOUND[1:3])
+@pytest.mark.quick(where=lambda seed: seed in FOUND[:2])
 @pytest.mark.parametrize("seed", FOUND)
 def test_programs_that_once_were_wrong(seed: int) -> None:
     check(seed)
