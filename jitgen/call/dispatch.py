@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from jitgen.call import warm
+from jitgen.call import observers, warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
 from jitgen.call.signature import NUMBERS, STATIC, check, is_traced
@@ -160,6 +160,7 @@ class Dispatchers:
         state = DispatchState(self, self._resolver, tree, tensors, len(values))
         names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
         names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing, "forward_ad": forward_ad}
+        names |= {"modes": observers.modes, "is_recording": observers.is_recording}
         return define("dispatch", f"dispatch of {self._resolver.name}", text, names)
 
     def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
@@ -230,6 +231,13 @@ class DispatchState:
             check(self.resolver.name, leaves, host_scalars=True)
         return self.resolver.inline(leaves, self.tree)
 
+    def _observed(self, leaves: tuple[Any, ...]) -> Any:
+        """A call that a mode of torch's must see."""
+        if tracing.get() is not None:
+            return self.resolver.inline(leaves, self.tree)
+        observers.refuse_recording(self.resolver.name)
+        return traced_call(self.resolver, leaves, self.tree)
+
     def cold(
         self, layout: tuple[Any, ...], values: tuple[Any, ...], leaves: tuple[Any, ...], launched: tuple[Any, ...]
     ) -> Any:
@@ -241,6 +249,8 @@ class DispatchState:
             leaves: the arguments.
             launched: what the launch takes of them: tensors, addresses, numbers.
         """
+        if observers.are_there():
+            return self._observed(leaves)
         tensors = [leaves[index] for index in self.tensors]
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         count = len(tensors)
