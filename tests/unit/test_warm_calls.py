@@ -111,3 +111,12 @@ def test_a_subclass_of_linear_keeps_its_forward() -> None:
     assert isinstance(layer.weight, QTensor)
     row = torch.randn(2, 64)
     torch.testing.assert_close(layer(row), 2 * F.linear(row, layer.weight.dequantize()))
+
+
+def test_calls_of_a_step_with_gradients() -> None:
+    """A call whose gradients are computed and its backward: of jitgen's functions, about twenty."""
+    gated = jitgen.jit(lambda x, weight: F.silu(x * weight))
+    left, right, grad = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
+    names = python_calls(lambda: torch.autograd.grad(gated(left, right), (left, right), grad))
+    assert "specialize" not in names
+    assert len(names) <= 140, "most of them torch's own"
