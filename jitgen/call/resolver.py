@@ -365,7 +365,7 @@ class ResolverOfGraph(Resolver):
 
 
 class ResolverOfBackward(Resolver):
-    """A resolver of calls of a backward: a function of jitgen's own, whose parts never change, and are not looked at."""
+    """A resolver of calls of a backward: a function of jitgen's own, whose parts never change. None is looked at."""
 
     def _trace(self, leaves: Sequence[Any], *others: Any) -> Traced:
         return dataclasses.replace(super()._trace(leaves, *others), guards=())

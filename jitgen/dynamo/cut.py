@@ -2,8 +2,7 @@
 
 Nodes keep their order, so that what one writes in place another reads as it did. A program is a run of nodes that
 jitgen has rows for. It ends before a node that needs one of its values and has no row, and where the layer of the model
-changes: then equal layers are one program. No program is longer than ``MAX_NODES``. Arithmetic of sizes stays outside, in
-Python.
+changes: then equal layers are one program. No program is longer than ``MAX_NODES``. Arithmetic of sizes is Python's.
 
 Neighbours: ``backend.py`` runs what this makes; ``report.py`` tells what became of each node.
 """
