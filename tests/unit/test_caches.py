@@ -220,6 +220,19 @@ def test_a_ring_buffer_refuses_more_tokens_than_it_keeps() -> None:
         made("ring", torch.float32).append(*torch.zeros(2, BATCH, HEADS, 6, DEPTH))
 
 
+def test_tokens_that_do_not_fit_are_refused_with_the_sizes_of_the_cache() -> None:
+    cache = KVCache(BATCH, HEADS, 5, DEPTH)
+    with pytest.raises(ValueError, match=rf"k is .*: \({BATCH}, {HEADS}, tokens, {DEPTH}\)"):
+        cache.append(*torch.zeros(2, BATCH, HEADS + 1, 2, DEPTH))
+    with pytest.raises(ValueError, match="v is"):
+        cache.append(torch.zeros(BATCH, HEADS, 2, DEPTH), torch.zeros(BATCH, HEADS, 2, DEPTH + 1))
+    with pytest.raises(IndexError, match="5 positions; make it with a larger length"):
+        cache.append(*torch.zeros(2, BATCH, HEADS, 6, DEPTH))
+    paged = PagedKVCache(BATCH, HEADS, 4, 2, 2, DEPTH)
+    with pytest.raises(IndexError, match="2 blocks of 2 positions"):
+        paged.append(*torch.zeros(2, BATCH, HEADS, 5, DEPTH))
+
+
 # ----------------------------------------------------------------------------------------------------- packed sequences
 
 
