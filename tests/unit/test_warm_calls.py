@@ -75,7 +75,7 @@ def test_what_needs_more_than_a_kernel_is_f_linear() -> None:
     exact = F.linear(row, layer.weight.dequantize(), layer.bias)
     torch.testing.assert_close(layer(row), exact)
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
-        warnings.simplefilter("ignore", jitgen.FallbackWarning)
+        warnings.simplefilter("error", jitgen.FallbackWarning)
         assert layer(row).dtype == torch.bfloat16
     traced = jitgen.jit(lambda row: torch.relu(layer(row)))
     torch.testing.assert_close(traced(row), torch.relu(exact))
