@@ -166,6 +166,11 @@ class Specialization:
         )
         return make_launcher(spec)
 
+    @property
+    def returns_one_tensor(self) -> bool:
+        """Whether the function returns the graph's only result as it is."""
+        return self._rebuild()[0] is None
+
     def returned(self, tensors: Sequence[torch.Tensor], environment: Mapping[str, Any]) -> Any:
         """What the function returns, of which ``tensors`` are the graph's results."""
         rebuild, computed = self._rebuild()
