@@ -99,7 +99,7 @@ class Quantized:
         parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
         side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
-        chunk = 16 if self.tokens == 16 else 32 // self.contractions
+        chunk = 16 if self.tokens % 32 else 32 // self.contractions
         staging = self.warpgroups * self.contractions * chunk * 68 * 4
         return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
 

@@ -359,10 +359,10 @@ class WgmmaQuantized(WgmmaMainloop):
         span: chunks of K in a stage.
         steps: wgmma steps of 16 along K that are started together.
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
+        resident: blocks that a multiprocessor holds at once.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
-    resident: ClassVar[int] = 1
     multicast: ClassVar[int] = 1
     tokens: int
     warpgroups: int
@@ -371,6 +371,7 @@ class WgmmaQuantized(WgmmaMainloop):
     span: int
     steps: int
     stagger: int = 0
+    resident: int = 1
 
     @property
     def block_m(self) -> int:

@@ -52,7 +52,7 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
     zero_bytes = scales if format.zero_point else 0
     stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
-    tokens = 16 if schedule.block_m == 16 else 32 // count
+    tokens = 16 if schedule.block_m % 32 else 32 // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
     return schedule.stages * (stage + 16) + staging
 
@@ -67,6 +67,7 @@ def tiles_of(schedule: WgmmaSchedule) -> AnyTiles:
             span=schedule.span,
             most_splits=schedule.cluster_k_splits,
             steps=schedule.steps,
+            resident=schedule.resident,
         )
     return DenseTiles(
         down=schedule.down,

@@ -20,9 +20,11 @@ from jitgen.families.gemm.wgmma_model import (
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
-WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256)
-"""The n's of wgmma that ``wgmma_ptx.cuh`` has."""
-MANY_TOKENS = (128, 96, 64, 192, 256)
+WGMMA_SIZES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""The n's that ``wgmma_atoms.cuh`` has: of one instruction or of two."""
+FEW_TOKENS = (16, 32, 48, 64)
+"""Rows of a tile where x has at most 64."""
+MANY_TOKENS = (128, 96, 64, 80, 112, 160, 192, 224, 256)
 """Rows of a tile where x has more than 64; up to 128 rows, those that are not above it."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
@@ -39,6 +41,7 @@ class Tiles:
         span: chunks of K in a stage.
         most_splits: the most blocks of a cluster that share K (``Config::most_splits``); a launch chooses.
         steps: wgmma steps of 16 along K that are started together.
+        resident: blocks that a multiprocessor holds at once.
     """
 
     tokens: int
@@ -47,6 +50,7 @@ class Tiles:
     span: int
     most_splits: int = 1
     steps: int = 2
+    resident: int = 1
 
     @property
     def stages(self) -> int:
@@ -78,6 +82,10 @@ class Weights:
     bits: int
     light: bool
     chip: Chip
+
+
+SHAPES = ((2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 2), (1, 1, 2), (1, 1, 3), (2, 1, 2))
+"""Warpgroups that compute, blocks of 64 rows of each, and blocks that a multiprocessor holds at once."""
 
 
 def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
@@ -129,16 +137,19 @@ def sampled_rows(fewest: int, most: int) -> list[int]:
 
 
 def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
-    fitting = next(((tokens,) for tokens in (16, 32, 64) if rows <= tokens), MANY_TOKENS)
-    for tokens in fitting:
-        if tokens > 128 >= rows:
+    for tokens in FEW_TOKENS if rows <= FEW_TOKENS[-1] else MANY_TOKENS:
+        if tokens - 16 >= rows or tokens > 128 >= rows:
             continue
-        for warpgroups, blocks in ((2, 2), (2, 1), (3, 1), (4, 1)):
-            most = {2: 256, 3: 128, 4: 64}[warpgroups]  # the registers of a thread limit blocks * tokens
-            if blocks % weights.contractions or blocks * tokens > most or (warpgroups > 2 and not weights.light):
+        for warpgroups, blocks, resident in SHAPES:
+            # The registers of a thread limit blocks * tokens.
+            most = {(2, 1): 256, (3, 1): 128, (4, 1): 64, (1, 2): 224, (1, 3): 64, (2, 2): 32}[warpgroups, resident]
+            if blocks % weights.contractions or blocks * tokens > most:
+                continue
+            if not weights.light and (warpgroups > 2 or warpgroups * resident > 2):
                 continue
             span = 2 if weights.bits == 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
-            yield Tiles(tokens, warpgroups, blocks, span, most_splits=max(weights.chip.resident_clusters))
+            splits = max(weights.chip.resident_clusters)
+            yield Tiles(tokens, warpgroups, blocks, span, most_splits=splits, resident=resident)
 
 
 def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
@@ -149,12 +160,13 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     products = height * 4 * max(tiles.tokens / 2, 8) * QUANTIZED.product
     instructions = tiles.warpgroups * (DECODE.loop / tiles.span + DECODE.block * tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
-    cycles = max(products + instructions, fetched / QUANTIZED.l2_bytes) + QUANTIZED.wait / tiles.span
+    sharing = min(tiles.resident, -(-items // weights.chip.multiprocessors))  # blocks that share a multiprocessor
+    cycles = max(products + instructions, fetched / QUANTIZED.l2_bytes) * sharing + QUANTIZED.wait / tiles.span
     chunk = cycles * tiles.span / weights.chip.microsecond_cycles
     chunks = -(-weights.length // (CHUNK * tiles.span))
     epilogue = QUANTIZED.epilogue * tiles.tokens * height
     times = Times(QUANTIZED, chunks, chunk, epilogue, QUANTIZED.split_epilogue * epilogue)
-    return times.least(weights.chip, items, tiles.most_splits)
+    return times.least(weights.chip, items, tiles.most_splits, resident=tiles.resident)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -210,7 +222,9 @@ AnyWeights = Weights | DenseWeights
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
+    DenseTiles(2, 1, 224, 4, staged=32),
     DenseTiles(2, 1, 192, 4),
+    DenseTiles(2, 1, 160, 5, staged=32),
     DenseTiles(2, 1, 128, 6),
     DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
@@ -219,7 +233,14 @@ _DENSE = (
     DenseTiles(1, 2, 128, 8),
     DenseTiles(1, 1, 128, 8),
     DenseTiles(1, 1, 96, 8, staged=32),
+    DenseTiles(1, 1, 64, 8),
     DenseTiles(1, 1, 32, 8, resident=2, staged=32),
+    DenseTiles(2, 1, 64, 4, resident=2, staged=32),
+    DenseTiles(1, 1, 192, 3, resident=2, staged=32),
+    DenseTiles(1, 1, 160, 3, resident=2, staged=32),
+    DenseTiles(1, 1, 128, 4, resident=2),
+    DenseTiles(1, 1, 96, 4, resident=2, staged=32),
+    DenseTiles(1, 1, 64, 4, resident=3, staged=32),
 )
 """Tiles of one product of matrices."""
 

@@ -54,6 +54,9 @@ STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
 WORTH_AN_ENTRY = 1.04
 """A second entry with other tiles makes the first compile longer, so that it must save 4 % of the time on average."""
+RESERVED_BYTES = 1024
+"""Shared memory that CUDA takes for itself in every block, in bytes (CUDA C++ Programming Guide, compute capability 8.0
+and later)."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
 """Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
 SIMT_BLOCK_K = 16
@@ -132,7 +135,8 @@ def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSc
 
 def _with_wgmma_stages_that_fit(candidate: WgmmaSchedule, problem: Problem) -> WgmmaSchedule:
     """``candidate``, a wgmma schedule, with as many of its stages as shared memory holds."""
-    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > problem.target.shared_bytes:
+    limit = (problem.target.shared_bytes + RESERVED_BYTES) // candidate.resident - RESERVED_BYTES
+    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shared_bytes)
 
@@ -196,6 +200,7 @@ def _wgmma_quantized(problem: Problem) -> list[WgmmaQuantized]:
             stages=tiles.stages,
             cluster_k_splits=tiles.most_splits,
             steps=tiles.steps,
+            resident=tiles.resident,
             raster=16,
             stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
         )
