@@ -32,7 +32,7 @@ import jitgen
 from jitgen.families import registry
 from jitgen.families.family import OVERLAPS, Choice
 from jitgen.families.gemm import wgmma
-from jitgen.families.gemm.mainloops import WgmmaMainloop
+from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaMainloop, WgmmaPair
 from jitgen.families.gemm.schedule import bucket
 
 KINDS = {"mma": ("int4", 16), "rows": (None, 16), "wgmma_quantized": ("int4", 8192), "wgmma_dense": (None, 8192)}
@@ -80,7 +80,7 @@ def scheduled(low: Any, kind: str, extra: Any) -> Iterator[Any]:
         found += extra(problem)
     seen = set()
     for candidate in found:
-        if candidate.path == kind and getattr(candidate, "alternative", None) is None and candidate not in seen:
+        if candidate.path == kind and not isinstance(candidate, WgmmaPair) and candidate not in seen:
             seen.add(candidate)
             yield candidate
 
@@ -150,8 +150,7 @@ def main() -> None:
             error = (out - reference).abs().max().item() / max(reference.abs().max().item(), 1e-30)
             if not error < 0.02:
                 print("WRONG", shape, schedule, splits, error, flush=True)
-            fields = {k: v for k, v in dataclasses.asdict(schedule).items() if k != "alternative"}
-            results.append([*shape, fields, splits, round(microseconds, 3)])
+            results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
     with open(options.output, "w") as file:
         file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
@@ -221,7 +220,7 @@ class Timer:
         from jitgen.runtime import cuda
         from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
 
-        wgmma.tiling = lambda *arguments: (0, splits)
+        wgmma.for_launch = lambda schedule, *_: WgmmaLaunch(schedule, 0, splits)  # type: ignore[assignment]
         shape, arguments = low.launch(0), low.arguments(0)
         if name not in self.functions:
             self.functions[name] = cuda.load(built[1], built[0], 0, shape.shared_bytes)

@@ -304,9 +304,6 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
-        alternative: other tiles of the same mainloop, whose entry the generated source has too. A launch takes the one
-            that is estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from
-            one number of rows to the next.
     """
 
     path: ClassVar[str]
@@ -316,12 +313,11 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
-    alternative: Any = None
 
     @property
     def tilings(self) -> tuple[Any, ...]:
-        """This schedule and its alternative, if it has one, each without alternatives."""
-        return (replace(self, alternative=None), self.alternative) if self.alternative else (self,)
+        """The tilings that a launch chooses from: this one alone."""
+        return (self,)
 
     def described(self, tile: tuple[int, int, int], warps: int, multicast: int, resident: int, steps: int = 1) -> str:
         """As ``BlockMainloop.described``."""
@@ -341,10 +337,9 @@ class WgmmaMainloop:
         return ", ".join(words)
 
     def described_end(self) -> str:
-        """Shared memory, indices and the alternative."""
+        """Shared memory and indices."""
         words = _counted([(self.shared_bytes, "{} bytes of shared memory")], 1)
-        other = [f"or, for some numbers of rows: {self.alternative}"] if self.alternative else []
-        return ", ".join([*words, *["64-bit indices"] * self.wide, *other])
+        return ", ".join([*words, *["64-bit indices"] * self.wide])
 
 
 @dataclass(frozen=True)
@@ -440,6 +435,48 @@ class WgmmaDense(WgmmaMainloop):
         return ", ".join(filter(None, [words, self.described_end()]))
 
 
+@dataclass(frozen=True)
+class WgmmaPair:
+    """Two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
+    estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
+    to the next."""
+
+    dependent_launch: ClassVar[bool] = True
+    first: WgmmaQuantized | WgmmaDense
+    second: WgmmaQuantized | WgmmaDense
+
+    @property
+    def tilings(self) -> tuple[WgmmaQuantized | WgmmaDense, ...]:
+        """The tilings that a launch chooses from, in the order of their entries."""
+        return (self.first, self.second)
+
+    @property
+    def path(self) -> str:
+        return self.first.path
+
+    @property
+    def wide(self) -> bool:
+        return self.first.wide
+
+    def __str__(self) -> str:
+        return f"{self.first}, or, for some numbers of rows: {self.second}"
+
+
+@dataclass(frozen=True)
+class WgmmaLaunch:
+    """What one launch takes of a schedule with tensor maps.
+
+    Attributes:
+        tiling: one of the schedule's.
+        entry: its position among them, and so the entry of the kernel.
+        splits: blocks of a cluster that share the K of a tile.
+    """
+
+    tiling: WgmmaQuantized | WgmmaDense
+    entry: int
+    splits: int
+
+
 # ------------------------------------------------------------------------------------------------------------ triton
 
 
@@ -522,18 +559,19 @@ class TritonSlices(TritonMainloop):
 
 CppSchedule = CppTiles | CppDecoded
 BlockSchedule = MmaQuantized | MmaRows | MmaColumns | Dense | Stream | StreamOuter | Simt
-WgmmaSchedule = WgmmaQuantized | WgmmaDense
+WgmmaTiling = WgmmaQuantized | WgmmaDense
+WgmmaSchedule = WgmmaTiling | WgmmaPair
 TritonSchedule = TritonTokens | TritonWeights | TritonSlices
 GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
     *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaColumns, Dense, Stream, StreamOuter, Simt),
-    *(WgmmaQuantized, WgmmaDense, TritonTokens, TritonWeights, TritonSlices),
+    *(WgmmaQuantized, WgmmaDense, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
 )
 """Every class of ``GemmSchedule``."""
 
 
-def blocks(schedule: GemmSchedule, sizes: Sequence[tuple[int, int]]) -> int:
+def blocks(schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule, sizes: Sequence[tuple[int, int]]) -> int:
     """Blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
     if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:

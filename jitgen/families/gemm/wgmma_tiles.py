@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -99,27 +100,16 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
 
 
 def cost(tilings: Sequence[AnyTiles], fewest: int, most: int, weights: AnyWeights) -> float:
-    """The time of the best of ``tilings`` for each number of rows, as a multiple of the time of the best tiles there
-    are, on average over rows from ``fewest`` to ``most``."""
-    return excess([times(tiles, fewest, most, weights) for tiles in tilings], least(fewest, most, weights))
-
-
-def excess(of_tilings: Sequence[Sequence[float]], shortest: Sequence[float]) -> float:
-    """``cost`` from the ``times`` of tilings and the ``least`` times."""
-    return sum(min(each) / best for *each, best in zip(*of_tilings, shortest, strict=True)) / len(shortest)
+    """The estimated time in microseconds of the best of ``tilings`` for each number of rows, by the geometric mean over
+    rows from ``fewest`` to ``most``."""
+    found = [times(tiles, fewest, most, weights) for tiles in tilings]
+    return math.exp(sum(math.log(min(each)) for each in zip(*found, strict=True)) / len(found[0]))
 
 
 @functools.lru_cache(maxsize=4096)
 def times(tiles: AnyTiles, fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
     """The estimated time of ``tiles`` in microseconds, for each of the sampled rows."""
     return tuple(estimate(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most))
-
-
-@functools.lru_cache(maxsize=256)
-def least(fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
-    """The estimated time of the best tiles in microseconds, for each of the sampled rows."""
-    every = list(_all_tiles(most, weights)) if isinstance(weights, Weights) else _all_dense_tiles(most, weights)
-    return tuple(map(min, zip(*(times(tiles, fewest, most, weights) for tiles in every), strict=True)))
 
 
 def estimate(tiles: AnyTiles, rows: int, weights: AnyWeights) -> tuple[int, float]:
