@@ -54,6 +54,8 @@ def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
     while True:
         rows = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
         columns, length = _side(source, 8), _side(source, 128)
+        if most > 16 and source.random() < 0.4:
+            length = 128 * source.randint(1, 10)
         if columns * length <= 3e8 and rows * columns * length <= 1e12:
             return rows, columns, length
 
@@ -151,6 +153,7 @@ def main() -> None:
             if not error < 0.02:
                 print("WRONG", shape, schedule, splits, error, flush=True)
             results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
+        results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape[1:]), 3)])
     with open(options.output, "w") as file:
         file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
@@ -161,9 +164,13 @@ def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[
     if not isinstance(schedule, WgmmaMainloop):
         return [(schedule, schedule.cluster_k_splits)]
     if schedule.multicast > 1:
-        return [(schedule, schedule.multicast)]
+        lags = (0, 1, 2) if length // schedule.block_k <= 32 else (0,)
+        return [(dataclasses.replace(schedule, lag=lag), schedule.multicast) for lag in lags]
     one = dataclasses.replace(schedule, cluster_k_splits=1)
     found = [(one, 1)]
+    if schedule.warpgroups > 1 and length // schedule.block_k <= 32:
+        most = (schedule.stages - 1) // (schedule.warpgroups - 1)
+        found += [(dataclasses.replace(one, lag=lag), 1) for lag in sorted({1, 2, most}) if lag <= most]
     items = -(-rows // schedule.block_m) * -(-columns // schedule.block_n)
     chunks = length // schedule.block_k
     room = 132 * schedule.resident
@@ -252,18 +259,32 @@ class Timer:
             values = [each.encode(places[each.buffer]) for each in maps]
             values += [places[number] + offset for number, offset in arguments.pointers]
             sets.append(values)
-        stream = torch.cuda.Stream()
-        raw = stream.cuda_stream
-        with torch.cuda.stream(stream):
-            launch(raw, *sets[0])
+        launch(torch._C._cuda_getCurrentRawStream(0), *sets[0])
         torch.cuda.synchronize()
         result = out[:, : 1 << 14].float()
-        repeated = sets * -(-8 // len(sets))
+        calls = [lambda v=values: launch(torch._C._cuda_getCurrentRawStream(0), *v) for values in sets]
+        return self.timed(calls), result
+
+    def peer(self, rows: int, columns: int, length: int) -> float:
+        """The time of torch's F.linear of a dense weight in microseconds."""
+        copies = max(2, min(16, CACHED_BYTES // (2 * columns * length)))
+        x = self.floats[: rows * length].view(rows, length)
+        weights = [
+            self.floats[at : at + columns * length].view(columns, length)
+            for at in (copy * columns * length % (self.floats.numel() - columns * length) // 8 * 8 for copy in range(copies))
+        ]
+        return self.timed([lambda w=w: F.linear(x, w) for w in weights])
+
+    def timed(self, calls: Any) -> float:
+        repeated = calls * -(-8 // len(calls))
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            repeated[0]()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            now = torch._C._cuda_getCurrentRawStream(0)
-            for values in repeated:
-                launch(now, *values)
+        with torch.cuda.graph(graph, stream=side):
+            for call in repeated:
+                call()
         graph.replay()
         samples = []
         for _ in range(3):
@@ -274,7 +295,7 @@ class Timer:
             end.record()
             end.synchronize()
             samples.append(begin.elapsed_time(end) * 1e3 / len(repeated))
-        return statistics.median(samples), result
+        return statistics.median(samples)
 
     @staticmethod
     def bytes(memory: Any, buffer: Any) -> int:

@@ -304,6 +304,8 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
+        lag: stages by which a warpgroup is behind the one before it, so that one stores its results while another
+            multiplies; 0 lets them run as they come.
     """
 
     path: ClassVar[str]
@@ -313,6 +315,7 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
+    lag: int = 0
 
     @property
     def tilings(self) -> tuple[Any, ...]:
@@ -334,6 +337,7 @@ class WgmmaMainloop:
         )
         words.append(f"persistent blocks, {resident} a multiprocessor")
         words += _counted([(self.raster, "raster of {} tiles")])
+        words += _counted([(self.lag, "warpgroups {} stages apart")], 1)
         return ", ".join(words)
 
     def described_end(self) -> str:
