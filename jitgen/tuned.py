@@ -64,7 +64,7 @@ class Row:
         return digest(asdict(self))
 
     def selects(self, candidate: Any) -> bool:
-        """Whether ``candidate`` is the row's schedule, or consists of the row's schedules in any order (``tilings``)."""
+        """Whether ``candidate`` is the row's schedule, or consists of the row's two in any order (``tilings``)."""
         tilings = getattr(candidate, "tilings", (candidate,))
         orders = itertools.permutations(self.schedules)
         return len(tilings) == len(self.schedules) and any(

@@ -35,8 +35,19 @@ from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaMainloop, WgmmaPair
 from jitgen.families.gemm.schedule import bucket
 
-KINDS = {"mma": ("int4", 16), "rows": (None, 16), "wgmma_quantized": ("int4", 8192), "wgmma_dense": (None, 8192)}
-"""The format of the weights, and the most rows, of each kind."""
+KINDS = {
+    "mma": ("int4", 1, 16),
+    "rows": (None, 1, 16),
+    "wgmma_quantized": ("int4", 9, 8192),
+    "wgmma_dense": (None, 17, 8192),
+    "int4": ("int4", 1, 8192),
+    "dense": (None, 1, 8192),
+    "swiglu int4": ("int4", 1, 8192),
+    "swiglu dense": (None, 1, 8192),
+}
+"""The format of the weights, and the fewest and the most rows, of each kind. Of the first four every candidate of one
+mainloop is timed, of the others that which is chosen."""
+CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
 POOL_BYTES = 2**30
 """Memory that copies of the weights are taken from."""
 CACHED_BYTES = 2**28
@@ -47,14 +58,29 @@ def linear(x: Any, w: Any) -> Any:
     return F.linear(x, w)
 
 
+def swiglu(x: Any, gate: Any, up: Any) -> Any:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def llama() -> Iterator[tuple[str, int, int, int]]:
+    """The layers of Llama, and its SwiGLU beside the product of the same size."""
+    from jitgen.bench.products import GPU_ROWS, LLAMA
+
+    for rows in GPU_ROWS:
+        for columns, length in LLAMA.values():
+            for kind in CHOSEN[:2]:
+                yield kind, rows, columns, length
+        for kind in CHOSEN[2:]:
+            yield kind, rows, 14336, 4096
+
+
 def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
     """(rows, columns, length)"""
-    most = KINDS[kind][1]
-    least = 1 if most == 16 else 17 if kind == "wgmma_dense" else 9
+    _, least, most = KINDS[kind]
     while True:
         rows = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
         columns, length = _side(source, 8), _side(source, 128)
-        if most > 16 and source.random() < 0.4:
+        if most > 16 and kind not in CHOSEN and source.random() < 0.4:
             length = 128 * source.randint(1, 10)
         if columns * length <= 3e8 and rows * columns * length <= 1e12:
             return rows, columns, length
@@ -70,6 +96,8 @@ def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any
     x = jitgen.TensorSpec((rows, length), torch.bfloat16)
     group = None if format is None else 128
     w = jitgen.TensorSpec((columns, length), torch.bfloat16, format=format, group_size=group)
+    if kind.startswith("swiglu"):
+        return jitgen.jit(swiglu, backend="cuda").lower(x, w, w, target=target).lowered
     return jitgen.jit(linear, backend="cuda").lower(x, w, target=target).lowered
 
 
@@ -94,7 +122,12 @@ def compiled(source: Any) -> Any:
         artifact = nvrtc.compile(source)
     except Exception as error:  # reported, and the candidate left out
         return str(error)[:300]
-    return artifact.meta["entry"], artifact.files[artifact.binary], artifact.meta.get("spill_bytes", 0), artifact.meta.get("registers", 0)
+    return (
+        artifact.meta["entry"],
+        artifact.files[artifact.binary],
+        artifact.meta.get("spill_bytes", 0),
+        artifact.meta.get("registers", 0),
+    )
 
 
 def main() -> None:
@@ -102,20 +135,26 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--shapes", type=int, default=30, help="of each kind")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS)[:4], choices=KINDS)
     parser.add_argument("--seconds", type=float, default=100, help="after which no further problem is begun")
+    parser.add_argument("--llama", action="store_true", help="also the layers of Llama")
     parser.add_argument("--dry", action="store_true", help="only count what would be timed")
     options = parser.parse_args()
     started, source = time.time(), random.Random(options.seed)
     target = "sm_90a"
     problems, sources, rendered = [], {}, {}
     shapes = [(kind, *drawn(source, kind)) for _ in range(options.shapes) for kind in options.kinds]
+    shapes += llama() if options.llama else ()
     for kind, rows, columns, length in shapes:
         low = lowered(kind, rows, columns, length, target)
         if low.program.kernels[0].family != "gemm":
             continue
-        jobs = []
-        for schedule in scheduled(low, kind, EXTRA.get(kind)):
+        jobs: list[Any] = []
+        if kind in CHOSEN:
+            text = low.render(0)[0]
+            sources[text.text] = text
+            jobs.append((low, low.schedules[0], None, text.text))
+        for schedule in () if kind in CHOSEN else scheduled(low, kind, EXTRA.get(kind)):
             for wanted, splits in variants(schedule, rows, columns, length):
                 name = (low.program.kernels[0].digest, str(low.layouts), wanted)
                 one = dataclasses.replace(low, choices=(Choice(wanted, ""),))
@@ -125,7 +164,10 @@ def main() -> None:
                 jobs.append((one, wanted, splits, rendered[name].text))
         problems.append(((kind, rows, columns, length), jobs))
     timings = sum(len(jobs) for _, jobs in problems)
-    print(f"{len(problems)} problems, {timings} timings, {len(sources)} sources, {time.time() - started:.1f} s", flush=True)
+    print(
+        f"{len(problems)} problems, {timings} timings, {len(sources)} sources, {time.time() - started:.1f} s",
+        flush=True,
+    )
     if options.dry:
         return
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -135,7 +177,12 @@ def main() -> None:
         built = dict(zip(sources, pool.map(compiled, prepared, chunksize=2), strict=True))
     for name, each in built.items():
         if isinstance(each, str) or each[2]:
-            print("not compiled or spills", name[:600] if isinstance(each, str) else "", each if isinstance(each, str) else each[2:], flush=True)
+            print(
+                "not compiled or spills",
+                name[:600] if isinstance(each, str) else "",
+                each if isinstance(each, str) else each[2:],
+                flush=True,
+            )
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     results: list[Any] = []
     bench = Timer()
@@ -154,9 +201,40 @@ def main() -> None:
                 print("WRONG", shape, schedule, splits, error, flush=True)
             results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
         results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape[1:]), 3)])
+    layers = set(llama())
+    summarise([each for each in results if tuple(each[:4]) not in layers])
+    for kind, rows, columns, length, _, _, microseconds in results if options.llama else ():
+        if (kind, rows, columns, length) in layers:
+            print(f"llama {kind} {rows} x {columns} x {length}: {microseconds:.2f} us")
     with open(options.output, "w") as file:
         file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
     print(f"{len(results)} timings after {time.time() - started:.1f} s")
+
+
+def summarise(results: list[Any]) -> None:
+    """Prints, of what was chosen, torch's time of the dense product as a multiple of the product's, by rows."""
+    peers = {tuple(shape): microseconds for kind, *shape, _, _, microseconds in results if kind == "cublas"}
+    for kind in CHOSEN:
+        ratios = sorted(
+            (peers[m, n, k] / us, m, n, k, us) for of, m, n, k, _, _, us in results if of == kind and (m, n, k) in peers
+        )
+        for low, high in (
+            (1, 8),
+            (9, 16),
+            (17, 64),
+            (1, 64),
+            (65, 256),
+            (257, 1024),
+            (1025, 8192),
+            (65, 8192),
+            (1, 8192),
+        ):
+            found = [ratio for ratio, rows, *_ in ratios if low <= rows <= high]
+            if found:
+                mean, fifth = statistics.geometric_mean(found), found[len(found) // 20]
+                print(f"{kind} {low}-{high}: {mean:.2f}, 5th {fifth:.2f}, worst {found[0]:.2f} of {len(found)}")
+        for ratio, rows, columns, length, microseconds in ratios[:10]:
+            print(f"  {ratio:.2f} {rows} x {columns} x {length}, {microseconds:.1f} us")
 
 
 def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[Any, int]]:
@@ -206,12 +284,34 @@ def streams(problem: Any) -> Any:
 
 
 STREAMS = [
-    *(((1, 1, 16), True), ((1, 1, 8), True), ((1, 2, 8), False), ((1, 2, 4), True), ((1, 4, 4), False), ((1, 4, 2), False)),
-    *(((2, 1, 8), True), ((2, 1, 16), False), ((2, 2, 4), True), ((2, 2, 8), False), ((2, 4, 2), False), ((2, 4, 4), False)),
-    *(((2, 7, 2), False), ((2, 8, 1), False), ((4, 1, 8), True), ((4, 1, 4), False), ((4, 2, 4), True), ((4, 4, 2), False)),
+    *(
+        ((1, 1, 16), True),
+        ((1, 1, 8), True),
+        ((1, 2, 8), False),
+        ((1, 2, 4), True),
+        ((1, 4, 4), False),
+        ((1, 4, 2), False),
+    ),
+    *(
+        ((2, 1, 8), True),
+        ((2, 1, 16), False),
+        ((2, 2, 4), True),
+        ((2, 2, 8), False),
+        ((2, 4, 2), False),
+        ((2, 4, 4), False),
+    ),
+    *(
+        ((2, 7, 2), False),
+        ((2, 8, 1), False),
+        ((4, 1, 8), True),
+        ((4, 1, 4), False),
+        ((4, 2, 4), True),
+        ((4, 4, 2), False),
+    ),
     *(((4, 2, 8), False), ((4, 8, 1), False), ((7, 2, 4), False), ((7, 4, 2), False), ((7, 2, 2), False)),
 ]
 EXTRA: dict[str, Any] = {"mma": streams, "rows": streams}
+CHOICE = wgmma.for_launch
 
 
 class Timer:
@@ -223,21 +323,25 @@ class Timer:
         self.floats = (torch.randn(POOL_BYTES // 2, device="cuda") * 0.5).to(torch.bfloat16)
         self.functions: dict[Any, Any] = {}
 
-    def time(self, low: Any, splits: int, built: Any, name: Any) -> tuple[float, torch.Tensor]:
+    def time(self, low: Any, splits: int | None, built: Any, name: Any) -> tuple[float, torch.Tensor]:
         from jitgen.runtime import cuda
-        from jitgen.runtime.tensor_map import EncodedMaps, TensorMap
+        from jitgen.runtime.tensor_map import TensorMap
 
-        wgmma.for_launch = lambda schedule, *_: WgmmaLaunch(schedule, 0, splits)  # type: ignore[assignment]
+        wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)  # type: ignore
         shape, arguments = low.launch(0), low.arguments(0)
-        if name not in self.functions:
-            self.functions[name] = cuda.load(built[1], built[0], 0, shape.shared_bytes)
-        function = self.functions[name]
+        if (name, shape.entry) not in self.functions:
+            self.functions[name, shape.entry] = cuda.load(built[1], built[0] + shape.entry, 0, shape.shared_bytes)
+        function = self.functions[name, shape.entry]
         parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
         parameters += ("q" if arguments.wide else "i") * len(arguments.integers)
         varying = len(arguments.maps) + len(arguments.pointers)
         launch = cuda.Launch(
-            function, parameters, (*(None,) * varying, *arguments.integers), cuda.resident_grid(function, shape),
-            shape.block, shape.shared_bytes,
+            function,
+            parameters,
+            (*(None,) * varying, *arguments.integers),
+            cuda.resident_grid(function, shape),
+            shape.block,
+            shape.shared_bytes,
             cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
             pdl=OVERLAPS in shape.attributes,
         )
@@ -250,7 +354,7 @@ class Timer:
         sets = []
         for copy in range(copies):
             places, at = [], 0
-            for memory, buffer, size in zip(low.memories[:-1], buffers, sizes, strict=False):
+            for buffer, size in list(zip(buffers, sizes, strict=True))[:-1]:
                 whole = self.floats if buffer.dtype == "bfloat16" else self.pool
                 offset = at if buffer is buffers[0] else at + copy * weights
                 places.append(whole.data_ptr() + offset % (POOL_BYTES - size) // 256 * 256)
@@ -269,10 +373,9 @@ class Timer:
         """The time of torch's F.linear of a dense weight in microseconds."""
         copies = max(2, min(16, CACHED_BYTES // (2 * columns * length)))
         x = self.floats[: rows * length].view(rows, length)
-        weights = [
-            self.floats[at : at + columns * length].view(columns, length)
-            for at in (copy * columns * length % (self.floats.numel() - columns * length) // 8 * 8 for copy in range(copies))
-        ]
+        size = columns * length
+        starts = (copy * size % (self.floats.numel() - size) // 8 * 8 for copy in range(copies))
+        weights = [self.floats[at : at + size].view(columns, length) for at in starts]
         return self.timed([lambda w=w: F.linear(x, w) for w in weights])
 
     def timed(self, calls: Any) -> float:

@@ -25,8 +25,8 @@ CODE_NAMES = ("H200", "H100", "A100", "L4", "4090", "RTX_4090", "B200", "MI300X"
 
 
 def numbers_of_chips() -> set[int]:
-    """Numbers that could only be those of a chip: multiprocessors that are no multiple of 32, and sizes of shared memory
-    and of the second-level cache, in bytes and the former in KiB."""
+    """Numbers that could only be those of a chip: multiprocessors that are no multiple of 32, and sizes of shared
+    memory and of the second-level cache, in bytes and the former in KiB."""
     found = {chip.multiprocessors for chip in chips.CHIPS if chip.multiprocessors % 32}
     found |= {chip.shared_bytes // 1024 for chip in chips.CHIPS} - {64}
     for chip in chips.CHIPS:
@@ -79,7 +79,7 @@ def test_code_names_no_chip() -> None:
         for each in ast.walk(tree):
             if isinstance(each, ast.Attribute) and each.attr in CODE_NAMES:
                 found.append(name)
-            if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in documentation:
-                if any(name_of_chip in each.value.split() for name_of_chip in CODE_NAMES):
-                    found.append(name)
+            text = each.value if isinstance(each, ast.Constant) and id(each) not in documentation else None
+            if isinstance(text, str) and set(CODE_NAMES) & set(text.split()):
+                found.append(name)
     assert set(found) <= MEASURED_CHIPS, found

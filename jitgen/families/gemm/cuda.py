@@ -283,8 +283,6 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tup
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}
-    if schedule.lag:
-        numbers["lag"] = schedule.lag
     if isinstance(schedule, WgmmaDense):
         numbers |= {"staged": schedule.staged}
     for name, value in numbers.items():

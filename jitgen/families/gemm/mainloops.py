@@ -16,7 +16,7 @@ A schedule is a part of the request key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 WARP = 32
@@ -304,8 +304,6 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
-        lag: stages by which a warpgroup is behind the one before it, so that one stores its results while another
-            multiplies; 0 lets them run as they come.
     """
 
     path: ClassVar[str]
@@ -315,7 +313,6 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
-    lag: int = 0
 
     @property
     def tilings(self) -> tuple[Any, ...]:
@@ -337,7 +334,6 @@ class WgmmaMainloop:
         )
         words.append(f"persistent blocks, {resident} a multiprocessor")
         words += _counted([(self.raster, "raster of {} tiles")])
-        words += _counted([(self.lag, "warpgroups {} stages apart")], 1)
         return ", ".join(words)
 
     def described_end(self) -> str:
@@ -575,7 +571,9 @@ SCHEDULES: tuple[type, ...] = (
 """Every class of ``GemmSchedule``."""
 
 
-def blocks(schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule, sizes: Sequence[tuple[int, int]]) -> int:
+def blocks(
+    schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule, sizes: Sequence[tuple[int, int]]
+) -> int:
     """Blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
     if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:

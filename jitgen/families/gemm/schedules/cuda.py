@@ -29,6 +29,8 @@ from jitgen.families.gemm.mainloops import (
     BlockSchedule,
     Dense,
     GemmSchedule,
+    MmaQuantized,
+    MmaRows,
     Simt,
     StreamOuter,
     WgmmaDense,
@@ -39,8 +41,10 @@ from jitgen.families.gemm.mainloops import (
     WgmmaTiling,
 )
 from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.schedules import cuda_streams
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
+from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.quant import formats
@@ -59,9 +63,6 @@ PAIRED = 8
 """Tilings, the best ones alone, of which any two may share a source."""
 WORTH_AN_ENTRY = 1.04
 """A second entry with other tiles makes the first compile longer, so that it must save 4 % of the time on average."""
-RESERVED_BYTES = 1024
-"""Shared memory that CUDA takes for itself in every block, in bytes (CUDA C++ Programming Guide, compute capability 8.0
-and later)."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
 """Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
 SIMT_BLOCK_K = 16
@@ -72,18 +73,27 @@ SIMT_DECODE_BLOCK_K = 64
 
 def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     """The schedules for ``problem``, of every mainloop that computes it and is not certainly slower than another."""
-    found: list[BlockSchedule]
+    found: Sequence[BlockSchedule]
+    tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if accumulator_dtype(problem.dtype) not in FLOATS:
         found = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
         found = [stream(problem) or _simt(problem)]
-    elif _takes_wgmma(problem):
-        return _wgmma(problem)
+    elif problem.quantized:
+        found = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
-        found = [mma(problem) if problem.quantized else rows(problem) or _dense(problem)]
+        found = [] if tensor_maps else rows(problem) or [_dense(problem)]
     if not problem.device.has_clusters:
         found = [replace(each, cluster_k_splits=1) for each in found]
-    return [_with_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+    fitting = [_with_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+    return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
+
+
+def _within_shared_memory(found: Sequence[BlockSchedule], limit: int) -> list[BlockSchedule]:
+    """Those of ``found`` that have at most ``limit`` bytes."""
+    kept = [each for each in found if each.shared_bytes <= limit]
+    assert kept or not found, f"no schedule of {found} fits {limit} bytes of shared memory"
+    return kept
 
 
 def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
@@ -101,6 +111,8 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
     """The estimated time in microseconds, by the geometric mean over the rows of the bucket; 0 for a mainloop that has
     only one candidate."""
+    if isinstance(candidate, MmaQuantized | MmaRows):
+        return cuda_streams.cost(problem, candidate) if problem.rows <= STREAMED_ROWS else 0.0
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
     tilings = [wgmma.tiles_of(each) for each in candidate.tilings]

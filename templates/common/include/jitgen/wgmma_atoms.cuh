@@ -68,11 +68,7 @@ JITGEN_DEVICE void wgmma_of(float (&d)[n], Indices<i...>, int accumulate, const 
 template <int n>
 constexpr int leading_columns = n;
 template <>
-constexpr int leading_columns<48> = 32;
-template <>
 constexpr int leading_columns<80> = 64;
-template <>
-constexpr int leading_columns<112> = 96;
 template <>
 constexpr int leading_columns<160> = 96;
 template <>

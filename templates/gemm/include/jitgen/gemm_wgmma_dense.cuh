@@ -23,8 +23,6 @@
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
-//     static constexpr int lag = 0;           // chunks by which a warpgroup is behind the one before it; with it, less
-//                                             // than stages / (warpgroups - 1), and no chunks of K that are 0. Optional
 //     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
 //                                             // of 16 bits are a whole line of memory, or 32
 //   };
@@ -108,7 +106,6 @@ struct DenseShape {
 
   // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
   static constexpr int sum_pitch = Config::columns + 8;
-  static_assert(lag_of<Config> * (warpgroups - 1) < Config::stages, "a warpgroup that is ahead has stages left");
   static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "accumulators of a thread");
@@ -122,7 +119,6 @@ struct DenseKernel {
   using Region = DenseRegion<Config::contractions>;
   using Multiply = Wgmma<typename Config::Element, Shape::width>;
   using Ring = StageRing<Config::stages>;
-  using Order = Relay<Shape::warpgroups, lag_of<Config>>;
   static constexpr int contractions = Config::contractions;
   static constexpr int accumulators = Shape::width / 2;
 
@@ -223,7 +219,7 @@ struct DenseKernel {
   }
 
   JITGEN_DEVICE void consume(
-      float (&acc)[contractions][accumulators], int first, int last, bool alone, Ring& ring, const Order& order) const {
+      float (&acc)[contractions][accumulators], int first, int last, bool alone, Ring& ring) const {
     const int warpgroup = threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
 #pragma unroll
@@ -253,7 +249,6 @@ struct DenseKernel {
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
       if (chunk > first) release(before, alone);
-      if (!alone) order.pass(chunk - first + 1, last - first);
       before = stage;
       ring.next();
     }
@@ -392,22 +387,18 @@ struct DenseKernel {
       __syncwarp();
     } else {
       registers_deal<Shape::warpgroups, Config::resident, false>();
-      Order order;
       for (; walk.item < items; walk.next()) {
-        if (walk.split) order.end();
-        else order.begin();
         const int matrix = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(matrix) * tiles);
         const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
         float acc[contractions][accumulators];
-        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring, order);
+        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
         if constexpr (Batch::several) {
           finish_tile(epilogue.at(matrix), tile, acc, walk.split);
         } else {
           finish_tile(epilogue, tile, acc, walk.split);
         }
       }
-      order.end();
       __syncwarp();
     }
     if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it

@@ -20,8 +20,6 @@
 //     static constexpr int most_splits = 1;  // the most blocks of a cluster that split K: 1 to 8; a launch may have fewer
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with most_splits
 //     static constexpr bool trimmed = false; // whether x's box has no more rows than x; not with multicast. Optional
-//     static constexpr int lag = 0;          // stages by which a warpgroup is behind the one before it; with it, less
-//                                            // than stages / (warpgroups - 1). Optional
 //     static constexpr int stagger = 0;      // chunks by which a tile begins later along k than its neighbour
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
@@ -56,7 +54,6 @@ struct QuantizedKernel {
   using Region = QuantizedRegion<Weight, Config::contractions>;
   using Multiply = Wgmma<typename Weight::Element, Config::tokens>;
   using Ring = StageRing<Config::stages>;
-  using Order = Relay<Config::warpgroups, lag_of<Config>>;
   using Stage = QuantizedStage<Config, Weight>;
   using Finish = QuantizedFinish<Config, Weight, Epilogue>;
   using Sums = typename Finish::Sums;
@@ -195,7 +192,7 @@ struct QuantizedKernel {
     }
   }
 
-  JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring, const Order& order, bool split) const {
+  JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring) const {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
 #pragma unroll
@@ -239,7 +236,6 @@ struct QuantizedKernel {
         if (group == 0 && chunk > first) release(before);
         Stage::dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
       }
-      if (!split) order.pass(chunk - first + 1, last - first);
       before = stage;
     }
     cute::warpgroup_wait<0>();
@@ -268,13 +264,10 @@ struct QuantizedKernel {
     } else {
       registers_deal<Config::warpgroups, Config::resident, false>();
       const Finish end{epilogue, rows, rank, splits, memory, base};
-      Order order;
       for (; walk.item < items; walk.next()) {
-        if (walk.split) order.end();
-        else order.begin();
         const TilePlace tile = place(walk.item, column_tiles);
         Sums acc;
-        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, ring, order, walk.split);
+        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, ring);
         const Region region = region_of(regions, tile.region);
         if constexpr (!Shape::group_scales) end.scale_rows(acc, tile, region);
         if (walk.split) {
@@ -288,7 +281,6 @@ struct QuantizedKernel {
           end.finish(tile, acc, region.columns);
         }
       }
-      order.end();
       __syncwarp();
     }
     if constexpr (Config::multicast > 1) cluster_sync();  // no block ends while another may write to it

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "jitgen/gemm_quant.cuh"
-#include "jitgen/gemm_wgmma_walk.cuh"
 #include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
@@ -69,7 +68,6 @@ struct QuantizedShape {
   static constexpr int sum_pitch = columns + 4;
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
-  static_assert(lag_of<Config> * (Config::warpgroups - 1) < Config::stages, "a warpgroup that is ahead has stages left");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");
   static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");

@@ -138,45 +138,6 @@ struct StageRing {
   }
 };
 
-// Consumer warpgroups one after another, where tiles are short along K: each begins a tile when the one before it has
-// been `lag` chunks into its own, so that one stores its results while another multiplies. Without it all of them
-// multiply, and then all store. The last passes on to the first one's next tile, hence none is a whole tile ahead.
-// (CUTLASS's ping-pong kernel orders warpgroups so, but gives each a tile of its own.)
-template <int warpgroups, int lag>
-struct Relay {
-  static constexpr bool on = warpgroups > 1 && lag > 0;
-  static constexpr int first_barrier = 8;
-  bool begun = false;
-
-  JITGEN_DEVICE void begin() {  // a tile
-    if constexpr (on) {
-      const int warpgroup = threadIdx.x / 128;
-      if (warpgroup > 0 || begun) group_barrier<256>(first_barrier + warpgroup);
-      begun = true;
-    }
-  }
-  // After chunk number `done` of `chunks` of a tile, counted from 1.
-  JITGEN_DEVICE void pass(int done, int chunks) const {
-    if constexpr (on) {
-      if (done == smaller(lag, chunks)) {
-        const int next = (threadIdx.x / 128 + 1) % warpgroups;
-        asm volatile("bar.arrive %0, 256;" ::"r"(first_barrier + next) : "memory");
-      }
-    }
-  }
-  JITGEN_DEVICE void end() {  // after the last tile
-    if constexpr (on) {
-      if (begun && threadIdx.x < 128) group_barrier<256>(first_barrier);
-      begun = false;
-    }
-  }
-};
-// The lag of a configuration (`Config::lag`, else 0).
-template <class Config, class = void>
-constexpr int lag_of = 0;
-template <class Config>
-constexpr int lag_of<Config, decltype(void(Config::lag))> = Config::lag;
-
 // Whether the box of x's tensor map has no more rows than x (`Config::trimmed`, else false). Rows outside a matrix,
 // which become zeros, take the copy engine longer than those inside.
 template <class Config, class = void>
