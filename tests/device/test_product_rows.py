@@ -32,7 +32,7 @@ def weight(n: int, k: int, format: str | None, group: int | None, dtype: torch.d
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.quick(where=lambda case, size, backend: backend == "cuda" and case in ("dense", "int4") and size[1] < 5000)
 def test_every_number_of_rows(case: str, size: tuple[int, int], backend: str) -> None:
@@ -43,7 +43,7 @@ def test_every_number_of_rows(case: str, size: tuple[int, int], backend: str) ->
 
 
 @pytest.mark.parametrize("format", [None, "int4"])
-@pytest.mark.parametrize("size", SIZES[:3], ids=str)
+@pytest.mark.parametrize("size", SIZES[:3], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.quick(where=lambda size, format: size == SIZES[0])
 def test_two_products_in_one_tile(size: tuple[int, int], format: str | None) -> None:
     gate, up = (weight(*size, format, 128 if format else None, BF16) for _ in range(2))
