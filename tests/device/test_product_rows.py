@@ -1,19 +1,26 @@
 """Products on a GPU for every number of rows at which something changes: buckets, tiles, warps, ragged last tiles.
 
-Each result is written into poison and compared with float64 (``test_gemm.check``). N and K are ragged as well: N below,
+Each result is written into poison and compared with float64 on the same numbers. N and K are ragged as well: N below,
 at and above a tile, K of one step, of a few, and of an odd number of them that blocks of a cluster share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_gemm import BF16, F16, check, linear, projections, quantized, random, swiglu
+import torch.nn.functional as F
+
+import jitgen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
+BF16, F16 = torch.bfloat16, torch.float16
+TOLERANCE = {BF16: 2.0**-8, F16: 2.0**-10}
+"""Of the norm of the difference, relative to the result's: half a unit in the last place of the result's rounding, and
+as much again for a weight rounded once."""
 ROWS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 255, 257, 777, 1000)
 SIZES = ((72, 1152), (1000, 384), (4104, 640), (184, 5888), (130, 128))
 """(N, K)"""
@@ -27,8 +34,41 @@ CASES: dict[str, tuple[str | None, int | None, torch.dtype]] = {
 }
 
 
+def linear(x: torch.Tensor, w: Any) -> torch.Tensor:
+    return F.linear(x, w)
+
+
+def swiglu(x: torch.Tensor, gate: Any, up: Any) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def projections(x: torch.Tensor, q: Any, k: Any, v: Any) -> Any:
+    return F.linear(x, q), F.linear(x, k).relu(), F.linear(x, v) * 2
+
+
+def random(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, device="cuda").to(dtype)
+
+
+def wide(value: Any) -> torch.Tensor:
+    return value.dequantize(torch.float64) if isinstance(value, jitgen.QTensor) else value.double()
+
+
+def check(
+    function: Callable[..., Any], x: torch.Tensor, *weights: Any, slack: float = 1, backend: str = "cuda"
+) -> None:
+    expected = function(x.double(), *map(wide, weights))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    poisoned = tuple(torch.full(e.shape, float("nan"), dtype=x.dtype, device="cuda") for e in expected)
+    plan = jitgen.jit(function, backend=backend).bind(x, *weights)
+    plan(x, *weights, out=poisoned if len(poisoned) > 1 else poisoned[0])
+    for got, want in zip(poisoned, expected, strict=True):
+        error = ((got.double() - want).norm() / want.norm()).item()
+        assert error <= slack * TOLERANCE[x.dtype], f"{len(x)} rows: relative error {error:.2e}"
+
+
 def weight(n: int, k: int, format: str | None, group: int | None, dtype: torch.dtype) -> Any:
-    return random(n, k, dtype=dtype) if format is None else quantized(n, k, format, group)
+    return random(n, k, dtype=dtype) if format is None else jitgen.quantize(random(n, k), format, group)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
