@@ -18,7 +18,7 @@ What the model says:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.chips import Chip
 
@@ -82,6 +82,7 @@ class StreamWeights:
 
     Attributes:
         tiles: pieces of 16 rows, of all contractions of all regions.
+        contractions: of each region.
         length: K.
         bits: of a weight, those of scales included.
         quantized: whether weights are quantised.
@@ -90,6 +91,7 @@ class StreamWeights:
     """
 
     tiles: int
+    contractions: int
     length: int
     bits: float
     quantized: bool
@@ -142,11 +144,14 @@ DENSE_FIT = StreamFit(
 
 
 def candidates(tokens: int, weights: StreamWeights, has_clusters: bool) -> list[StreamTiles]:
-    """The tiles that a kernel for at most ``tokens`` rows of x can have. Where K is short, tiles are shortened."""
-    chunks = max(1, weights.length // CHUNK)
+    """The tiles that a kernel for at most ``tokens`` rows of x can have. Where K is short, tiles are shortened. Each of
+    several contractions has as many row tiles, and at least one."""
+    chunks, count = max(1, weights.length // CHUNK), weights.contractions
     found: dict[StreamTiles, None] = {}
-    for tiles in QUANTIZED if weights.quantized else DENSE:
-        if (tiles.splits == 1 or has_clusters) and not _spills(tokens, tiles, weights):
+    for each in QUANTIZED if weights.quantized else DENSE:
+        tiles = replace(each, row_tiles=max(each.row_tiles, count))
+        shared = tiles.row_tiles % count == 0 and (tiles.splits == 1 or has_clusters)
+        if shared and not _spills(tokens, tiles, weights):
             found[_shortened(tiles, chunks)] = None
     return list(found)
 

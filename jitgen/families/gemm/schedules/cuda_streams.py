@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
@@ -77,18 +76,12 @@ def mma(problem: Problem) -> list[MmaQuantized]:
             tiles.stages,
             cluster_k_splits=tiles.splits,
         )
-        for tiles in _whole(found, count)
+        for tiles in found
     ]
 
 
 def _tokens(rows: int) -> int:
     return next(tokens for tokens in FEWEST_TOKENS if rows <= tokens)
-
-
-def _whole(found: Sequence[StreamTiles], count: int) -> list[StreamTiles]:
-    """Those of ``found`` whose row tiles ``count`` contractions can share; those of one row tile have one of each."""
-    rounded = (replace(tiles, row_tiles=max(tiles.row_tiles, count)) for tiles in found)
-    return [tiles for tiles in dict.fromkeys(rounded) if tiles.row_tiles % count == 0]
 
 
 def weights_of(problem: Problem) -> StreamWeights:
@@ -98,7 +91,7 @@ def weights_of(problem: Problem) -> StreamWeights:
     quantized = problem.quantized
     bits = _bits(first.format, first.group_size) if quantized else 8 * item_size(problem.dtype)
     light = quantized and _plain(problem)
-    return StreamWeights(tiles, problem.length, bits, quantized, light, problem.device.model)
+    return StreamWeights(tiles, count, problem.length, bits, quantized, light, problem.device.model)
 
 
 def _bits(name: str | None, group_size: int | None) -> float:
@@ -195,7 +188,7 @@ def rows(problem: Problem) -> list[MmaRows] | list[MmaColumns]:
             tiles.stages,
             cluster_k_splits=tiles.splits,
         )
-        for tiles in _whole(found, count)
+        for tiles in found
     ]
 
 
@@ -253,7 +246,7 @@ def _block_rows(computed: Prologue, device: Device) -> int:
         return lane_rows * warps_n if computed.format is None else 64
     quantized = computed.format is not None
     bits = _bits(computed.format, None) if quantized else 16
-    weights = StreamWeights(-(-computed.columns // 16), computed.length, bits, quantized, True, device.model)
+    weights = StreamWeights(-(-computed.columns // 16), 1, computed.length, bits, quantized, True, device.model)
     tokens = _tokens(computed.rows)
     found = stream_tiles.candidates(tokens, weights, device.has_clusters)
     best = min(found, key=lambda each: stream_tiles.microseconds(each, computed.rows, tokens, weights, 0))
