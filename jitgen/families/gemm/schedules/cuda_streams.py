@@ -9,7 +9,6 @@ H200, on the layers of Llama 3 8B and 70B, and other devices use the same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
