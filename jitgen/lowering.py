@@ -263,15 +263,22 @@ class Lowered:
         """Whether no kernel has an element to compute: such a call launches no kernel and needs none compiled."""
         return not any(self.work(number).elements for number in range(len(self.program.kernels)))
 
+    @functools.cached_property
+    def settled(self) -> tuple[Any, ...]:
+        """The schedule of each kernel with what the sizes of this call decide; see ``Family.settle``."""
+        kernels = zip(self.program.kernels, self.laid_out.geometries, self.schedules, strict=True)
+        device = self.route.device
+        return tuple(registry.of(k).settle(k, geometries, schedule, device) for k, geometries, schedule in kernels)
+
     def launch(self, number: int) -> LaunchShape:
         """Grid, block and the like of a launch of kernel ``number``."""
-        family, kernel, layouts, geometries, schedule = self._kernel(number)
-        return family.launch(kernel, layouts, geometries, schedule, self.route.device)
+        family, kernel, layouts, geometries, _ = self._kernel(number)
+        return family.launch(kernel, layouts, geometries, self.settled[number], self.route.device)
 
     def arguments(self, number: int) -> Arguments:
         """The arguments of a launch of kernel ``number``."""
-        family, kernel, layouts, geometries, schedule = self._kernel(number)
-        return family.arguments(kernel, layouts, geometries, schedule, self.route.device)
+        family, kernel, layouts, geometries, _ = self._kernel(number)
+        return family.arguments(kernel, layouts, geometries, self.settled[number], self.route.device)
 
     def work(self, number: int) -> Work:
         """Elements computed, bytes moved and operations done by a launch of kernel ``number``."""
