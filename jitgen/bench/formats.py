@@ -76,7 +76,7 @@ def measure(
     x = torch.randn(count, length, dtype=dtype, device=device)
     dense = torch.randn(columns, length, dtype=dtype, device=device) * 0.02
     function = jitgen.jit(backend=backend)(linear)
-    weights = {name: [quantized(dense, name)] for name in every}
+    weights: dict[str, list[Any]] = {name: [quantized(dense, name)] for name in every}
     del dense
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(lambda copies: function.lower(x, copies[0]).compile(), weights.values()))
@@ -88,7 +88,7 @@ def measure(
         function(x, copies[0])  # converts the weight to the layout that the backend reads
         needed = -(-4 * bench.elements // max(1, product.bytes(0)))
         copies += [copies[0].clone() for _ in range(max(1, min(MAX_COPIES, needed) - 1))]
-        own: list[Any] = [copy.detach() for copy in copies]
+        own = [copy.detach() for copy in copies]
         plan = function.bind(x, own[0])
         out.fill_(float("nan"))
         plan(x, own[0], out=out)

@@ -424,8 +424,8 @@ def test_the_command_knows_the_groups() -> None:
 
 def test_formats_are_timed_beside_int4() -> None:
     for device, ranges in formats.ROWS.items():
-        for rows, (least, most) in ranges.items():
-            count, columns, length = formats.draw(random.Random(3), device, rows)
+        for name, (least, most) in ranges.items():
+            count, columns, length = formats.draw(random.Random(3), device, name)
             assert least <= count <= most
             assert formats.WEIGHTS[device][0] * 0.9 < columns * length < formats.WEIGHTS[device][1] * 1.1
     found = list(formats.measure(("int2", "nvfp4"), formats.FEW, (1, 40, 256), torch.float32, "cpp", TINY))

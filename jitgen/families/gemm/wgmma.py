@@ -47,10 +47,10 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     tiles, depth = warpgroups * schedule.blocks_of_rows * 4, schedule.block_k
     group = first.group_size or depth
     # K's of a stage that are certainly of one group, and the scales of a stage: one for each row of a tile and group.
-    in_one_group = depth if group % depth == 0 else CHUNK if group % CHUNK == 0 else CHUNK // 2
+    in_one_group = next(k for k in (depth, CHUNK, CHUNK // 2, CHUNK // 4) if group % k == 0)
     scales = tiles * (depth // in_one_group) * 16
     scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
-    zero_bytes = scales if format.zero_point else 0
+    zero_bytes = scales * format.zero_dtype.itemsize if format.zero_point else 0
     stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
     tokens = 16 if schedule.block_m == 16 else 32 // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
@@ -84,7 +84,7 @@ def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], leng
     """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
     first = contractions[0]
     format = formats.find(first.format or "")
-    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    few_registers = format.tiled and (format.scale_dtype == torch.bfloat16 or first.group_size is None)
     light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
     return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
 

@@ -137,7 +137,7 @@ def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
             most = {2: 256, 3: 128, 4: 64}[warpgroups]  # the registers of a thread limit blocks * tokens
             if blocks % weights.contractions or blocks * tokens > most or (warpgroups > 2 and not weights.light):
                 continue
-            span = 2 if weights.bits == 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
+            span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
             yield Tiles(tokens, warpgroups, blocks, span, most_splits=max(weights.chip.resident_clusters))
 
 

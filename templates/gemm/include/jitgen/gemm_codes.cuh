@@ -28,6 +28,7 @@ template <int bits, int step, int first>
 struct IntegerCodes {
   // Whether a pair minus a zero-point of at most 127 is exact where it is computed as a pair.
   static constexpr bool paired = bits < 8;
+  static constexpr int first_number = first;
 
   // A code shifted by `biased_shift` is in the upper bits of a bfloat16's mantissa. With the exponent of `base` it is the
   // number plus `added`, which is no larger than three times the largest number: a sum of products loses little when the

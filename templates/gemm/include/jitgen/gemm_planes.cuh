@@ -42,18 +42,23 @@ struct PlaneWords {
   uint32_t words[bits];
 
   // Reads them from the words of the chunk; those of the plane of p bits are 32 p words from 32 times the wider ones on.
-  JITGEN_DEVICE void read(const uint32_t* chunk, int lane) {
+  // `load` reads a uint32_t, uint2 or uint4 at an address, which may be in shared memory.
+  template <class Load>
+  JITGEN_DEVICE void read(const uint32_t* chunk, int lane, const Load& load) {
     if constexpr ((bits & 8) != 0) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) read_four(0 + 4 * half, chunk + half * 128 + lane * 4);
+      for (int half = 0; half < 2; ++half) read_four(0 + 4 * half, chunk + half * 128 + lane * 4, load);
     }
-    if constexpr ((bits & 4) != 0) read_four(bits & 8, chunk + (bits & 8) * 32 + lane * 4);
+    if constexpr ((bits & 4) != 0) read_four(bits & 8, chunk + (bits & 8) * 32 + lane * 4, load);
     if constexpr ((bits & 2) != 0) {
-      const uint2 two = read_once(reinterpret_cast<const uint2*>(chunk + (bits & 12) * 32 + lane * 2));
+      const uint2 two = load(reinterpret_cast<const uint2*>(chunk + (bits & 12) * 32 + lane * 2));
       words[bits & 12] = two.x;
       words[(bits & 12) + 1] = two.y;
     }
-    if constexpr ((bits & 1) != 0) words[bits & 14] = read_once(chunk + (bits & 14) * 32 + lane);
+    if constexpr ((bits & 1) != 0) words[bits & 14] = load(chunk + (bits & 14) * 32 + lane);
+  }
+  JITGEN_DEVICE void read(const uint32_t* chunk, int lane) {
+    read(chunk, lane, [](const auto* address) { return read_once(address); });
   }
 
   // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`.
@@ -68,8 +73,9 @@ struct PlaneWords {
   }
 
  private:
-  JITGEN_DEVICE void read_four(int at, const uint32_t* from) {
-    const uint4 four = read_once(reinterpret_cast<const uint4*>(from));
+  template <class Load>
+  JITGEN_DEVICE void read_four(int at, const uint32_t* from, const Load& load) {
+    const uint4 four = load(reinterpret_cast<const uint4*>(from));
     words[at] = four.x;
     words[at + 1] = four.y;
     words[at + 2] = four.z;
@@ -89,14 +95,19 @@ struct PlaneWords {
 // `Element` is the dtype of x; in the simt mainloop it has no say. `Codes` is a kind of gemm_codes.cuh. With `Zero`
 // uint8_t zero-points are whole numbers up to 127, or 255 for 8-bit codes; they may be floats, or NoZero. With `group`
 // 0 all k's of a row share a scale. `factored`: whether a row has a float factor besides.
-template <class ElementType, int bits_, class Codes_, class Zero, class Scale_, int group_, bool factored_>
+template <class ElementType, int bits_, class Codes_, class Zero_, class Scale_, int group_, bool factored_>
 struct PlaneWeight {
   using Element = ElementType;
   using Kind = Codes_;
+  using Zero = Zero_;
   using Scale = Scale_;
+  using ScalePair = NumberPair<Scale>;
+  using ZeroPair = NumberPair<Zero>;
+  static JITGEN_DEVICE float2 load_pair(const Scale* two) { return {number_of(two[0]), number_of(two[1])}; }
   using Codes = PlaneWords<bits_>;
   static constexpr int bits = bits_, group = group_;
   static constexpr bool zero_points = !same_type<Zero, NoZero>, factored = factored_;
+  static constexpr bool planes = true;
   static constexpr int tiles = 1;
   static constexpr bool constant = true;
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : group % 32 == 0 ? 2 : 4;  // scales of a chunk's row
