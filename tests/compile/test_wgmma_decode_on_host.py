@@ -40,8 +40,8 @@ decode({parameters}) {{
         read.read(codes + (tile * chunks + step / 4) * (32 * Weight::bits), lane, [](const auto* at) {{ return *at; }});
         Weight::Scales numbers;
         const int at = (tile * groups + step * 16 / unit) * 16 + lane / 4 * 2;
-        numbers.scale[0] = {{scales[at], scales[at + 1]}};
-        if (Weight::zero_points) numbers.zero[0] = {{zeros[at], zeros[at + 1]}};
+        numbers.scale[0] = *reinterpret_cast<const Weight::ScalePair*>(scales + at);
+        if (Weight::zero_points) numbers.zero[0] = *reinterpret_cast<const Weight::ZeroPair*>(zeros + at);
         jitgen::Decode<Weight> decode;
         decode.set(numbers);
         uint32_t a[4];

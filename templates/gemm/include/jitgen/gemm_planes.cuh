@@ -20,10 +20,16 @@ template <class Number>
 struct alignas(2 * sizeof(Number)) NumberPair {
   Number first, second;
 };
+template <>
+struct alignas(4) NumberPair<bfloat16> {
+  uint32_t both;
+};
 template <class Number>
 JITGEN_DEVICE float2 unpack_pair(NumberPair<Number> pair) {
   return {number_of(pair.first), number_of(pair.second)};
 }
+JITGEN_DEVICE float2 unpack_pair(NumberPair<bfloat16> pair) { return unpack_pair(pair.both); }
+JITGEN_DEVICE float2 unpack_pair(NumberPair<E4m3> pair) { return numbers_of(pair.first, pair.second); }
 
 JITGEN_DEVICE uint32_t read_once(const uint32_t* address) {
   uint32_t word;
@@ -61,15 +67,44 @@ struct PlaneWords {
     read(chunk, lane, [](const auto* address) { return read_once(address); });
   }
 
-  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`.
-  template <int up = 0>
+  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`, with
+  // the bits of `base` besides; of a code only the lowest `count` bits.
+  template <int up = 0, uint32_t base = 0, int count = bits>
   JITGEN_DEVICE uint32_t pair(int number) const {
-    uint32_t codes = 0;
-    if constexpr ((bits & 8) != 0) codes |= plane<8, 0, up>(number);
-    if constexpr ((bits & 4) != 0) codes |= plane<4, bits & 8, up>(number);
-    if constexpr ((bits & 2) != 0) codes |= plane<2, bits & 12, up>(number);
-    if constexpr ((bits & 1) != 0) codes |= plane<1, bits & 14, up>(number);
+    constexpr int widest = bits & 8 ? 8 : bits & 4 ? 4 : bits & 2 ? 2 : 1;
+    uint32_t codes = shifted<widest, 0, up>(number);
+    if constexpr (base != 0) {
+      codes = and_or<mask_of(widest, 0, up, count), base>(codes);
+    } else {
+      codes &= mask_of(widest, 0, up, count);
+    }
+    if constexpr (widest > 4 && (bits & 4) != 0) add_plane<4, bits & 8, up, count>(codes, number);
+    if constexpr (widest > 2 && (bits & 2) != 0) add_plane<2, bits & 12, up, count>(codes, number);
+    if constexpr (widest > 1 && (bits & 1) != 0) add_plane<1, bits & 14, up, count>(codes, number);
     return codes;
+  }
+
+  // The highest bits of that pair of codes, in the highest bits of the halves.
+  JITGEN_DEVICE uint32_t signs(int number) const {
+    constexpr int width = bits & -bits, first = bits - width;
+    return shifted<width, first, 16 - bits>(number) & 0x80008000u;
+  }
+
+  // A pair in whose halves the code of one register is in the mantissa of a bfloat16, the exponent being such that the
+  // code counts as it is: the number is the code, times `step`, plus 2^placed_exponent. Several registers of a word are
+  // taken with one shift, so that their codes are at several bits of the mantissa.
+  static constexpr bool placed = bits <= 2;
+  static constexpr int fields = bits == 2 ? 3 : 5, lowest = bits == 2 ? 1 : 2;  // of a shift; the bit of the first one
+  static JITGEN_DEVICE constexpr int place_of(int number) { return lowest + number % (16 / bits) % fields * bits; }
+  template <int step>
+  static JITGEN_DEVICE constexpr int placed_exponent(int number) { return 7 - place_of(number) + (step - 1); }
+  template <int step>
+  JITGEN_DEVICE uint32_t placed_pair(int number) const {
+    const int shift = number % (16 / bits) / fields * fields * bits - lowest;
+    const uint32_t word = words[number / (16 / bits)];
+    const uint32_t mask = ((1u << bits) - 1) * 0x00010001u << place_of(number);
+    return ((shift >= 0 ? word >> shift : word << -shift) & mask) |
+           uint32_t(127 + placed_exponent<step>(number)) * 0x00800080u;
   }
 
  private:
@@ -82,13 +117,19 @@ struct PlaneWords {
     words[at + 3] = four.w;
   }
   // The bits of a plane; both its first word and its lowest bit in a code are `first`.
+  static JITGEN_DEVICE constexpr uint32_t mask_of(int width, int first, int up, int count) {
+    return (((1u << (first + width < count ? first + width : count)) - 1) & ~((1u << first) - 1)) * 0x00010001u << up;
+  }
   template <int width, int first, int up>
-  JITGEN_DEVICE uint32_t plane(int number) const {
+  JITGEN_DEVICE uint32_t shifted(int number) const {
     constexpr int per_word = 16 / width;
-    constexpr uint32_t mask = ((1u << width) - 1) * 0x00010001u << (first + up);
     const uint32_t word = words[first + number / per_word];
     const int shift = number % per_word * width - first - up;
-    return (shift >= 0 ? word >> shift : word << -shift) & mask;
+    return shift >= 0 ? word >> shift : word << -shift;
+  }
+  template <int width, int first, int up, int count>
+  JITGEN_DEVICE void add_plane(uint32_t& codes, int number) const {
+    codes |= shifted<width, first, up>(number) & mask_of(width, first, up, count);
   }
 };
 
@@ -136,6 +177,9 @@ struct PlaneWeight {
 
   template <int stride>
   struct Walk {
+    // Where the stride is a multiple of a group, the offset of a scale is linear in the step, as that of a code is.
+    static constexpr int unit = group ? group : 1;
+    static constexpr bool linear = group != 0 && stride * 64 % unit == 0 && (parts == 1 || 64 % unit == 0);
     const uint32_t* codes;
     const Scale* scales;
     const Zero* zeros;
@@ -145,7 +189,7 @@ struct PlaneWeight {
       first = first_;
       lane = lane_;
       codes = weight.codes + (int64_t(tile) * chunks + first) * (32 * bits);
-      const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2;
+      const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2 + (linear ? first * 64 / unit * 16 : 0);
       scales = weight.scales + row;
       zeros = weight.zeros + row;
     }
@@ -156,10 +200,14 @@ struct PlaneWeight {
     }
     JITGEN_DEVICE Scales load_scales(int step) const {
       Scales result;
-      constexpr int unit = group ? group : 1;
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
-        const int place = group == 0 ? 0 : ((first + step * stride) * 64 + part * (64 / parts)) / unit * 16;
+        int place = 0;
+        if constexpr (linear) {
+          place = (step * (stride * 64 / unit) + part * (64 / parts) / unit) * 16;
+        } else if constexpr (group != 0) {
+          place = ((first + step * stride) * 64 + part * (64 / parts)) / unit * 16;
+        }
         result.scale[part] = *reinterpret_cast<const NumberPair<Scale>*>(scales + place);
         if constexpr (zero_points) result.zero[part] = *reinterpret_cast<const NumberPair<Zero>*>(zeros + place);
       }
@@ -167,7 +215,12 @@ struct PlaneWeight {
     }
     JITGEN_DEVICE void advance(int steps) {
       codes += steps * (stride * 32 * bits);
-      first += steps * stride;
+      if constexpr (linear) {
+        scales += steps * (stride * 64 / unit * 16);
+        if constexpr (zero_points) zeros += steps * (stride * 64 / unit * 16);
+      } else {
+        first += steps * stride;
+      }
     }
   };
 
@@ -190,6 +243,14 @@ struct PlaneWeight {
 
   // The bias that `fragment<false>` adds to codes, of all rows without zero-points, and of rows g and g+8 with them.
   static constexpr float common_bias = Kind::added;
+  static constexpr bool placed = Codes::placed && !zero_points && Kind::step > 0;
+  // Without zero-points, minus the bias of the codes of register `number` of a chunk, as a pair: what x is multiplied by
+  // so that the bias is taken off.
+  static JITGEN_DEVICE uint32_t minus_bias(int number) {
+    const float bias = placed ? float(1 << Codes::template placed_exponent<Kind::step>(number)) - Kind::first_number
+                              : common_bias;
+    return (uint32_t(__float_as_int(-bias)) >> 16) * 0x00010001u;
+  }
   static JITGEN_DEVICE float2 bias(const Scales& s, int part) {
     const Offsets zero = offsets(s, part);
     return {common_bias + zero.number[0], common_bias + zero.number[1]};
@@ -201,17 +262,33 @@ struct PlaneWeight {
   static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if constexpr (!exact) {
-        a[i] = Kind::biased(codes.template pair<Kind::biased_shift>(step * 4 + i));
+      if constexpr (!exact && placed) {
+        a[i] = codes.template placed_pair<Kind::step>(step * 4 + i);
         continue;
       }
-      const uint32_t pair = codes.pair(step * 4 + i);
+      if constexpr (!exact) {
+        a[i] = codes.template pair<Kind::biased_shift, Kind::biased_exponent * 0x00010001u>(step * 4 + i);
+        continue;
+      }
       if constexpr (paired) {
-        a[i] = Kind::template pair<Element>(pair, offset.row[i & 1]);
+        a[i] = pair_of_numbers(codes, step * 4 + i, offset.row[i & 1]);
       } else {
+        const uint32_t pair = codes.pair(step * 4 + i);
         a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
                                   Kind::number(pair >> 16) - offset.number[i & 1]);
       }
+    }
+  }
+
+  // The numbers of the pair of codes of register `number`, less the zero-point in both halves of `zeros`; for `paired`.
+  static JITGEN_DEVICE uint32_t pair_of_numbers(const Codes& codes, int number, uint32_t zeros) {
+    if constexpr (Kind::floats) {
+      constexpr int up = Kind::template place<Element>;
+      return Kind::template rebias<Element>(codes.template pair<up, 0, bits - 1>(number) | codes.signs(number));
+    } else if constexpr (Kind::looked_up) {
+      return Kind::template pair<Element>(codes.pair(number));
+    } else {
+      return Kind::template pair<Element>(codes.template pair<0, Kind::template base_of<Element>>(number), zeros);
     }
   }
 
