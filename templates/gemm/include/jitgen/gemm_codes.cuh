@@ -110,17 +110,33 @@ struct TableCodes {
     for (int i = 0; i < 4; ++i) found |= (rounded<Element>(first + i) >> (8 * byte) & 255u) << (8 * i);
     return found;
   }
-  template <int first, class Element>
-  JITGEN_DEVICE static uint32_t eight(uint32_t selector) {
-    constexpr uint32_t l0 = four<Element>(first, 0), l1 = four<Element>(first + 4, 0);
-    constexpr uint32_t u0 = four<Element>(first, 1), u1 = four<Element>(first + 4, 1);
-    return __byte_perm(__byte_perm(l0, l1, selector), __byte_perm(u0, u1, selector), 0x5140);
+  // Four bytes of the numbers whose indices are the four lowest nibbles of `indices`: all lower or all upper ones.
+  // `above`: 255 in the bytes of the indices from 8 on.
+  template <class Element, int byte>
+  JITGEN_DEVICE static uint32_t bytes(uint32_t indices, uint32_t above) {
+    constexpr uint32_t t0 = four<Element>(0, byte), t1 = four<Element>(4, byte);
+    constexpr uint32_t t2 = four<Element>(8, byte), t3 = four<Element>(12, byte);
+    return (__byte_perm(t0, t1, indices) & ~above) | (__byte_perm(t2, t3, indices) & above);
   }
+  // The pairs of a word that has the low halves of four pairs in its four lowest nibbles and their high halves in the
+  // others. A byte permutation is a look-up in eight bytes, of four indices at once.
   template <class Element>
-  JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t = 0) {
-    const uint32_t selector = (codes & 7u) | (codes >> 12 & 0x70u);
-    const uint32_t upper = (codes >> 3 & 0x00010001u) * 0xffffu;
-    return (eight<0, Element>(selector) & ~upper) | (eight<8, Element>(selector) & upper);
+  JITGEN_DEVICE static void pairs(uint32_t (&a)[4], uint32_t word) {
+    const uint32_t indices = word & 0x77777777u, highest = word >> 3 & 0x11111111u;
+    uint32_t low[2], high[2];  // bytes of the numbers in the low halves, and in the high ones
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t above = __byte_perm(0x0000ff00u, 0, half ? highest >> 16 : highest);
+      low[half] = bytes<Element, 0>(half ? indices >> 16 : indices, above);
+      high[half] = bytes<Element, 1>(half ? indices >> 16 : indices, above);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t first = __byte_perm(low[0], high[0], i ? 0x7362 : 0x5140);
+      const uint32_t second = __byte_perm(low[1], high[1], i ? 0x7362 : 0x5140);
+      a[i] = __byte_perm(first, second, 0x5410);
+      a[i + 1] = __byte_perm(first, second, 0x7632);
+    }
   }
   JITGEN_DEVICE static float number(uint32_t code) {
     constexpr uint32_t table[16] = {words...};

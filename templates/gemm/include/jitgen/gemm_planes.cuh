@@ -102,9 +102,17 @@ struct PlaneWords {
   JITGEN_DEVICE uint32_t placed_pair(int number) const {
     const int shift = number % (16 / bits) / fields * fields * bits - lowest;
     const uint32_t word = words[number / (16 / bits)];
-    const uint32_t mask = ((1u << bits) - 1) * 0x00010001u << place_of(number);
-    return ((shift >= 0 ? word >> shift : word << -shift) & mask) |
+    return ((shift >= 0 ? word >> shift : word << -shift) & masks[number % (16 / bits) % fields]) |
            uint32_t(127 + placed_exponent<step>(number)) * 0x00800080u;
+  }
+  // An instruction takes one constant, so that the masks must be registers: they are what they are plus `zero`, of which
+  // the assembler does not know that it is 0.
+  uint32_t masks[placed ? fields : 1];
+  JITGEN_DEVICE void set_masks(uint32_t zero) {
+    if constexpr (placed) {
+#pragma unroll
+      for (int i = 0; i < fields; ++i) masks[i] = (((1u << bits) - 1) * 0x00010001u << place_of(i)) + zero;
+    }
   }
 
  private:
@@ -184,17 +192,19 @@ struct PlaneWeight {
     const Scale* scales;
     const Zero* zeros;
     int first, lane;
+    Codes empty;
 
     JITGEN_DEVICE void start(const PlaneWeight& weight, int tile, int chunks, int first_, int lane_) {
       first = first_;
       lane = lane_;
+      empty.set_masks(uint32_t(chunks) >> 31);
       codes = weight.codes + (int64_t(tile) * chunks + first) * (32 * bits);
       const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2 + (linear ? first * 64 / unit * 16 : 0);
       scales = weight.scales + row;
       zeros = weight.zeros + row;
     }
     JITGEN_DEVICE Codes load_codes(int step) const {
-      Codes result;
+      Codes result = empty;
       result.read(codes + step * (stride * 32 * bits), lane);
       return result;
     }
@@ -260,6 +270,10 @@ struct PlaneWeight {
   // Element. Where not `exact`, codes plus `bias` in bfloat16, one instruction less for each pair.
   template <bool exact>
   static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
+    if constexpr (exact && paired) {
+      numbers(a, codes, step, offset.row);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (!exact && placed) {
@@ -270,9 +284,7 @@ struct PlaneWeight {
         a[i] = codes.template pair<Kind::biased_shift, Kind::biased_exponent * 0x00010001u>(step * 4 + i);
         continue;
       }
-      if constexpr (paired) {
-        a[i] = pair_of_numbers(codes, step * 4 + i, offset.row[i & 1]);
-      } else {
+      if constexpr (!paired) {
         const uint32_t pair = codes.pair(step * 4 + i);
         a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
                                   Kind::number(pair >> 16) - offset.number[i & 1]);
@@ -280,15 +292,23 @@ struct PlaneWeight {
     }
   }
 
-  // The numbers of the pair of codes of register `number`, less the zero-point in both halves of `zeros`; for `paired`.
-  static JITGEN_DEVICE uint32_t pair_of_numbers(const Codes& codes, int number, uint32_t zeros) {
-    if constexpr (Kind::floats) {
-      constexpr int up = Kind::template place<Element>;
-      return Kind::template rebias<Element>(codes.template pair<up, 0, bits - 1>(number) | codes.signs(number));
-    } else if constexpr (Kind::looked_up) {
-      return Kind::template pair<Element>(codes.pair(number));
+  // That fragment as pairs of numbers, less the zero-points of rows g and g+8 in both halves of a word; for `paired`.
+  static JITGEN_DEVICE void numbers(uint32_t (&a)[4], const Codes& codes, int step, const uint32_t (&zeros)[2]) {
+    if constexpr (Kind::looked_up) {
+      static_assert(bits == 4, "a word has the codes of a step");
+      Kind::template pairs<Element>(a, codes.words[step]);
     } else {
-      return Kind::template pair<Element>(codes.template pair<0, Kind::template base_of<Element>>(number), zeros);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int number = step * 4 + i;
+        if constexpr (Kind::floats) {
+          constexpr int up = Kind::template place<Element>;
+          a[i] = Kind::template rebias<Element>(codes.template pair<up, 0, bits - 1>(number) | codes.signs(number));
+        } else {
+          constexpr uint32_t base = Kind::template base_of<Element>;
+          a[i] = Kind::template pair<Element>(codes.template pair<0, base>(number), zeros[i & 1]);
+        }
+      }
     }
   }
 

@@ -62,18 +62,21 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
 
   // The fragment of k16 step `step` (0..3) of the chunk.
   JITGEN_DEVICE void fragment(uint32_t (&a)[4], const typename Weight::Codes& codes, int step) const {
+    if constexpr (whole && !(bytes && in_pairs)) {
+      Weight::numbers(a, codes, step, offsets.row);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = scale_pair(a[i], i & 1);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if constexpr (!whole) {
-        const uint32_t pair = codes.pair(step * 4 + i);
+      const uint32_t pair = codes.pair(step * 4 + i);
+      if constexpr (whole) {
+        constexpr uint32_t power = 0x7f007f00u;  // 2^127
+        a[i] = scale_pair(multiply_pair(subtract_pair(pair, offsets.row[i & 1]), power), i & 1);
+      } else {
         const float zero = offsets.number[i & 1], by = scaled ? (i & 1 ? scale.y : scale.x) : 1.0f;
         a[i] = round_pair<Element>((Kind::number(pair & 0xffffu) - zero) * by, (Kind::number(pair >> 16) - zero) * by);
-      } else if constexpr (bytes && in_pairs) {
-        constexpr uint32_t power = 0x7f007f00u;  // 2^127
-        const uint32_t less = subtract_pair(codes.pair(step * 4 + i), offsets.row[i & 1]);
-        a[i] = scale_pair(multiply_pair(less, power), i & 1);
-      } else {
-        a[i] = scale_pair(Weight::pair_of_numbers(codes, step * 4 + i, offsets.row[i & 1]), i & 1);
       }
     }
   }
