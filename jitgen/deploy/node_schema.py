@@ -437,7 +437,8 @@ def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], 
 def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
     """The inputs, by the numbers of their nodes, that quantised weights consist of.
 
-    Nothing else may read one that is in the portable layout. Such a weight is laid out anew for every backend, so that its tensors get other shapes.
+    Nothing else may read one that is in the portable layout: such a weight is laid out anew for every backend, so that
+    its tensors get other shapes.
     """
     tensors: set[int] = set()
     portable: set[int] = set()
