@@ -84,8 +84,10 @@ def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], leng
     """What the choice of tiles depends on, of regions of these columns that have these quantised contractions each."""
     first = contractions[0]
     format = formats.find(first.format or "")
-    few_registers = format.tiled and (format.scale_dtype == torch.bfloat16 or first.group_size is None)
-    light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
+    if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
+        few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
+    light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
     return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
 
 

@@ -272,22 +272,19 @@ struct PlaneWeight {
   static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
     if constexpr (exact && paired) {
       numbers(a, codes, step, offset.row);
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (!exact && placed) {
-        a[i] = codes.template placed_pair<Kind::step>(step * 4 + i);
-        continue;
-      }
-      if constexpr (!exact) {
-        a[i] = codes.template pair<Kind::biased_shift, Kind::biased_exponent * 0x00010001u>(step * 4 + i);
-        continue;
-      }
-      if constexpr (!paired) {
-        const uint32_t pair = codes.pair(step * 4 + i);
-        a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
-                                  Kind::number(pair >> 16) - offset.number[i & 1]);
+      for (int i = 0; i < 4; ++i) {
+        const int number = step * 4 + i;
+        if constexpr (exact) {
+          const uint32_t pair = codes.pair(number);
+          a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
+                                    Kind::number(pair >> 16) - offset.number[i & 1]);
+        } else if constexpr (placed) {
+          a[i] = codes.template placed_pair<Kind::step>(number);
+        } else {
+          a[i] = codes.template pair<Kind::biased_shift, Kind::biased_exponent * 0x00010001u>(number);
+        }
       }
     }
   }

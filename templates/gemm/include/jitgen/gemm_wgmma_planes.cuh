@@ -66,17 +66,17 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
       Weight::numbers(a, codes, step, offsets.row);
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = scale_pair(a[i], i & 1);
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t pair = codes.pair(step * 4 + i);
-      if constexpr (whole) {
-        constexpr uint32_t power = 0x7f007f00u;  // 2^127
-        a[i] = scale_pair(multiply_pair(subtract_pair(pair, offsets.row[i & 1]), power), i & 1);
-      } else {
-        const float zero = offsets.number[i & 1], by = scaled ? (i & 1 ? scale.y : scale.x) : 1.0f;
-        a[i] = round_pair<Element>((Kind::number(pair & 0xffffu) - zero) * by, (Kind::number(pair >> 16) - zero) * by);
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t pair = codes.pair(step * 4 + i);
+        if constexpr (whole) {
+          constexpr uint32_t power = 0x7f007f00u;  // 2^127
+          a[i] = scale_pair(multiply_pair(subtract_pair(pair, offsets.row[i & 1]), power), i & 1);
+        } else {
+          const float zero = offsets.number[i & 1], by = scaled ? (i & 1 ? scale.y : scale.x) : 1.0f;
+          a[i] = round_pair<Element>((Kind::number(pair & 0xffffu) - zero) * by, (Kind::number(pair >> 16) - zero) * by);
+        }
       }
     }
   }
