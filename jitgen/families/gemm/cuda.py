@@ -372,7 +372,7 @@ def _biased(format: formats.Format, group_size: int | None) -> bool:
     """Whether codes may be decoded with a bias, which is removed through the sum of x: of a group of 32 at least."""
     if format.tiled:
         return format.bits == 4
-    whole = isinstance(format.code, formats.Integer) and format.bits < 8 and format.zeros != "float"
+    whole = isinstance(format.code, formats.Integer) and format.bits < 8
     return whole and (group_size is None or group_size % 32 == 0)
 
 
