@@ -54,8 +54,10 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
 
 def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``linear`` where torch traces: the operator ``jitgen::linear``, which ``call/linear_operator.py`` defines."""
-    stored = weight.stored
-    return torch.ops.jitgen.linear(x, list(stored.tensors), bias, stored.token.text)
+    if not torch.compiler.is_exporting():
+        return torch.ops.jitgen.linear(x, list(weight.stored.tensors), bias, weight.stored.token.text)
+    tensors = [getattr(weight, name) for name in weight.portable_names]
+    return torch.ops.jitgen.linear(x, tensors, bias, weight.token.replace(layout="portable").text)
 
 
 def fallback(reason: str, remedy: str) -> None:

@@ -205,6 +205,29 @@ def test_special_values() -> None:
         check(few, q[:, :, :rows], k[:, :, :keys], v[:, :, :keys], kernels=None)
 
 
+def test_the_sum_beside_an_infinite_score_is_infinite() -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        s = q @ k.transpose(-1, -2)
+        return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+    compiled, (q, k, v) = jitgen.jit(both), operands((1, 2), 20, 40, 16, 16)
+    q[0, 0, 5], k[0, 0, 7] = INF, k[0, 0, 7].abs()
+    k[0, 0, :7], k[0, 0, 8:] = -k[0, 0, :7].abs(), -k[0, 0, 8:].abs()
+    assert len(compiled.lower(q, k, v).kernels) == 1
+    found, wanted = compiled(q, k, v), compiled.reference(q, k, v)
+    assert wanted[1][0, 0, 5] == INF
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 4, 4), (3, 5, 0, 4), (3, 5, 4, 0), (0, 5, 4, 4)])
+def test_sizes_of_zero(sizes: tuple[int, int, int, int]) -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v), torch.logsumexp(q @ k.transpose(-1, -2), -1)
+
+    compiled, (q, k, v) = jitgen.jit(both), operands((1, 2), *sizes)
+    torch.testing.assert_close(compiled(q, k, v), both(q, k, v))
+
+
 def test_float64() -> None:
     check(few, *operands((1, 2), 20, 40, 16, 24, torch.float64))
 

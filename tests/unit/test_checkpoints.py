@@ -197,6 +197,31 @@ def test_a_label_of_another_kind_is_an_error(tmp_path: Path) -> None:
     assert torch.equal(weight.dequantize(torch.float16), dense)
 
 
+@pytest.mark.parametrize(("key", "value", "problem"), [("bits", 8, "8 bits"), ("group_size", 64, "groups of 64")])
+def test_a_label_of_other_numbers_is_an_error(key: str, value: int, problem: str) -> None:
+    state, dense = writers.gptq(act=True)
+    config = {"checkpoint_format": "gptq", key: value}
+    with pytest.raises(FormatError, match=problem):
+        jitgen.load_quantized(state, config=config)
+    found = jitgen.load_quantized(state, config=config | {"dynamic": {"l": {}}})
+    assert torch.equal(found["l.weight"].dequantize(), dense)
+
+
+def test_messages_name_what_is_wrong(tmp_path: Path) -> None:
+    state, _ = writers.gptq(act=True)
+    for change, problem in (
+        ({"l.scales": state["l.scales"].int()}, "l.scales.*no floating-point"),
+        ({"l.qzeros": state["l.qzeros"].long()}, "l.qzeros.*is not int32"),
+        ({"l.qweight": state["l.qweight"][:12]}, "l.qweight.*has 96 columns.*l.g_idx"),
+    ):
+        with pytest.raises(FormatError, match=problem):
+            jitgen.load_quantized(state | change, config={"checkpoint_format": "gptq"})
+    (tmp_path / "x.gguf").write_bytes(b"junk")
+    for path, problem in ((tmp_path / "x.gguf", "no GGUF file"), ("", "no checkpoint"), (None, "no checkpoint")):
+        with pytest.raises(FormatError, match=problem):
+            jitgen.load_quantized(path)  # type: ignore[arg-type]
+
+
 def test_an_index_that_leaves_its_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../w.safetensors"}}')
     with pytest.raises(FormatError, match="is not a file beside it"):

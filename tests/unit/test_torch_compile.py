@@ -32,6 +32,7 @@ def fresh_dynamo() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch's copies of programs
         warnings.filterwarnings("ignore", category=ResourceWarning)  # of servers that tests before this one had
         yield
     torch._dynamo.reset()
@@ -297,3 +298,31 @@ def test_a_quantised_model_is_exported() -> None:
     program = torch.export.export(model, (x,))
     assert sum("jitgen.linear" in str(node.target) for node in program.graph.nodes) == 2
     torch.testing.assert_close(program.module()(x), model(x))
+    # The call of the model has converted its weights.
+    torch.testing.assert_close(program.module()(x), model(x))
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("format", "called_before"),
+    [("int4", True), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("uint4", False), ("nvfp4", True)))],
+)
+def test_a_quantised_model_is_exported_to_a_file(format: str, called_before: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 5, bias=False))
+    jitgen.quantize_(model, format)
+    x = torch.randn(3, 64)
+    if called_before:
+        model(x)
+    rows = ({0: torch.export.Dim("rows", min=2, max=1000)},)
+    program = torch.export.export(model, (x,), dynamic_shapes=rows)
+    plain = program.run_decompositions({})
+    assert all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in plain.state_dict.values())
+    expected = model(y := torch.randn(9, 64))
+    for each in (program, plain):
+        file = io.BytesIO()
+        torch.export.save(each, file)
+        file.seek(0)
+        loaded = torch.export.load(file)
+        torch.testing.assert_close(loaded.module()(y), expected)
+        torch.export.save(loaded, io.BytesIO())
+        torch.testing.assert_close(each.module()(y), expected)

@@ -7,6 +7,7 @@ weights with, are factors of a row, by which the sums and the product are multip
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ class _Builder:
         self.total = self._placeholder(self.dtype, column, -4)
         (self.query, key), (_, value) = self._over_lead(of.product), self._over_lead(of.result)
         self.key, self.value = key, value
-        self.split = shared_heads([key, value], self.lead, self.mover)
+        self.split = shared_heads([key, value, of.scores], self.lead, self.mover)
 
     def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
         return self.make("input", (), dtype, shape, (number,))
@@ -93,7 +94,13 @@ class _Builder:
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            value = self._in_place(store.value, {id(of.result): self.result}, {id(self._split(self.result)): shares})
+            inner = {id(of.result): self.result}
+            inner |= {
+                id(node): self._row(node)
+                for node in row_sources([store.value], [of.result])
+                if of.is_row_reduction(node)
+            }
+            value = self._in_place(store.value, inner, {id(self._split(self.result)): shares, **values})
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self._split(self._row(store.value)), dict(values))
@@ -133,7 +140,7 @@ class _Builder:
             elif summed is not None:
                 base = self._base(summed.base)
                 powers = (self._power(self._row(other), base) for other in summed.others)
-                memo[id(reduction)] = self._with_others("add", self._times(self.total, base), powers)
+                memo[id(reduction)] = self._with_others("add", self._total(base), powers)
             else:
                 memo[id(reduction)] = self.partition.materialize(reduction)
         memo |= {id(node): self.partition.materialize(node) for node in _stops([value], memo)}
@@ -153,6 +160,14 @@ class _Builder:
         if base is not None:
             value = self.make("sub", (value, base), self.dtype, self.top.shape)
         return self.make("exp", (value,), self.dtype, self.top.shape)
+
+    def _total(self, base: Node | None) -> Node:
+        """sum(exp(S - base)). Where a score is +inf, ``total`` is NaN, but this sum is infinite unless ``base`` is."""
+        if base is self.top:
+            return self.total
+        infinite = self.make("eq", (self.top, self.mover.builder.const(math.inf, self.dtype)), "bool", self.top.shape)
+        one = self.mover.builder.const(1.0, self.dtype)
+        return self._times(self.make("where", (infinite, one, self.total), self.dtype, self.top.shape), base)
 
     def _times(self, value: Node, base: Node | None) -> Node:
         """``value``, computed with exp(S - top), as it is with exp(S - base): times exp(top - base)."""
