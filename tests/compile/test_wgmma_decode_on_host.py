@@ -70,7 +70,10 @@ def test_every_fragment(format: str, dtype: torch.dtype, tmp_path: Path) -> None
     torch.manual_seed(sum(map(ord, format)))
     row = find(format)
     group = row.group_size or (32, 64, 128)[len(format) % 3]
-    x, w = operands(512, 45, 256, dtype, format, group)
+    x, dense = operands(512, 45, 256, dtype)
+    dense[0], dense[1], dense[2, 7] = 0, 0.01, 100  # rows of zeros, of one number, and with an outlier
+    dense[3] *= 1e-30 if dtype == torch.bfloat16 else 1e-6  # and of numbers that are subnormal, or nearly
+    w = jitgen.quantize(dense, format, group)
     lowered = jitgen.jit(lambda x, w: F.linear(x, w)).lower(x, w, backend="cuda", target="sm_90a")
     source, _ = lowered._lowered.render(0)
     found = re.search(r"using Weight = (jitgen::PlaneWeight<.*>);", source.text)
