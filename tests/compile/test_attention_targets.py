@@ -97,9 +97,15 @@ def test_cuda_compiles_without_spills(
     found = nvrtc.compile(nvrtc.prepare(source))
     # C7510 and C7512: wgmmas that the assembler has to serialise; C7508: a setmaxnreg it ignores.
     assert not re.search(r"C75\d\d", logs[0]), logs[0]
-    assert found.meta["spill_bytes"] <= (MOST_SPILLED if low.lowered.schedules[0].warpgroups == 3 else 0)
+    if rows == 1:
+        assert found.meta["spill_bytes"] == 0
+        return
     if disassemble.find_tool() is not None:
         code = disassemble.sass(found.files["kernel.cubin"])
+        # The warps that copy come last. They have few registers, and time.
+        computing = code[: code.rindex("USETMAXREG")]
+        three = low.lowered.schedules[0].warpgroups == 3
+        assert len(re.findall(r"\bSTL\b", computing)) <= (MOST_SPILLED // 4 if three else 0)
         assert len(re.findall(r"\bHGMMA\b", code)) >= 4
         # A wait for products before the weights are computed would leave the tensor cores idle meanwhile.
         loop = code[code.index("gsb0, 0x1") :]

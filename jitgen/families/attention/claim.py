@@ -72,8 +72,12 @@ class Fusion:
         return "one kernel" if fused else "products and a softmax"
 
 
-def decide(question: Fusion, device: Device) -> Decision:
-    """Whether the device's dialect computes ``question`` in one kernel."""
+def decide(question: Any, device: Device) -> Decision:
+    """Whether the device's dialect computes ``question``, a ``Fusion`` or a ``Reading``, in one kernel."""
+    if not isinstance(question, Fusion):
+        from jitgen.families.attention.reading import reads_computed
+
+        return reads_computed(question, device)
     if question.obstacle:
         return Decision(False, question.obstacle)
     if question.width == 0:

@@ -68,6 +68,8 @@ class Rule:
         levels: for each of these, what its value depends on: ``"task"``, ``"row"``, ``"key"`` or ``"both"``.
         value: the name of the score.
         scalars: run-time scalars: name to type.
+        instructions, names, by_position: what the lines are printed from, the names of values, and the lines by the
+            positions of instructions.
     """
 
     operands: tuple[Operand, ...]
@@ -75,6 +77,9 @@ class Rule:
     levels: tuple[str, ...]
     value: str
     scalars: dict[str, str]
+    instructions: tuple[Instruction, ...]
+    names: dict[int, str]
+    by_position: dict[int, Line]
 
 
 @dataclass(frozen=True)
@@ -198,11 +203,14 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
         levels = _levels(instructions, {each.index: each.kind for each in mine})
         return Rule(
-            mine,
-            tuple(text.lines.values()),
-            tuple(levels[position] for position in text.lines),
-            text.names[len(instructions) - 1],
-            dict(text.scalars),
+            operands=mine,
+            lines=tuple(text.lines.values()),
+            levels=tuple(levels[position] for position in text.lines),
+            value=text.names[len(instructions) - 1],
+            scalars=dict(text.scalars),
+            instructions=tuple(instructions),
+            names=text.names,
+            by_position=text.lines,
         )
 
     def computed(contraction: Contraction) -> Computed | None:

@@ -23,6 +23,7 @@ from jitgen.families.attention.match import (
     tops,
 )
 from jitgen.families.family import Partition
+from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import Node, Shape, topological, under_views
@@ -232,6 +233,17 @@ class _Builder:
         shape = (*product.shape[:-2], *right.shape[-2:])
         return left, self.mover.move(right, ("expand",), shape) if right.shape != shape else right
 
+    def _reads(self, computed: Node, inner: int, what: str) -> bool:
+        """Whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
+        if self.partition.device.dialect != "cuda":
+            return True
+        from jitgen.families.attention.reading import Reading
+
+        varied = varying(topological([computed]))[id(computed)]
+        sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
+        question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner])
+        return self.partition.decide("attention", question).fused
+
     def _product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
         attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
         return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
@@ -251,12 +263,12 @@ class _Builder:
         if under_views(operand).op == "input":
             return operand
         rank = len(operand.shape)
-        if self.partition.device.dialect != "cuda":  # whose kernels copy tiles of tensors
-            from jitgen.families.attention.computed import in_kernel
+        from jitgen.families.attention.computed import in_kernel
 
-            computed = in_kernel(operand, rank - 2 if transposed else rank - 1, self.mover)
-            if computed is not None:
-                return computed
+        inner = rank - 2 if transposed else rank - 1
+        computed = in_kernel(operand, inner, self.mover)
+        if computed is not None and self._reads(computed, inner, "values" if transposed else "keys"):
+            return computed
         swap = ("permute", (*range(rank - 2), rank - 1, rank - 2))
         rows = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
         node = self.mover.move(operand, swap, rows) if transposed else operand
