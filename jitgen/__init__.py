@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from jitgen.events import CompileEvent, on_compile
+    from jitgen.export.package import package
     from jitgen.huggingface.quantizer import JitgenConfig
     from jitgen.quant.io import save_quantized
     from jitgen.quant.modules import quantize_
@@ -66,6 +67,7 @@ __all__ = [
     "jit",
     "load_quantized",
     "on_compile",
+    "package",
     "prewarm",
     "quantize",
     "quantize_",
@@ -83,6 +85,7 @@ _MODULES = {
     "jitgen.deploy.record": ("record",),
     "jitgen.dynamo.report": ("report",),
     "jitgen.errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
+    "jitgen.export.package": ("package",),
     "jitgen.events": ("CompileEvent", "on_compile"),
     "jitgen.huggingface.quantizer": ("JitgenConfig",),
     "jitgen.quant.io": ("save_quantized",),

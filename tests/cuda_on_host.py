@@ -177,7 +177,7 @@ _ASSEMBLY = {
 _SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
 
 
-def _on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
+def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
     """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the arguments."""
     headers = dict(source.headers) | replaced
     for name, text in headers.items():
@@ -261,7 +261,7 @@ def run(
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
-            compiled = _on_host(source, Path(directory), headers or {})
+            compiled = on_host(source, Path(directory), headers or {})
         compiled(shape.grid[0], shape.block[0], *pointers, *arguments.integers, *scalars)
     return tuple(
         held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]

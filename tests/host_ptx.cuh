@@ -121,4 +121,12 @@ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
   return found;
 }
 
+inline uint32_t multiply_pair(uint32_t a, uint32_t b) { return fma_pair<bfloat16>(a, b, 0x80008000u); }
+inline uint32_t subtract_pair(uint32_t a, uint32_t b) { return fma_pair<bfloat16>(b, 0xbf80bf80u, a); }
+template <class Element>
+uint32_t round_pair(float low, float high) {
+  const auto bits = is_bfloat16<Element> ? to_bfloat16 : to_float16;
+  return uint32_t(bits(low)) | uint32_t(bits(high)) << 16;
+}
+
 }  // namespace jitgen

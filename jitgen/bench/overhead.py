@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import jitgen
 from jitgen.bench.measurement import Bench, Measurement, relative_error
@@ -53,7 +54,7 @@ def run(bench: Bench) -> Iterator[Measurement]:
         for name, call in calls.items():
             exact = next((exact for suffix, exact in references.items() if suffix in name), None)
             if exact is None:
-                weight: Any = call.func.weight  # type: ignore[attr-defined]
+                weight: Any = call.args[1] if len(call.args) > 1 else call.func.weight  # type: ignore[attr-defined]
                 exact = call.args[0].double() @ weight.dequantize(torch.float64).t()
             error = relative_error(call(), exact)
             seconds = {"jitgen": times[name], **{peer: times[peer] for peer in peers}}
@@ -61,11 +62,13 @@ def run(bench: Bench) -> Iterator[Measurement]:
 
 
 def _layers(device: str) -> dict[str, partial[torch.Tensor]]:
-    """Calls of an ``nn.Linear`` of ELEMENTS x ELEMENTS that ``quantize_`` has quantised."""
+    """Calls of an ``nn.Linear`` of ELEMENTS x ELEMENTS that ``quantize_`` has quantised, and of its
+    product within a decorated function."""
     layer = torch.nn.Linear(ELEMENTS, ELEMENTS, bias=False, device=device)
     jitgen.quantize_(layer, "int4", 32)
     x = torch.randn(1, ELEMENTS, device=device)
-    return {"quantised Linear": partial(layer, x)}
+    within = partial(jitgen.jit(F.linear), x, layer.weight)
+    return {"quantised Linear": partial(layer, x), "int4 linear through jit": within}
 
 
 def _peers(bench: Bench, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> dict[str, Callable[[], Any]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from jitgen.call.routing import Routing
 from jitgen.call.signature import environment_of, plan_key
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
+from jitgen.ir.batched import batched
 from jitgen.ir.graph import Graph, from_json, to_json, topological
 from jitgen.spec import DTYPES
 from jitgen.trace.tracer import Traced
@@ -166,14 +167,37 @@ def _batched(
     floats: Sequence[float],
     graph: str,
 ) -> Any:
-    """``torch.func.vmap``: a call for each element of the batch."""
-    operator = getattr(torch.ops.jitgen, NAMES[any(n.op == "philox" for n in topological(parsed(graph).graph.outputs))])
+    """``torch.func.vmap``: one call of the graph over the batch (``ir/batched.py``).
+
+    Random numbers are drawn as torch's own operators draw them: not at all unless ``vmap`` says which it wants.
+
+    Raises:
+        RuntimeError: the function draws random numbers and ``vmap`` has no ``randomness=``.
+    """
+    program = parsed(graph)
+    is_random = any(node.op == "philox" for node in topological(program.graph.outputs))
+    if is_random and info.randomness == "error":
+        raise RuntimeError(
+            f"{program.graph.name} draws random numbers under vmap; pass randomness='different' or 'same' to vmap"
+        )
+    operator = getattr(torch.ops.jitgen, NAMES[is_random])
+    dims = in_dims[0]
+    found = None
+    if not (is_random and info.randomness == "different"):
+        found = batched(program.graph, [dim is not None for dim in dims], info.batch_size == 1)
+    if found is not None:
+        whole, has_batch = found
+        moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
+        results = operator(moved, integers, floats, replace(program, graph=whole).text())
+        return results, [0 if each else None for each in has_batch]
+    if not info.batch_size:
+        raise UnsupportedError(f"{program.graph.name}: vmap over a batch of 0 elements; call the function's .reference")
     rows = [
-        [tensor if dim is None else tensor.select(dim, index) for tensor, dim in zip(tensors, in_dims[0], strict=True)]
+        [t if dim is None else t.select(dim, index) for t, dim in zip(tensors, dims, strict=True)]
         for index in range(info.batch_size)
     ]
-    results = [operator(row, integers, floats, graph) for row in rows]
-    return [torch.stack(column) for column in zip(*results, strict=True)], [0] * len(parsed(graph).graph.outputs)
+    calls = [operator(row, integers, floats, graph) for row in rows]
+    return [torch.stack(column) for column in zip(*calls, strict=True)], [0] * len(program.graph.outputs)
 
 
 for _name in NAMES:

@@ -54,6 +54,8 @@ def opened(path: str | os.PathLike[str], pickled: bool) -> Source:
     Raises:
         FormatError: it is damaged, or there is none. UnsupportedError: a package is missing, or it is a pickle file.
     """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise FormatError(f"{path!a:.80} is no checkpoint: pass a path or a state dict")
     place = Path(path)
     if not place.exists():
         raise FormatError(f"{place}: there is no such file or directory")
@@ -157,6 +159,8 @@ def _storage(path: Path, pickled: bool) -> Storage:
         start = file.read(9)
     if start[:4] == MAGIC:
         return GgufFile(str(path))
+    if path.suffix == ".gguf":
+        raise FormatError(f"{path} is no GGUF file: it begins with {start[:4]!a}, not with {MAGIC!a}")
     # A safetensors file begins with the length of its head, 8 bytes, and then the head, a JSON object.
     if start[8:] != b"{" and (path.suffix in _PICKLES or start[:2] == b"PK" or start[:1] == b"\x80"):
         if not pickled:

@@ -43,16 +43,18 @@ def _read(source: Source, prefix: str) -> QTensor:
     qweight, qzeros, scales = (source.read(f"{prefix}.{part}") for part in ("qweight", "qzeros", "scales"))
     groups, rows = scales.shape
     bits = 32 * qzeros.shape[-1] // rows if rows else 0
-    if qweight.dtype != torch.int32 or qzeros.dtype != torch.int32 or not scales.is_floating_point():
-        raise FormatError(
-            f"{name}: {source.described(f'{prefix}.qweight')} and {source.described(f'{prefix}.qzeros')} are not int32"
-        )
+    for part, tensor in (("qweight", qweight), ("qzeros", qzeros)):
+        if tensor.dtype != torch.int32:
+            raise FormatError(f"{name}: {source.described(f'{prefix}.{part}')} is not int32")
+    if not scales.is_floating_point():
+        raise FormatError(f"{name}: {source.described(f'{prefix}.scales')} is no floating-point tensor")
     if bits not in BITS or qzeros.shape != (groups, rows * bits // 32) or qweight.shape[0] * 32 % bits:
         raise FormatError(
             f"{name}: {source.described(f'{prefix}.qzeros')} beside {source.described(f'{prefix}.scales')} is no "
             f"packing of {', '.join(map(str, BITS))} bits"
         )
     columns = qweight.shape[0] * 32 // bits
+    _require_labelled(source, name, bits, columns, groups)
     group_size, order = _grouping(source, prefix, columns, groups)
     codes = fields(qweight.t(), bits)
     zeros = fields(_zero_words(source, prefix, qzeros, bits), bits)[:, :rows].t()
@@ -64,6 +66,20 @@ def _read(source: Source, prefix: str) -> QTensor:
         signed = (codes ^ half).view(torch.int8) if bits == 8 else codes.view(torch.int8) - half
         return assembled(name, f"int{bits}", signed, scales, group_size, dtype, order=order)
     return assembled(name, f"uint{bits}", codes, scales, group_size, dtype, zeros=zeros, order=order)
+
+
+def _require_labelled(source: Source, name: str, bits: int, columns: int, groups: int) -> None:
+    """FormatError where the config says other bits or groups, and has no rules (``dynamic``) for single modules."""
+    told, size = source.config.get("bits"), source.config.get("group_size")
+    if source.config.get("dynamic"):
+        return
+    remedy = "correct it, or pass config={} to go by the tensors alone"
+    if isinstance(told, int) and told != bits:
+        raise FormatError(f"{name}: the config says {told} bits, and its tensors have {bits}; {remedy}")
+    if isinstance(size, int) and size > 0 and -(-columns // size) != groups:
+        raise FormatError(
+            f"{name}: the config says groups of {size}, and {columns} columns have {groups} groups; {remedy}"
+        )
 
 
 def _grouping(source: Source, prefix: str, columns: int, groups: int) -> tuple[int | None, torch.Tensor | None]:
@@ -80,10 +96,13 @@ def _grouping(source: Source, prefix: str, columns: int, groups: int) -> tuple[i
             raise FormatError(f"{source.origin}: {prefix}.g_idx is missing, and the config says act-order (desc_act)")
         return group_size, None
     index = source.read(f"{prefix}.g_idx").long()
-    if index.shape != (columns,) or (columns and not 0 <= int(index.min()) <= int(index.max()) < groups):
+    if index.shape != (columns,):
         raise FormatError(
-            f"{source.described(f'{prefix}.g_idx')} does not name one of {groups} groups for {columns} columns"
+            f"{prefix}.weight: {source.described(f'{prefix}.qweight')} has {columns} columns, and "
+            f"{source.described(f'{prefix}.g_idx')} names the groups of others"
         )
+    if columns and not 0 <= int(index.min()) <= int(index.max()) < groups:
+        raise FormatError(f"{source.described(f'{prefix}.g_idx')} does not name one of {groups} groups for each column")
     if torch.equal(index, torch.arange(columns) // size):
         return group_size, None
     order = index.argsort(stable=True)

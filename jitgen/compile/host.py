@@ -204,6 +204,15 @@ def compile(source: KernelSource) -> Artifact:
     )
 
 
+def object_file(source: KernelSource, symbol: str) -> bytes:
+    """The code of ``compile`` as a relocatable object, whose packed entry is called ``<symbol>_packed``."""
+    tools, words = _require(source)
+    renamed = f"-D{source.name}_packed={symbol}_packed"
+    with _build_directory(source) as directory:
+        _run(source, directory, [*words, *_arguments(source, tools), renamed, "-c", _SOURCE, "-o", "kernel.o"])
+        return (directory / "kernel.o").read_bytes()
+
+
 def assembly(source: KernelSource) -> str:
     """The assembly of the binary that ``compile`` would make."""
     tools, words = _require(source)

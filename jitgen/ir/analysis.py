@@ -31,14 +31,19 @@ def at_own_coordinates(root: Node, op: str) -> Iterator[Node]:
             stack.extend(reversed(node.inputs))
 
 
-def rewritten(root: Node, mover: Mover, change: Callable[[Node, Node], Node]) -> Node:
+def rewritten(
+    root: Node, mover: Mover, change: Callable[[Node, Node], Node], memo: dict[int, Node] | None = None
+) -> Node:
     """``root`` with every node replaced, inputs first.
 
     Args:
         change: takes a node as it was, and the same node over its replaced inputs; returns the replacement.
+        memo: replacements by the ids of what they replace, to which those under ``root`` are added.
     """
-    memo: dict[int, Node] = {}
-    for node in topological([root]):
+    memo = {} if memo is None else memo
+    for node in topological([root], known=frozenset(memo)):
+        if id(node) in memo:
+            continue
         children = [memo[id(child)] for child in node.inputs]
         same = all(a is b for a, b in zip(children, node.inputs, strict=True))
         memo[id(node)] = change(node, node if same else mover.builder.like(node, children))

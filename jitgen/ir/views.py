@@ -114,6 +114,8 @@ class Mover:
                 return node.inputs[0]
             if attrs[0] == "squeeze" and node.attrs == ("unsqueeze", attrs[1]):
                 return node.inputs[0]
+            if attrs[0] in ("squeeze", "unsqueeze") and node.attrs[0] == "reshape" and node.inputs[0].shape == shape:
+                return node.inputs[0]
             if attrs[0] == node.attrs[0] == "permute":
                 order = tuple(node.attrs[1][dim] for dim in attrs[1])
                 return self.move(node.inputs[0], ("permute", order), shape)

@@ -149,6 +149,23 @@ class _Cache(torch.nn.Module):
         scales = () if self.key_scales is None or self.value_scales is None else (self.key_scales, self.value_scales)
         return (self.keys, self.values, *scales)
 
+    def _append(self, function: Callable[..., Any], k: torch.Tensor, v: torch.Tensor, *args: Any) -> None:
+        heads, wanted = self.keys.shape[1], (self.keys.shape[3], self.values.shape[3])
+        for name, new, depth in (("k", k, wanted[0]), ("v", v, wanted[1])):
+            if new.dim() != 4 or (*new.shape[:2], new.shape[3]) != (len(self.lengths), heads, depth):
+                raise ValueError(
+                    f"{name} is {tuple(new.shape)}, but the cache has {len(self.lengths)} sequences and {heads} heads "
+                    f"of {depth} elements: ({len(self.lengths)}, {heads}, tokens, {depth})"
+                )
+        try:
+            self._call(function, *self._tensors(), k, v, *args)
+        except IndexError as error:
+            raise IndexError(f"{k.shape[2]} more tokens do not fit: {self._room()} ({error})") from error
+
+    def _room(self) -> str:
+        """How many tokens there may be, and what makes them more."""
+        raise NotImplementedError
+
     def advance(self, tokens: int = 1) -> None:
         """Count ``tokens`` appended ones, after all layers that share ``lengths`` have read them."""
         self.lengths += tokens
@@ -193,7 +210,9 @@ class KVCache(_Cache):
         """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
 
         Raises:
-            ValueError: more tokens than a ring buffer keeps beside its window.
+            ValueError: shapes other than the cache's; more tokens than a ring buffer keeps beside its window.
+            IndexError: on the CPU, more tokens than the cache has positions for. A kernel on a GPU leaves out those
+                that have no place, because the lengths are not read on the host.
         """
         ring = self.window is not None
         if self.window is not None and k.shape[2] > self.keys.shape[2] - self.window + 1:
@@ -202,7 +221,10 @@ class KVCache(_Cache):
                 "beside its window; make it with a larger tokens="
             )
         function = _write if self.key_scales is None else _write_codes
-        self._call(function, *self._tensors(), k, v, self.lengths, ring)
+        self._append(function, k, v, self.lengths, ring)
+
+    def _room(self) -> str:
+        return f"a sequence of the cache has {self.keys.shape[2]} positions; make it with a larger length"
 
     def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
@@ -248,9 +270,20 @@ class PagedKVCache(_Cache):
         self.register_buffer("table", torch.zeros((batch, blocks), dtype=torch.int64, device=device))
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them."""
+        """Write ``k`` (B, heads, T, depth) and ``v`` behind the tokens that are there; ``advance`` counts them.
+
+        Raises:
+            ValueError, IndexError: as of ``KVCache``.
+        """
         function = _write_pages if self.key_scales is None else _write_page_codes
-        self._call(function, *self._tensors(), k, v, self.table, self.lengths)
+        self._append(function, k, v, self.table, self.lengths)
+
+    def _room(self) -> str:
+        pages, _, size, _ = self.keys.shape
+        return (
+            f"a sequence of the cache has {self.table.shape[1]} blocks of {size} positions and the table names "
+            f"pages below {pages}; make it with more blocks, or mend the table"
+        )
 
     def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""

@@ -123,7 +123,8 @@ def attend(
     hidden = (j > i) | (j < 0) if ring else j > i
     if window is not None:
         hidden = hidden | (i - j >= window)
-    scores = (q @ k.transpose(-1, -2)).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q @ k.transpose(-1, -2)).to(wide) * (q.shape[-1] ** -0.5 if scale is None else scale)
     return torch.softmax(scores.masked_fill(hidden, -math.inf), -1).to(v.dtype) @ v
 
 
@@ -143,13 +144,14 @@ def attend_varlen(
 
     Args:
         q: (total_q, H, D). k, v: (total_k, Hkv, D) and (total_k, Hkv, E).
-        cu_q, cu_k: (sequences + 1), where each sequence's rows and keys begin, and their number.
+        cu_q, cu_k: (sequences + 1), int32 or int64, where each sequence's rows and keys begin, and their number.
         scale: of the products; None for 1 / sqrt(D).
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    i, j = torch.arange(q.shape[0], device=q.device), torch.arange(k.shape[0], device=q.device)
+    i = torch.arange(q.shape[0], device=q.device, dtype=cu_q.dtype)
+    j = torch.arange(k.shape[0], device=q.device, dtype=cu_k.dtype)
     row, key = (torch.searchsorted(ends[1:], at, right=True) for ends, at in ((cu_q, i), (cu_k, j)))
     seen = row[:, None] == key
     if causal:

@@ -36,6 +36,8 @@ ROW_MULTIPLE = 64
 """With one scale per row, K is padded to a multiple of this many columns."""
 WHOLE_TENSOR = 0
 """The value of ``Format.scale_rows`` for one scale that all rows share."""
+TENSOR_NAMES = ("codes", "scales", "zeros", "tensor_scale", "order")
+"""The names of all tensors that weights of some format consist of."""
 
 
 @dataclass(frozen=True)

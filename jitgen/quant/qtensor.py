@@ -13,11 +13,11 @@ import torch
 from torch._guards import TracingContext
 
 from jitgen.errors import FormatError
-from jitgen.quant import eager, layouts, pickling
+from jitgen.quant import eager, exported, layouts, pickling
 from jitgen.quant.formats import check_group_size, find
 from jitgen.quant.functions import FUNCTIONS, METADATA, refuse
 from jitgen.quant.layouts import Tensors, portable
-from jitgen.quant.storage import StoredWeight, floating, settled
+from jitgen.quant.storage import PORTABLE, StoredWeight, floating, settled
 from jitgen.quant.token import Token, intern
 
 _INNER_TENSOR = "export.access_subclass_inner_tensor.default"
@@ -32,6 +32,9 @@ class QTensor(StoredWeight):
         token: everything else about it; equal facts are the same object.
         stored: the two of them, read at once.
     """
+
+    _flattened: list[str] | None = None
+    """The names of the tensors of which torch made this weight; it knows them by these names."""
 
     @staticmethod
     def __new__(
@@ -81,17 +84,23 @@ class QTensor(StoredWeight):
 
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
-        compiles = TracingContext.try_get() is not None and not torch.compiler.is_exporting()
-        if eager.layout_of is not None and compiles:
+        if self._flattened is not None:
+            return self._flattened, self.token
+        if eager.layout_of is not None and TracingContext.try_get() is not None and not torch.compiler.is_exporting():
             # torch.compile looks at the tensors now, and reads them again at each call: let them be what kernels read.
-            # What torch.export has looked at it keeps.
             self.relayout_(eager.layout_of(self))
-        return list(find(self.token.format).tensor_names), self.token
+            return list(find(self.token.format).tensor_names), self.token
+        exported.let_be_saved()
+        # An exported program reads them by name in other processes, and after calls that have converted the weight.
+        return list(self.portable_names), self.token.replace(layout="portable")
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], token: Token, size: Any, stride: Any) -> QTensor:
-        tensors = tuple(inner[name] for name in find(token.format).tensor_names)
-        return QTensor._of(tensors, token.replace(device=tensors[0].device))
+        tensors = {name.removeprefix(PORTABLE): tensor for name, tensor in inner.items()}
+        ordered = tuple(tensors[name] for name in find(token.format).tensor_names)
+        made = QTensor._of(ordered, token.replace(device=ordered[0].device))
+        made._flattened = list(inner)
+        return made
 
     def _stable_hash_for_caching(self) -> str:
         """The name of this weight in torch.compile's cache."""
@@ -132,6 +141,7 @@ def rebuild(
 ) -> QTensor:
     """A ``QTensor`` from the arguments that its pickle stores. ``jitgen.quant.rebuild`` calls this."""
     made = QTensor(tuple(tensors), format, group_size, weight_shape, dtype, transposed=transposed, experts=experts)
+    exported.loaded()
     return _as_parameter(made, parameter)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.quant import layouts, slices
-from jitgen.quant.formats import find
+from jitgen.quant.formats import TENSOR_NAMES, find
 from jitgen.quant.layouts import Tensors
 from jitgen.quant.token import Token
 
@@ -26,6 +26,8 @@ BLOCK_ROWS = 16
 """The rows of a block, in every layout but the portable one."""
 DEVICE_LAYOUTS = {"cpu": "cpu", "cuda": "mma"}
 """The layout that kernels of the default backend read, by type of device."""
+PORTABLE = "portable_"
+"""Begins the names of a weight's tensors in the portable layout, such as ``portable_codes``."""
 
 _lock = threading.RLock()
 """Locked while a weight is converted, and while what its views share changes."""
@@ -168,6 +170,11 @@ class StoredWeight(torch.Tensor):
     def _named(self, name: str) -> torch.Tensor | None:
         names = find(self.token.format).tensor_names
         return self.tensors[names.index(name)] if name in names else None
+
+    @property
+    def portable_names(self) -> tuple[str, ...]:
+        """The names of the tensors in the portable layout, such as ``portable_codes``, whatever its own layout is."""
+        return tuple(PORTABLE + name for name in find(self.token.format).tensor_names)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight as a plain tensor of this shape; ``dtype`` defaults to that of the weight it was made of."""
@@ -329,6 +336,18 @@ class StoredWeight(torch.Tensor):
 
     def __len__(self) -> int:
         return self.token.shape[0]
+
+
+def _in_portable_layout(name: str) -> property:
+    def read(weight: StoredWeight) -> torch.Tensor:
+        names = find(weight.token.format).tensor_names
+        return weight._tensors_in("portable", keep=True)[names.index(name)]
+
+    return property(read)
+
+
+for _name in TENSOR_NAMES:
+    setattr(StoredWeight, PORTABLE + _name, _in_portable_layout(_name))
 
 
 def settled(tensors: Tensors) -> Tensors:

@@ -37,14 +37,19 @@ def exist() -> bool:
 
 def is_quantized(value: Any) -> bool:
     """Whether ``value`` is a ``QTensor``."""
-    module = sys.modules.get("jitgen.quant.qtensor")
-    return module is not None and isinstance(value, module.QTensor)
+    kind = _class_of("jitgen.quant.qtensor", "QTensor")
+    return kind is not None and isinstance(value, kind)
 
 
 def is_unpacked(value: Any) -> bool:
     """Whether ``value`` is a quantised weight that ``unpack`` returned."""
-    module = sys.modules.get("jitgen.quant.tracing")
-    return module is not None and isinstance(value, module.QuantizedLeaves)
+    kind = _class_of("jitgen.quant.tracing", "QuantizedLeaves")
+    return kind is not None and isinstance(value, kind)
+
+
+def _class_of(module: str, name: str) -> Any:
+    """A class of a module that may not be imported yet, or that another thread imports now; None while it is not."""
+    return getattr(sys.modules.get(module), name, None)
 
 
 def is_described(value: Any) -> bool:
@@ -111,6 +116,15 @@ def rebuilt(tensors: Sequence[torch.Tensor], token: Token) -> QTensor:
     from jitgen.quant.qtensor import QTensor
 
     return QTensor._of(tuple(tensors), token)
+
+
+def converted(tensors: Tensors, token: Token, layout: str) -> Tensors:
+    """The tensors of the weight that ``token`` describes, in another layout."""
+    from jitgen.quant import formats, layouts
+
+    return layouts.convert(
+        tensors, token.layout, layout, formats.find(token.format), token.group_size, token.weight_shape
+    )
 
 
 def _unpack_spec(spec: TensorSpec, layout: str) -> QuantizedLeaves:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
@@ -57,6 +63,11 @@ def why_unreadable(tensor: torch.Tensor) -> str | None:
         return f"tensors of type {type(tensor).__name__} are not supported"
     if is_functorch_wrapped_tensor(tensor):
         return "a tensor within a torch.func transform (vmap, grad, jvp) has no memory; call the function outside of it"
+    if is_legacy_batchedtensor(tensor):
+        return (
+            "a batch of gradients (is_grads_batched=True, or vectorize=True); call torch.autograd.grad for one after "
+            "another, or pass vectorize=False"
+        )
     if has_tangent(tensor):
         return TANGENT
     if tensor.is_nested:

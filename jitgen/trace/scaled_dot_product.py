@@ -55,7 +55,10 @@ def scaled_dot_product_attention(
         )
     shape = query.shape
     query, key, value, mask = _grouped(trace, query, key, value, attn_mask, enable_gqa)
-    factor = symbols.truediv(1.0, symbols.power(shape[-1], 0.5)) if scale is None else unwrap(scale)
+    factor = unwrap(scale)
+    if factor is None:  # Scores without a depth are zeros, whatever they are multiplied with.
+        deep = not trace.guards.decide(symbols.compare("eq", shape[-1], 0))
+        factor = symbols.truediv(1.0, symbols.power(shape[-1], 0.5)) if deep else 1.0
     scores = pointwise(trace, "mul", matmul(trace, query, mT(trace, key)), factor)
     if mask is not None:
         scores = _masked(trace, scores, mask, query.dtype)

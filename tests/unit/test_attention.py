@@ -205,6 +205,29 @@ def test_special_values() -> None:
         check(few, q[:, :, :rows], k[:, :, :keys], v[:, :, :keys], kernels=None)
 
 
+def test_the_sum_beside_an_infinite_score_is_infinite() -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        s = q @ k.transpose(-1, -2)
+        return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
+
+    compiled, (q, k, v) = jitgen.jit(both), operands((1, 2), 20, 40, 16, 16)
+    q[0, 0, 5], k[0, 0, 7] = INF, k[0, 0, 7].abs()
+    k[0, 0, :7], k[0, 0, 8:] = -k[0, 0, :7].abs(), -k[0, 0, 8:].abs()
+    assert len(compiled.lower(q, k, v).kernels) == 1
+    found, wanted = compiled(q, k, v), compiled.reference(q, k, v)
+    assert wanted[1][0, 0, 5] == INF
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 4, 4), (3, 5, 0, 4), (3, 5, 4, 0), (0, 5, 4, 4)])
+def test_sizes_of_zero(sizes: tuple[int, int, int, int]) -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v), torch.logsumexp(q @ k.transpose(-1, -2), -1)
+
+    compiled, (q, k, v) = jitgen.jit(both), operands((1, 2), *sizes)
+    torch.testing.assert_close(compiled(q, k, v), both(q, k, v))
+
+
 def test_float64() -> None:
     check(few, *operands((1, 2), 20, 40, 16, 24, torch.float64))
 
@@ -234,8 +257,33 @@ def test_what_is_not_one_kernel_says_why() -> None:
     for each, reference in zip(found, wanted, strict=True):
         torch.testing.assert_close(each.double(), reference, atol=1e-5, rtol=0)
     deep = operands((1, 1), 4, 5, 600, 16)
-    assert "more than 512" in few.lower(*deep).explain()
+    assert "more than 576" in few.lower(*deep).explain()
     check(few, *deep, kernels=3)
+
+
+def test_what_is_skipped_is_said() -> None:
+    def attend(q: Any, k: Any, v: Any, documents: Any) -> Any:
+        i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        scores = (q @ k.transpose(-1, -2)).masked_fill((j > i) | (i - j > 9), -INF)
+        return torch.softmax(torch.where(documents[:, None] == documents, scores, -INF), -1) @ v
+
+    text = jitgen.jit(attend).lower(*operands((1, 2), 20, 20, 16, 16), torch.arange(20) // 7).explain()
+    assert "skipped: tiles where ((j > i) or ((i - j) > 9)) for every row i and key j" in text
+    assert "skipped: tiles where not ((int64 tensor[i] == int64 tensor[j])) for every row i and key j" in text
+
+
+def test_other_sizes_compile_nothing() -> None:
+    compiled = jitgen.jit(formula(["scale"], ["causal"]))
+    for rows, keys, heads in ((40, 50, (2, 3)), (5, 50, (2, 3)), (20, 50, (2, 3))):  # the buckets of rows of a CPU
+        compiled(*operands(heads, rows, keys, 16, 24))
+    events: list[Any] = []
+    unsubscribe = jitgen.on_compile(events.append)
+    try:
+        for rows, keys, heads in ((41, 51, (3, 2)), (300, 7, (4, 5)), (3, 999, (2, 7)), (31, 33, (5, 5))):
+            check(compiled, *operands(heads, rows, keys, 16, 24))
+    finally:
+        unsubscribe()
+    assert not events
 
 
 def test_several_attentions_of_one_function() -> None:

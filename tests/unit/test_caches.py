@@ -220,15 +220,29 @@ def test_a_ring_buffer_refuses_more_tokens_than_it_keeps() -> None:
         made("ring", torch.float32).append(*torch.zeros(2, BATCH, HEADS, 6, DEPTH))
 
 
+def test_tokens_that_do_not_fit_are_refused_with_the_sizes_of_the_cache() -> None:
+    cache = KVCache(BATCH, HEADS, 5, DEPTH)
+    with pytest.raises(ValueError, match=rf"k is .*: \({BATCH}, {HEADS}, tokens, {DEPTH}\)"):
+        cache.append(*torch.zeros(2, BATCH, HEADS + 1, 2, DEPTH))
+    with pytest.raises(ValueError, match="v is"):
+        cache.append(torch.zeros(BATCH, HEADS, 2, DEPTH), torch.zeros(BATCH, HEADS, 2, DEPTH + 1))
+    with pytest.raises(IndexError, match="5 positions; make it with a larger length"):
+        cache.append(*torch.zeros(2, BATCH, HEADS, 6, DEPTH))
+    paged = PagedKVCache(BATCH, HEADS, 4, 2, 2, DEPTH)
+    with pytest.raises(IndexError, match="2 blocks of 2 positions"):
+        paged.append(*torch.zeros(2, BATCH, HEADS, 5, DEPTH))
+
+
 # ----------------------------------------------------------------------------------------------------- packed sequences
 
 
-@pytest.mark.quick(where=lambda causal: causal)
+@pytest.mark.quick(where=lambda causal, dtype: causal == (dtype == torch.int32))
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences_are_a_loop_over_them(causal: bool) -> None:
+def test_packed_sequences_are_a_loop_over_them(causal: bool, dtype: torch.dtype) -> None:
     compiled = jitgen.jit(functional.attend_varlen)
     for rows, keys in (((5, 0, 15, 16), (7, 3, 0, 40)), ((1, 17, 33), (1, 16, 34))):
-        cu_q, cu_k = (torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()]) for x in (rows, keys))
+        cu_q, cu_k = (torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()], dtype=dtype) for x in (rows, keys))
         q, k, v = (sample((sum(n), h, DEPTH), seed=s) for s, (n, h) in enumerate(((rows, 4), (keys, 2), (keys, 2))))
         found = compiled(q, k, v, cu_q, cu_k, causal)
         for number, (m, n) in enumerate(zip(rows, keys, strict=True)):
@@ -259,6 +273,19 @@ def test_rotary(interleaved: bool, rotary: int) -> None:
     turned = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
     wanted = torch.cat([turned, x[..., rotary:].double()], -1)
     torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_complex_rotations_say_how_to_write_them() -> None:
+    def rotate(x: Any, freqs: Any) -> Any:
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * freqs).flatten(-2)
+
+    x, angle = sample((BATCH, HEADS, 5, DEPTH)), sample((5, DEPTH // 2), seed=1)
+    freqs = torch.polar(torch.ones_like(angle), angle)
+    for args in ((x, freqs), (x, angle)):
+        with pytest.raises(jitgen.UnsupportedError, match="interleaved=True"):
+            jitgen.jit(rotate)(*args)
+    found = jitgen.jit(functional.rotary)(x, freqs.real, freqs.imag, True)
+    torch.testing.assert_close(found, rotate(x, freqs), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,31 @@ def test_a_label_of_another_kind_is_an_error(tmp_path: Path) -> None:
         jitgen.load_quantized(tmp_path)
     weight = jitgen.load_quantized(tmp_path, config={"checkpoint_format": "gptq"})["l.weight"]
     assert torch.equal(weight.dequantize(torch.float16), dense)
+
+
+@pytest.mark.parametrize(("key", "value", "problem"), [("bits", 8, "8 bits"), ("group_size", 64, "groups of 64")])
+def test_a_label_of_other_numbers_is_an_error(key: str, value: int, problem: str) -> None:
+    state, dense = writers.gptq(act=True)
+    config = {"checkpoint_format": "gptq", key: value}
+    with pytest.raises(FormatError, match=problem):
+        jitgen.load_quantized(state, config=config)
+    found = jitgen.load_quantized(state, config=config | {"dynamic": {"l": {}}})
+    assert torch.equal(found["l.weight"].dequantize(), dense)
+
+
+def test_messages_name_what_is_wrong(tmp_path: Path) -> None:
+    state, _ = writers.gptq(act=True)
+    for change, problem in (
+        ({"l.scales": state["l.scales"].int()}, "l.scales.*no floating-point"),
+        ({"l.qzeros": state["l.qzeros"].long()}, "l.qzeros.*is not int32"),
+        ({"l.qweight": state["l.qweight"][:12]}, "l.qweight.*has 96 columns.*l.g_idx"),
+    ):
+        with pytest.raises(FormatError, match=problem):
+            jitgen.load_quantized(state | change, config={"checkpoint_format": "gptq"})
+    (tmp_path / "x.gguf").write_bytes(b"junk")
+    for path, problem in ((tmp_path / "x.gguf", "no GGUF file"), ("", "no checkpoint"), (None, "no checkpoint")):
+        with pytest.raises(FormatError, match=problem):
+            jitgen.load_quantized(path)  # type: ignore[arg-type]
 
 
 def test_an_index_that_leaves_its_directory_is_refused(tmp_path: Path) -> None:
@@ -403,3 +430,50 @@ def test_metadata_of_torchao_of_another_shape_is_an_error(value: Any, tmp_path: 
     )
     with pytest.raises(FormatError):
         jitgen.load_quantized(tmp_path / "m.safetensors")
+
+
+_LOAD = """
+import sys, threading, torch, jitgen
+peak, done = 0, threading.Event()
+def anonymous():
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith("RssAnon")).split()[1]) // 1024
+def watch():
+    global peak
+    while not done.wait(0.005):
+        peak = max(peak, anonymous() - before)
+torch.zeros(8).view(torch.uint8).any()
+import jitgen.checkpoints.load
+before = anonymous()
+threading.Thread(target=watch, daemon=True).start()
+state = jitgen.load_quantized(sys.argv[1])
+done.set()
+print(len(state), sum(weight.numel() for weight in state.values()), peak)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_file_of_4_gib_is_read_a_weight_at_a_time(tmp_path: Path) -> None:
+    weights, rows, columns = 64, 8192, 8192
+    header: dict[str, Any] = {}
+    at = 0
+    for number in range(weights):
+        for name, dtype, shape, size in (
+            ("weight", "F8_E4M3", [rows, columns], rows * columns),
+            ("weight_scale", "F32", [rows, 1], rows * 4),
+        ):
+            header[f"layers.{number}.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+    text = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    with open(path, "wb") as file:  # sparse: zeros that take no space
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    assert path.stat().st_size > 4 << 30
+    done = subprocess.run([sys.executable, "-c", _LOAD, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, elements, megabytes = map(int, done.stdout.split())
+    assert (count, elements) == (weights, weights * rows * columns)
+    # A weight has 64 MiB, and its check needs two more of that size; the file itself stays mapped.
+    assert megabytes < 400, megabytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 import tracemalloc
 from typing import Any
@@ -37,7 +39,11 @@ def _call_all(functions: list[tuple[Any, Any]], calls: int, seed: int, failures:
     for _ in range(calls):
         function, others = chosen.choice(functions)
         x = torch.randn(chosen.choice((1, 2, 3, 7, 16)), 40)
-        found, expected = function(x, *others), function.reference(x, *others)
+        try:
+            found, expected = function(x, *others), function.reference(x, *others)
+        except Exception as error:
+            failures.append(f"{function} of {tuple(x.shape)}: {error!r}")
+            return
         if not torch.allclose(found, expected, atol=1e-3, rtol=1e-3):
             failures.append(f"{function} of {tuple(x.shape)}: {(found - expected).abs().max()}")
 
@@ -51,6 +57,30 @@ def test_eight_threads_make_mixed_calls(calls: int) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_first_calls_of_new_processes_may_be_in_threads() -> None:
+    """Modules that calls import late are imported by one thread while another asks for their classes."""
+    program = """
+import sys, threading
+sys.setswitchinterval(1e-5)
+import torch, jitgen
+functions = [jitgen.jit(lambda x, n=n: torch.sin(x) * n) for n in range(8)]
+failures = []
+def call(function):
+    try:
+        function(torch.ones(3))
+        jitgen.quantize(torch.randn(8, 32), "int8")
+    except Exception as error:
+        failures.append(error)
+threads = [threading.Thread(target=call, args=(function,)) for function in functions]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failures, failures
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 The modules, in the order in which a call needs them:
 
+* ``spellings``: other ways to write attention, rewritten to the one that is matched.
 * ``match``: what in a graph is attention, and what speaks against one kernel.
-* ``claim``, ``heads``, ``region``, ``body``: from there to a region and its instructions.
+* ``claim``, ``results``, ``heads``, ``region``, ``body``: from there to a region and its instructions.
 * ``split_keys``: the rewrite of one kernel to two that split the keys.
 * ``layout``, ``schedule``, ``launch``: strides, tiles, arguments.
 * ``render``, ``context``, ``<dialect>``: what the templates read; ``narrow`` and ``bounds`` rewrite and analyse the
@@ -15,12 +16,13 @@ The kernel's parameters, in every dialect: a pointer for each operand in memory,
 
 from __future__ import annotations
 
-from jitgen.families.attention.claim import NAME, claim, decide
+from jitgen.families.attention.claim import NAME, claim, decide, rewrite_values
 from jitgen.families.deferred import deferred
 from jitgen.families.family import Family
 
 FAMILY = Family(
     name=NAME,
+    rewrite_values=rewrite_values,
     claim=claim,
     decide=decide,
     body=deferred(__name__, "body.body_of"),

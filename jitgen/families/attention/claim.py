@@ -15,26 +15,25 @@ over n, map``. ``claim`` finds it in these steps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.match import Attention, matched, obstacle
-from jitgen.families.attention.region import region_of
+from jitgen.families.attention.match import Attention, exponential_behind, matched, obstacle, spread_rows
+from jitgen.families.attention.results import last_of, undone
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates, is_pointwise
-from jitgen.ir.graph import Node, topological, under_views
+from jitgen.ir.analysis import is_pointwise
+from jitgen.ir.graph import Node, topological
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
 
 NAME = "attention"
-MOST_MOVEMENTS = 16
-"""Views behind a result that are undone; with more of them it is materialized."""
-MOST_DEPTH = 512
-"""D and E of a kernel at most: a tile of keys and values is in the cache, or in registers, as a whole."""
+MOST_DEPTH, MOST_WIDTH = 576, 512
+"""D and E of a kernel at most, those of DeepSeek's latent keys: a tile of keys and values is in the cache, or in
+registers, as a whole."""
 MOST_CUDA_DEPTH = 256
 """The same for the cuda dialect, whose sums are in the registers of one warpgroup."""
 
@@ -81,11 +80,13 @@ def decide(question: Any, device: Device) -> Decision:
         return reads_computed(question, device)
     if question.obstacle:
         return Decision(False, question.obstacle)
+    if question.width == 0:
+        return Decision(False, "values of no width leave only what is computed beside them")
     if device.dialect == "cuda":
         against = _cuda_obstacle(question, device)
-        return Decision(not against, against or "scores and weights stay in the kernel")
-    if max(question.depth, question.width) > MOST_DEPTH:
-        return Decision(False, f"heads of more than {MOST_DEPTH} elements")
+        return Decision(not against, against or "scores and weights stay in the kernel", bool(against))
+    if question.depth > MOST_DEPTH or question.width > MOST_WIDTH:
+        return Decision(False, f"keys of more than {MOST_DEPTH} elements, or values of more than {MOST_WIDTH}")
     if device.dialect == "triton" and question.dtypes[1] == "float64":
         return Decision(False, "float64 has no tensor cores")
     return Decision(True, "scores and weights stay in the kernel")
@@ -102,8 +103,23 @@ def _cuda_obstacle(question: Fusion, device: Device) -> str:
     if not set(question.dtypes) <= {"bfloat16", "float16"}:
         return "the cuda dialect's kernel takes keys and values of 16 bits; backend='triton' has one for float32"
     if max(question.depth, question.width) > MOST_CUDA_DEPTH:
-        return f"heads of more than {MOST_CUDA_DEPTH} elements; backend='triton' takes up to {MOST_DEPTH}"
+        return f"heads of more than {MOST_CUDA_DEPTH} elements; backend='triton' takes up to {MOST_WIDTH}"
     return ""
+
+
+def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
+    """``values`` with their attention spelt as ``match.py`` knows it; see ``spellings.py``."""
+    if not has_exponentials(values):
+        return values
+    from jitgen.families.attention.spellings import respelt
+
+    found = respelt(values, partition.mover)
+    return [found[id(value)] for value in values]
+
+
+def has_exponentials(values: Sequence[Node]) -> bool:
+    """Whether ``values`` have a product of exponentials, without which there is no attention in them."""
+    return any(node.op == "contract" and exponential_behind(node.inputs[0]) for node in topological(values))
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -115,12 +131,16 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
             break
         memo = {id(hidden): partition.materialize(hidden)}
         values = [mover.substituted(node, memo) for node in values]
+    if not found:
+        return Claim([], values)
+    from jitgen.families.attention.region import region_of
+
     regions: list[Region] = []
     rest: list[Node | None] = list(values)
     for of in found:
         stores, beside = [], []
         for position, value in enumerate(values):
-            store = _undone(position, value, of, mover) if of.result in topological([value]) else None
+            store = undone(position, value, of, mover) if of.result in topological([value]) else None
             row = _row_store(position, value, of, mover) if store is None else None
             stores += [store] if store else []
             beside += [row] if row else []
@@ -143,7 +163,8 @@ def _fused(values: Sequence[Node], partition: Partition) -> list[Attention]:
 
 def fusion_of(of: Attention, values: Sequence[Node], mover: Mover) -> Fusion:
     """The question about ``of``, where ``values`` are computed."""
-    against = obstacle(of, values) or _stray_row_value(of, values, mover) or ""
+    ends, stops = _ends(of, values, mover)
+    against = obstacle(of, [*values, *ends], stops) or _stray_row_value(of, values, ends, stops, mover) or ""
     rows, keys, width, depth = *of.scores.shape[-2:], of.result.shape[-1], of.product.inputs[0].shape[-1]
     inner = topological([of.scores], leaves="contract")
     operations = tuple(each.op for each in inner if is_pointwise(each))
@@ -151,12 +172,29 @@ def fusion_of(of: Attention, values: Sequence[Node], mover: Mover) -> Fusion:
     return Fusion(rows, keys, depth, width, dtypes, operations, against)
 
 
+def _ends(of: Attention, values: Sequence[Node], mover: Mover) -> tuple[list[Node], set[int]]:
+    """What is stored where ``of`` is: the results that it ends in with views behind it undone, or what is materialized
+    of it. Also the ids of these where ``values`` have them."""
+    ends, stops = [], set()
+    for value in values:
+        if of.result not in topological([value]):
+            continue
+        store, last = undone(0, value, of, mover), value
+        if store is None:
+            last = last_of(of, values, (), mover)
+            store = undone(0, last, of, mover)
+        ends.append(last if store is None else store.value)
+        stops.add(id(last))
+    return ends, stops
+
+
 # -------------------------------------------------------------------------------------------------- values of the rows
 
 
-def _is_behind_row(value: Node, of: Attention) -> bool:
-    """Whether ``value`` is computed from a maximum or sum of the rows of ``of`` otherwise than through its result."""
-    stack, seen = [value], set()
+def _is_behind_row(value: Node, of: Attention, stops: Collection[int] = ()) -> bool:
+    """Whether ``value`` is computed from a maximum or sum of the rows of ``of`` otherwise than through its result, or
+    through the nodes with the ids ``stops``."""
+    stack, seen = [value], set(stops)
     while stack:
         node = stack.pop()
         if id(node) in seen or node is of.result:
@@ -190,90 +228,32 @@ def _row_store(position: int, value: Node, of: Attention, mover: Mover) -> Store
     return Store(position, value, movements)
 
 
-def _stray_row_value(of: Attention, values: Sequence[Node], mover: Mover) -> str | None:
-    """Why not, where a value of its rows is used by anything but results beside the attention's own."""
-    behind = [value for value in values if _is_behind_row(value, of)]
-    if not behind:
+def _stray_row_value(
+    of: Attention, values: Sequence[Node], ends: Sequence[Node], stops: Collection[int], mover: Mover
+) -> str | None:
+    """Why not, where a value of its rows is used by anything but its ends, and results beside these."""
+    behind = [value for value in values if _is_behind_row(value, of, stops)]
+    whole = all(undone(0, end, of, mover) is not None for end in ends)
+    # Other views of a row's value than to spread it along the result, which the kernel does not compute.
+    whole = whole and not any(_is_behind_row(end, of, set(map(id, spread_rows(end, of)))) for end in ends)
+    if whole and not behind:
         return None
-    ends = [value for value in values if of.result in topological([value])]
-    beside = all(_row_store(0, value, of, mover) is not None for value in behind)
-    if beside and ends and all(_undone(0, end, of, mover) is not None for end in ends):
-        return None
-    return "a maximum or sum of its rows is used by another kernel"
-
-
-# ------------------------------------------------------------------------------------------- what comes after a result
+    if whole and ends and all(_row_store(0, value, of, mover) is not None for value in behind):
+        results = [value for value in values if of.result in topological([value])]
+        if all(id(value) in stops for value in results):
+            return None
+    used = behind or any(_is_behind_row(end, of) for end in ends)
+    return "a maximum or sum of its rows is used by another kernel" if used else None
 
 
 def _first_hidden(values: Sequence[Node], found: Sequence[Attention], mover: Mover) -> Node | None:
     """What to materialize first: an attention that is no result by pointwise operations and views alone, with what
     follows it; None where all are. Of several in one result the first stays."""
-    order = topological(values)
-    users: dict[int, list[Node]] = {id(node): [] for node in order}
-    for node in order:
-        for child in node.inputs:
-            users[id(child)].append(node)
     taken: set[int] = set()
     for of in found:
         ends = [value for value in values if of.result in topological([value])]
-        if not taken & set(map(id, ends)) and all(_undone(0, end, of, mover) is not None for end in ends):
+        if not taken & set(map(id, ends)) and all(undone(0, end, of, mover) is not None for end in ends):
             taken |= set(map(id, ends))
             continue
-        node, others = of.result, {id(each.result) for each in found if each is not of}
-        while len(users[id(node)]) == 1 and not any(node is value for value in values):
-            (user,) = users[id(node)]
-            undone = user.op == "view" and _inverse(user) is not None
-            pointwise = is_pointwise(user) and user.shape == node.shape
-            if not (undone or pointwise) or others & {id(each) for each in topological([user])}:
-                break
-            node = user
-        return node
+        return last_of(of, values, found, mover)
     return None
-
-
-def _undone(position: int, value: Node, of: Attention, mover: Mover) -> Store | None:
-    """The store of ``value`` in the shape of the product ``of.result``, views behind it undone; None where that cannot
-    be, or where something else than pointwise operations is between."""
-    movements: tuple[Movement, ...] = ()
-    while (view := _view_of(value, of.result)) is not None:
-        inverse = _inverse(view)
-        if inverse is None or len(movements) == MOST_MOVEMENTS:
-            return None
-        value, movements = mover.move(value, *inverse), (*movements, inverse)
-    if value.shape != of.result.shape or of.result not in at_own_coordinates(value, "contract"):
-        return None
-    behind = {id(of.result)}
-    for node in topological([value]):
-        if any(id(child) in behind for child in node.inputs):
-            behind.add(id(node))
-            if not is_pointwise(node):
-                return None
-    return Store(position, value, movements)
-
-
-def _view_of(root: Node, result: Node) -> Node | None:
-    """The first view of ``result`` that is reached from ``root`` through pointwise nodes."""
-    stack, seen = [root], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.op == "view":
-            if under_views(node) is result:
-                return node
-        elif is_pointwise(node):
-            stack.extend(reversed(node.inputs))
-    return None
-
-
-def _inverse(view: Node) -> Movement | None:
-    """The movement from ``view`` back to its source; None where the view leaves out or repeats elements."""
-    kind, *parameters = view.attrs
-    shape = view.inputs[0].shape
-    if kind == "permute":
-        (order,) = parameters
-        return ("permute", tuple(order.index(dim) for dim in range(len(order)))), shape
-    if kind in ("squeeze", "unsqueeze"):
-        return ("unsqueeze" if kind == "squeeze" else "squeeze", *parameters), shape
-    return (("reshape",), shape) if kind == "reshape" else None

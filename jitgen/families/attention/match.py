@@ -17,10 +17,10 @@ Rounding P to a 16-bit dtype is left out: a value between operations keeps its c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import at_own_coordinates, varies
+from jitgen.ir.analysis import at_own_coordinates, is_pointwise, varies
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Node, topological
@@ -70,7 +70,7 @@ def matched(result: Node) -> Attention | None:
     if result.op != "contract" or len(axes(result.attrs[0]).contracted) != 1:
         return None
     weights = result.inputs[0]
-    power = linear_in(weights) if _leads_to_exponential(weights) else None
+    power = linear_in(weights) if exponential_behind(weights) else None
     if power is None:
         return None
     scores, base = power.inputs[0], None
@@ -81,12 +81,18 @@ def matched(result: Node) -> Attention | None:
     return Attention(result, weights, power, scores, base, found[0]) if found else None
 
 
-def _leads_to_exponential(weights: Node) -> bool:
+def is_maximum(node: Node, of: Node) -> bool:
+    """Whether ``node`` is the maximum of each row of ``of``, spread over it."""
+    source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+    return source.op == "reduce" and source.inputs[0] is of and source.attrs == ("max", (len(of.shape) - 1,))
+
+
+def exponential_behind(weights: Node) -> bool:
     """Whether some path of the operations that ``linear_in`` follows ends in an exponential: a quick test."""
     stack, seen = [weights], set()
     while stack:
         node = stack.pop()
-        if node.op == "exp":
+        if node.op in ("exp", "exp2"):
             return True
         if id(node) not in seen and node.op in ("cast", "mul", "div", "where"):
             seen.add(id(node))
@@ -135,6 +141,22 @@ def row_sources(roots: Sequence[Node]) -> list[Node]:
         if node.op == "reduce":
             found.append(node)
         else:
+            stack.extend(node.inputs)
+    return found
+
+
+def spread_rows(root: Node, of: Attention) -> list[Node]:
+    """The maxima and sums of rows, spread along the result, that ``root``, computed pointwise of it, is computed of."""
+    found, stack, seen = [], [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or node is of.result:
+            continue
+        seen.add(id(node))
+        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+        if node.shape == of.result.shape and source.op == "reduce" and of.is_row_reduction(source):
+            found.append(node)
+        elif is_pointwise(node):
             stack.extend(node.inputs)
     return found
 
@@ -202,11 +224,12 @@ def row_values(of: Attention) -> list[Node]:
     return found
 
 
-def obstacle(of: Attention, values: Sequence[Node]) -> str | None:
+def obstacle(of: Attention, values: Sequence[Node], stops: Collection[int]) -> str | None:
     """Why ``of`` cannot be one kernel, in words; None where it can.
 
     Args:
-        values: the results that are computed together with it.
+        values: the results that are computed together with it, and what it ends in.
+        stops: ids of nodes of ``values`` behind which nothing is looked for, because what they end in is in ``values``.
     """
     product, accumulator = of.product, of.result.attrs[1]
     if len(axes(product.attrs[0]).contracted) != 1:
@@ -218,14 +241,15 @@ def obstacle(of: Attention, values: Sequence[Node]) -> str | None:
             continue
         if not of.is_row_reduction(reduction):
             return f"a {reduction.attrs[0]} over a row of something else than the scores' exponentials"
-    if is_needed_elsewhere(of, values):
+    if is_needed_elsewhere(of, values, stops):
         return "the scores or the weights are also needed in memory"
     return None
 
 
-def is_needed_elsewhere(of: Attention, values: Sequence[Node]) -> bool:
-    """Whether ``values`` need the product of queries and keys otherwise than for the result or a row's value."""
-    stack, seen = list(values), set()
+def is_needed_elsewhere(of: Attention, values: Sequence[Node], stops: Collection[int]) -> bool:
+    """Whether ``values`` need the product of queries and keys otherwise than for the result, for a row's value or
+    through the nodes with the ids ``stops``."""
+    stack, seen = list(values), set(stops)
     while stack:
         node = stack.pop()
         if id(node) in seen or node is of.result:

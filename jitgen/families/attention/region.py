@@ -7,11 +7,21 @@ weights with, are factors of a row, by which the sums and the product are multip
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
-from jitgen.families.attention.match import STOPS, Attention, is_copy, linear_operand, row_sources, sums, tops
+from jitgen.families.attention.match import (
+    STOPS,
+    Attention,
+    is_copy,
+    linear_operand,
+    row_sources,
+    spread_rows,
+    sums,
+    tops,
+)
 from jitgen.families.family import Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
@@ -71,7 +81,7 @@ class _Builder:
         self.total = self._placeholder(self.dtype, column, -4)
         (self.query, key), (_, value) = self._over_lead(of.product), self._over_lead(of.result)
         self.key, self.value = key, value
-        self.split = shared_heads([key, value], self.lead, self.mover)
+        self.split = shared_heads([key, value, of.scores], self.lead, self.mover)
 
     def _placeholder(self, dtype: str, shape: Shape, number: int) -> Node:
         return self.make("input", (), dtype, shape, (number,))
@@ -94,7 +104,13 @@ class _Builder:
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            value = self._in_place(store.value, {id(of.result): self.result}, {id(self._split(self.result)): shares})
+            inner, outer = {id(of.result): self.result}, {id(self._split(self.result)): shares}
+            for number, node in enumerate(spread_rows(store.value, of)):
+                inner[id(node)] = self._placeholder(node.dtype, of.result.shape, -5 - number)
+                source = node.inputs[0] if node.op == "view" else node
+                outer[id(self._split(inner[id(node)]))] = self._spread(source, values, weighted)
+            value = self._in_place(store.value, inner, outer)
+            assert not any(node.op == "input" and node.attrs[0] < 0 for node in topological([value]))
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self._split(self._row(store.value)), dict(values))
@@ -134,7 +150,7 @@ class _Builder:
             elif summed is not None:
                 base = self._base(summed.base)
                 powers = (self._power(self._row(other), base) for other in summed.others)
-                memo[id(reduction)] = self._with_others("add", self._times(self.total, base), powers)
+                memo[id(reduction)] = self._with_others("add", self._total(base), powers)
             else:
                 memo[id(reduction)] = self.partition.materialize(reduction)
         memo |= {id(node): self.partition.materialize(node) for node in _stops([value], memo)}
@@ -154,6 +170,14 @@ class _Builder:
         if base is not None:
             value = self.make("sub", (value, base), self.dtype, self.top.shape)
         return self.make("exp", (value,), self.dtype, self.top.shape)
+
+    def _total(self, base: Node | None) -> Node:
+        """sum(exp(S - base)). Where a score is +inf, ``total`` is NaN, but this sum is infinite unless ``base`` is."""
+        if base is self.top:
+            return self.total
+        infinite = self.make("eq", (self.top, self.mover.builder.const(math.inf, self.dtype)), "bool", self.top.shape)
+        one = self.mover.builder.const(1.0, self.dtype)
+        return self._times(self.make("where", (infinite, one, self.total), self.dtype, self.top.shape), base)
 
     def _times(self, value: Node, base: Node | None) -> Node:
         """``value``, computed with exp(S - top), as it is with exp(S - base): times exp(top - base)."""

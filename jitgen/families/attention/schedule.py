@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.claim import decide, fusion_of
+from jitgen.families.attention.claim import decide, fusion_of, has_exponentials
 from jitgen.families.attention.layout import PACKED_ROWS
 from jitgen.families.attention.match import matched, row_sources, row_values
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
 from jitgen.ir.analysis import is_pointwise
-from jitgen.ir.graph import Builder, Graph, Node, topological
+from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
 from jitgen.ir.views import Mover
 
 FEW_ROWS = 8
@@ -132,16 +132,23 @@ def _power_of_two(number: int) -> int:
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
     """The rows of each attention that is one kernel: few of them have another one. On a GPU also its keys and tasks."""
+    if not has_exponentials(graph.results):
+        return []
+    from jitgen.families.attention.spellings import respelt
+
     found = []
     mover = Mover(Builder())
-    for node in topological(graph.results):
+    images = respelt(graph.results, mover)
+    results = [images[id(node)] for node in graph.results]
+    for node in topological(results):
         of = matched(node)
-        if of is None or not decide(fusion_of(of, graph.results, mover).at(environment), device).fused:
+        if of is None or not decide(fusion_of(of, results, mover).at(environment), device).fused:
             continue
         *lead, rows, keys = of.scores.shape
         ends, of_keys, of_tasks = _ends(device)
-        inside = (of.result, of.product, *row_sources(row_values(of)))
-        found.append(SizeBuckets(rows, ends, inside=inside))
+        computed = {id(each) for each in (of.result, of.product, *row_sources(row_values(of)))}
+        inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
+        found.append(SizeBuckets(rows, ends, inside=tuple(inside)))
         found.append(SizeBuckets(keys, of_keys))
         shared = _heads_that_share(of.product.inputs[1], lead, keys, environment)
         found.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))

@@ -15,6 +15,7 @@ from jitgen.families.attention.scales import scaled
 from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.spec import Target
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -26,7 +27,7 @@ WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""
 BATCH_RANK = 3
 """Batch dimensions of a tensor map, which has two more."""
-SHARED_BYTES = 227 * 1024
+SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
 """Shared memory of a block at most, on every chip with wgmma."""
 FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Upper ends of the buckets of rows of which one warpgroup may have all."""

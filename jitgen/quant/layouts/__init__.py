@@ -87,4 +87,10 @@ def convert(
         return tensors
     with torch.no_grad():
         portable = find(source).unpack(format, group_size, shape, tensors)
-        return find(target).pack(format, group_size, shape, portable)
+        packed = find(target).pack(format, group_size, shape, portable)
+        return tuple(map(_alone, packed)) if target == "portable" else packed
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` in memory that holds nothing else, such as rows that a layout adds: a file would hold them too."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

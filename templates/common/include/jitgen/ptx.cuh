@@ -172,4 +172,27 @@ JITGEN_DEVICE uint32_t fma_pair<float16>(uint32_t a, uint32_t b, uint32_t c) {
   return result;
 }
 
+// Of bfloat16 numbers.
+JITGEN_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+JITGEN_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+// Two floats, each rounded to Element.
+template <class Element>
+JITGEN_DEVICE uint32_t round_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (is_bfloat16<Element>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
 }  // namespace jitgen

@@ -1,0 +1,166 @@
+"""The nodes of an exported program that jitgen computes, as programs of plain tensors.
+
+``jitgen::call`` has its graph as text. ``jitgen::linear`` is traced as a decorated function is, with the tensors of its
+weight in the layout that kernels read. Sizes of an exported program may depend on one symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from jitgen.call.operator import Program, parsed
+from jitgen.call.resolver import Resolver
+from jitgen.call.routing import Routing
+from jitgen.errors import UnsupportedError
+from jitgen.export.table import Use
+from jitgen.quant import weights
+from jitgen.quant.token import Token, from_text
+from jitgen.quant.tracing import QuantizedLeaves
+
+OPERATORS = ("jitgen::call", "jitgen::call_random", "jitgen::linear")
+MAX_SIZES = 4096
+"""Values of the size that an export left open for which a package may be made."""
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """The size that an exported program leaves open.
+
+    Attributes:
+        symbol: torch's; None where all sizes are fixed.
+        values: what it may be.
+    """
+
+    symbol: Any
+    values: range
+
+    def at(self, value: int, size: Any) -> int:
+        """``size`` of the program where this one is ``value``."""
+        expr = size.node.expr if isinstance(size, torch.SymInt) else size
+        return int(expr.subs(self.symbol, value)) if hasattr(expr, "subs") else int(expr)
+
+    def tensor(self, value: int, like: torch.Tensor) -> torch.Tensor:
+        """A tensor without memory, with the sizes and strides of ``like``."""
+        shape, strides = ([self.at(value, size) for size in sizes] for sizes in (like.shape, like.stride()))
+        return torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
+
+
+def open_size(program: torch.export.ExportedProgram) -> OpenSize:
+    """The size that ``program`` leaves open.
+
+    Raises:
+        UnsupportedError: there are several, or it has no greatest value, or too many.
+    """
+    symbols = {
+        symbol
+        for node in program.graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("val"), torch.Tensor)
+        for size in node.meta["val"].shape
+        if isinstance(size, torch.SymInt)
+        for symbol in size.node.expr.free_symbols
+    }
+    if not symbols:
+        return OpenSize(None, range(1))
+    if len(symbols) > 1:
+        names = ", ".join(sorted(map(str, symbols)))
+        raise UnsupportedError(f"a package may leave one size open, and this program leaves {names}; fix the others")
+    symbol = symbols.pop()
+    limits = program.range_constraints[symbol]
+    least, most = max(int(limits.lower), 2), limits.upper
+    if not most.is_Integer or int(most) - least >= MAX_SIZES:
+        raise UnsupportedError(
+            f"a package is made for each value of the size {symbol}, and there are {least} to {most}; export with "
+            f"torch.export.Dim(..., min=, max=) of at most {MAX_SIZES} values"
+        )
+    return OpenSize(symbol, range(least, int(most) + 1))
+
+
+def is_ours(node: fx.Node) -> bool:
+    """Whether ``node`` calls an operator of jitgen's."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.name() in OPERATORS
+
+
+@dataclass(frozen=True)
+class Found:
+    """One node as a program.
+
+    Attributes:
+        node: of the exported program.
+        tensors: the nodes that it reads, in the order of the program's inputs.
+        use: what it computes.
+        weight: of a product with a quantised weight, that weight as the program has it and as kernels read it.
+    """
+
+    node: fx.Node
+    tensors: tuple[fx.Node, ...]
+    use: Use
+    weight: tuple[Token, Token] | None = None
+
+    @property
+    def weight_nodes(self) -> tuple[fx.Node, ...]:
+        """The tensors of the quantised weight."""
+        if self.weight is None:
+            return ()
+        return tuple(self.node.args[1])  # type: ignore[arg-type]
+
+
+def found_in(node: fx.Node, size: OpenSize) -> Found:
+    """``node``, which is ours, as a program.
+
+    Raises:
+        UnsupportedError: a package cannot hold it.
+    """
+    if node.target.name() == "jitgen::linear":  # type: ignore[union-attr]
+        return _linear_in(node, size)
+    tensors, integers, floats, text = node.args
+    if not all(isinstance(number, (int, float)) for number in (*integers, *floats)):  # type: ignore[misc]
+        raise UnsupportedError(f"{parsed(str(text)).graph.name}: a package takes no numbers that vary; pass a tensor")
+    program = parsed(str(text))
+    nodes: tuple[fx.Node, ...] = tuple(tensors)  # type: ignore[arg-type]
+    numbers = tuple(program.numbers(integers, floats))  # type: ignore[arg-type]
+    if not nodes:
+        raise UnsupportedError(f"{program.graph.name}: an operator of a package reads at least one tensor")
+    return Found(node, nodes, Use(program, _described(nodes, size), numbers))
+
+
+def _linear_in(node: fx.Node, size: OpenSize) -> Found:
+    x, parts, bias, text = node.args
+    nodes = tuple(each for each in (x, *parts, bias) if isinstance(each, fx.Node))  # type: ignore[misc]
+    device = x.meta["val"].device  # type: ignore[union-attr]
+    resolver = Resolver(_linear if bias is None else _linear_with_bias, Routing("linear", None, None))
+    route = resolver.routing.on_device(device)
+    now = from_text(str(text), device)
+    wanted = now.replace(layout=weights.LAYOUTS[route.backend])
+    whole = tuple(torch.empty_like(part.meta["val"], device="meta") for part in parts)  # type: ignore
+    converted = weights.converted(whole, now, wanted.layout)
+
+    def tensors(value: int) -> list[torch.Tensor]:
+        ends = [size.tensor(value, each.meta["val"]) for each in (x, bias) if isinstance(each, fx.Node)]
+        return [ends[0], *converted, *ends[1:]]
+
+    first, *rest = tensors(size.values[-1])
+    arguments = (first, QuantizedLeaves(converted, wanted), *rest[len(converted) :])
+    leaves, tree = pytree.tree_flatten((arguments, {}))
+    traced, _, _ = resolver.specialize(leaves, tree, leaves, [], device, route, runs=False)
+    program = Program(traced.traced.graph, "", *resolver.routing.requested, resolver.routing.is_batch_invariant)
+    return Found(node, nodes, Use(program, tensors, ()), (now, wanted))
+
+
+def _described(nodes: Sequence[fx.Node], size: OpenSize) -> Any:
+    values = [node.meta["val"] for node in nodes]
+    return lambda value: [size.tensor(value, each) for each in values]
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight)
+
+
+def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight, bias)

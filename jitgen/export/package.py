@@ -1,0 +1,172 @@
+"""``jitgen.package``: an exported program as a package of AOTInductor, which runs without Python.
+
+Each operator of jitgen's becomes a C++ operator of the package's own (``nodes.py``, ``table.py``, ``source.py``,
+``build.py``). Inductor compiles the rest of the program, and links the operators into the model's library, so that the
+package is one file, and whoever loads it needs nothing of jitgen.
+"""
+
+from __future__ import annotations
+
+import operator as operator_module
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from jitgen import scratch
+from jitgen.call.signature import environment_of
+from jitgen.errors import UnsupportedError
+from jitgen.export import source
+from jitgen.export.build import Kernels, object_of
+from jitgen.export.nodes import Found, found_in, is_ours, open_size
+from jitgen.export.table import Table, table_of
+from jitgen.ir import symbols
+from jitgen.quant import weights
+from jitgen.spec import DTYPES, digest
+
+
+def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str], **options: Any) -> str:
+    """Write ``program`` to ``path`` as a package that ``torch._inductor.aoti_load_package`` and C++ load.
+
+    Its generated kernels are C++ operators in it; a process that runs it needs neither jitgen nor a compiler. Weights
+    of quantised layers are in the layout that kernels read.
+
+    Args:
+        program: what ``torch.export.export`` returned, on the CPU or one GPU. One size may be open, with at most 4096
+            values: ``torch.export.Dim("rows", min=2, max=512)``.
+        path: ends in ``.pt2``.
+        options: configuration of Inductor, such as ``max_autotune=True``.
+
+    Returns:
+        the path.
+
+    Raises:
+        UnsupportedError: the program draws random numbers, leaves several sizes open, or is on several devices.
+        CompileError: a kernel, or the operators, do not compile.
+    """
+    plain = program.run_decompositions({})
+    size = open_size(plain)
+    found = [found_in(node, size) for node in plain.graph.nodes if is_ours(node)]
+    _check_inner(plain.graph_module)
+    device = _device(found)
+    kernels = Kernels()
+    indices: dict[Any, int] = {}
+    tables: list[Table] = []
+    users: list[tuple[Found, int]] = []
+    for each in found:
+        route = each.use.program.routing.on_device(device)
+        table = table_of(each.use, size.values, route, kernels)
+        if table not in indices:
+            indices[table] = len(tables)
+            tables.append(table)
+        users.append((each, indices[table]))
+    if not tables:
+        return _compiled(plain, path, options)
+    key = device.type.upper()
+    body = source.operators_source("package", tables, kernels.refs.values(), key)
+    namespace = f"jitgen_{digest([body, source.header()])[:16]}"
+    text = source.operators_source(namespace, tables, kernels.refs.values(), key)
+    with _defined(namespace, users), scratch.directory() as directory, _found_by_the_linker(str(directory)):
+        _convert_weights(plain, found)
+        _replace(plain.graph, users, namespace)
+        plain.graph_module.recompile()
+        name = f"{namespace}.o"
+        (directory / name).write_bytes(object_of(text, kernels))
+        return _compiled(plain, path, {**options, "aot_inductor.custom_op_libs": [f":{name}"]})
+
+
+def _compiled(program: torch.export.ExportedProgram, path: Any, options: dict[str, Any]) -> str:
+    from torch._inductor import aoti_compile_and_package
+
+    return str(aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=options))
+
+
+def _check_inner(module: fx.GraphModule) -> None:
+    for inner in module.modules():
+        if inner is not module and isinstance(inner, fx.GraphModule) and any(map(is_ours, inner.graph.nodes)):
+            raise UnsupportedError("a package has no kernels of jitgen within torch.cond and other inner graphs yet")
+
+
+def _device(found: Sequence[Found]) -> torch.device:
+    devices = {node.meta["val"].device for each in found for node in each.tensors}
+    if len(devices) > 1:
+        raise UnsupportedError(f"a package is for one device, and this program is on {', '.join(map(str, devices))}")
+    device = next(iter(devices), torch.device("cpu"))
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def _convert_weights(program: torch.export.ExportedProgram, found: Sequence[Found]) -> None:
+    """Put quantised weights into the layout that kernels read."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    ours = {each.node for each in found}
+    for nodes, (now, wanted) in {each.weight_nodes: each.weight for each in found if each.weight is not None}.items():
+        if any(node.name not in names or not ours.issuperset(node.users) for node in nodes):
+            raise UnsupportedError(
+                "a package holds quantised weights that are parameters of the model, and that products alone read"
+            )
+        if now.layout == wanted.layout:
+            continue
+        tensors = tuple(program.state_dict[names[node.name]].detach() for node in nodes)
+        for node, tensor in zip(nodes, weights.converted(tensors, now, wanted.layout), strict=True):
+            program.state_dict[names[node.name]] = torch.nn.Parameter(tensor, requires_grad=False)
+            node.meta["val"] = node.meta["val"].fake_mode.from_tensor(tensor, static_shapes=True)
+
+
+def _replace(graph: fx.Graph, users: Sequence[tuple[Found, int]], namespace: str) -> None:
+    """Call the package's operators in ``graph``."""
+    for found, index in users:
+        node = found.node
+        operator = getattr(getattr(torch.ops, namespace), f"call{index}").default
+        results = node.meta["val"]
+        with graph.inserting_before(node):
+            new = graph.call_function(operator, (list(found.tensors),))
+            new.meta["val"] = results if isinstance(results, (list, tuple)) else [results]
+            if not isinstance(results, (list, tuple)):
+                new = graph.call_function(operator_module.getitem, (new, 0))
+                new.meta["val"] = results
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+@contextmanager
+def _defined(namespace: str, users: Sequence[tuple[Found, int]]) -> Iterator[None]:
+    """A context in which torch's tracers know the operators. The package itself defines them where it is loaded."""
+    library = torch.library.Library(namespace, "FRAGMENT")
+    for index, found in {index: found for found, index in users}.items():
+        library.define(source.schema(f"call{index}"))
+        torch.library.register_fake(f"{namespace}::call{index}", _shapes(found), lib=library)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _shapes(found: Found) -> Any:
+    program, numbers = found.use.program, found.use.numbers
+
+    def shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        environment = environment_of(tensors, numbers)
+        return [
+            tensors[0].new_empty([symbols.evaluate(size, environment) for size in node.shape], dtype=DTYPES[node.dtype])
+            for node in program.graph.outputs
+        ]
+
+    return shapes
+
+
+@contextmanager
+def _found_by_the_linker(directory: str) -> Iterator[None]:
+    """A context in which ``-l`` finds files in ``directory``."""
+    before = os.environ.get("LIBRARY_PATH")
+    os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, (directory, before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LIBRARY_PATH"]
+        else:
+            os.environ["LIBRARY_PATH"] = before

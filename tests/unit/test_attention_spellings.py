@@ -1,0 +1,132 @@
+"""Attention as models write it: each form is one kernel that walks the keys, equal to the same function in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import jitgen
+from tests.attention import INF, failure, operands, sample
+
+BATCH, HEADS, ROWS, KEYS, DEPTH = 2, 4, 21, 37, 16
+
+
+def _rows_and_keys() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(ROWS)[:, None], torch.arange(KEYS)
+
+
+def relative_to_the_maximum_with_sinks(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+    scores = q @ k.mT * 0.25
+    both = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(BATCH, -1, ROWS, -1)], -1)
+    both = both - both.max(dim=-1, keepdim=True).values
+    return torch.softmax(both, -1)[..., :-1] @ v
+
+
+def exponentials_and_their_sum(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k.mT * 0.25
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return ((powers @ v) / powers.sum(-1, keepdim=True)).transpose(1, 2)
+
+
+def powers_of_two(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k.mT * 0.36
+    powers = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    return powers @ v / powers.sum(-1, keepdim=True)
+
+
+def log_softmax(q: Any, k: Any, v: Any) -> Any:
+    return torch.log_softmax(q @ k.mT * 0.25, -1).exp() @ v
+
+
+def without_nan(q: Any, k: Any, v: Any) -> Any:
+    i, j = _rows_and_keys()
+    scores = (q @ k.mT).masked_fill(j > i - 3, -INF)
+    return torch.nan_to_num(torch.softmax(scores, -1)) @ v
+
+
+def factors_of_keys(q: Any, k: Any, v: Any, factors: Any) -> Any:
+    return (torch.softmax(q @ k.mT * 0.25, -1) * factors[:, None, None, :]) @ v
+
+
+def keys_masked_afterwards(q: Any, k: Any, v: Any, factors: Any) -> Any:
+    weights = torch.softmax(q @ k.mT * 0.25, -1)
+    return weights.masked_fill(factors[:, None, None, :] < 0, 0.0) / (1 + factors[:, None, None, :].abs()) @ v
+
+
+def one_query(q: Any, k: Any, v: Any) -> Any:
+    weights = torch.softmax(torch.einsum("bhd,bhnd->bhn", q[:, :, 0], k) * 0.25, -1)
+    return torch.einsum("bhn,bhne->bhe", weights, v)
+
+
+def batch_and_heads_together(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    flat = [x.reshape(BATCH * HEADS, -1, x.shape[-1]) for x in (q, k, v)]
+    scores = torch.bmm(flat[0], flat[1].mT).view(BATCH, HEADS, ROWS, KEYS) * 0.25 + bias
+    weights = torch.softmax(scores, -1).view(BATCH * HEADS, ROWS, KEYS)
+    return torch.bmm(weights, flat[2])
+
+
+def windows(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = (q @ k.mT).view(BATCH // 2, 2, HEADS, ROWS, KEYS) + mask[:, None]
+    return torch.softmax(scores.view(-1, HEADS, ROWS, KEYS), -1) @ v
+
+
+FORMS: dict[Callable[..., Any], tuple[int, ...] | None] = {
+    relative_to_the_maximum_with_sinks: (HEADS,),
+    exponentials_and_their_sum: None,
+    powers_of_two: None,
+    log_softmax: None,
+    without_nan: None,
+    factors_of_keys: (BATCH, KEYS),
+    keys_masked_afterwards: (BATCH, KEYS),
+    one_query: None,
+    batch_and_heads_together: (BATCH, HEADS, 1, KEYS),
+    windows: (2, ROWS, KEYS),
+}
+"""Functions, and the shapes of what they take beside queries, keys and values."""
+
+
+@pytest.mark.quick(where=lambda form: form in (relative_to_the_maximum_with_sinks, factors_of_keys, one_query))
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_forms(form: Callable[..., Any]) -> None:
+    shape = FORMS[form]
+    args = (*operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24), *([] if shape is None else [sample(shape)]))
+    compiled = jitgen.jit(form)
+    low = compiled.lower(*args)
+    assert len(low.kernels) == 1, low.explain()
+    assert "keys of a row walked once" in low.explain()
+    found, wanted = compiled(*args), form(*(arg.double() for arg in args))
+    # Factors of keys are at most 4 here, and each has a rounding of its own.
+    assert failure(found, wanted, args[0], args[1], 4 * args[2]) is None
+
+
+def test_codes_whose_scales_multiply_scores_and_weights() -> None:
+    def attend(q: Any, k: Any, v: Any, of_k: Any, of_v: Any) -> Any:
+        scores = (q @ k.to(q.dtype).mT) * of_k[:, :, None, :] * DEPTH**-0.5
+        return (torch.softmax(scores, -1) * of_v[:, :, None, :]) @ v.to(q.dtype)
+
+    q = sample((BATCH, HEADS, 1, DEPTH))
+    k, v = (torch.randint(-127, 128, (BATCH, HEADS, KEYS, DEPTH), dtype=torch.int8) for _ in range(2))
+    scales = sample((BATCH, HEADS, KEYS)).abs() * 0.02
+    compiled = jitgen.jit(attend)
+    assert len(compiled.lower(q, k, v, scales, scales).kernels) == 1
+    wanted = attend(q.double(), k, v, scales.double(), scales.double())
+    values = v * scales[..., None]
+    assert failure(compiled(q, k, v, scales, scales), wanted, q, k * scales[..., None], values) is None
+
+
+def test_a_sum_that_another_kernel_needs_is_not_one_kernel() -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.mT
+        powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+        total = powers.sum(-1, keepdim=True)
+        return powers @ v / total, torch.cumsum(total, 2)
+
+    args = operands((1, 2), ROWS, KEYS, DEPTH, DEPTH)
+    compiled = jitgen.jit(attend)
+    found, wanted = compiled(*args), attend(*(arg.double() for arg in args))
+    for each, reference in zip(found, wanted, strict=True):
+        torch.testing.assert_close(each.double(), reference, atol=1e-4, rtol=1e-5)
+    assert "used by another kernel" in compiled.lower(*args).explain()
