@@ -289,7 +289,7 @@ def _single(operand: Operand, layout: Layout, splits: int = 1) -> dict[str, Any]
     }
 
 
-def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule) -> dict[str, Any]:
+def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
     """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``."""
     at = row_offset(operand, layout, "task.at{}")
     if schedule.splits > 1 and operand.role == "store":
