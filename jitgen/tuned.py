@@ -12,6 +12,7 @@ ignored as a whole, with a warning. The digest of the row that was taken is a pa
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -49,26 +50,51 @@ class Row:
         chip: on which it was measured, as ``jitgen/chips.py`` names it.
         dialect: of the kernel.
         problem: the facts of the problem.
-        mainloop: the class of the schedule.
-        fields: fields of the schedule, by name, that tell it from other candidates.
+        schedules: the schedule, or the two of which a launch takes one.
         digest: sha256 of all of these.
     """
 
     chip: str
     dialect: str
     problem: Mapping[str, Any]
-    mainloop: str
-    fields: Mapping[str, Any]
+    schedules: tuple[Selection, ...]
 
     @functools.cached_property
     def digest(self) -> str:
         return digest(asdict(self))
 
     def selects(self, candidate: Any) -> bool:
-        """Whether ``candidate`` is the row's schedule."""
+        """Whether ``candidate`` is the row's schedule, or consists of the row's two in any order (``tilings``)."""
+        tilings = getattr(candidate, "tilings", (candidate,))
+        orders = itertools.permutations(self.schedules)
+        return len(tilings) == len(self.schedules) and any(
+            all(map(Selection.selects, order, tilings)) for order in orders
+        )
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.schedules))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One schedule among a family's candidates.
+
+    Attributes:
+        mainloop: its class.
+        fields: fields of it, by name, that tell it from other candidates.
+    """
+
+    mainloop: str
+    fields: Mapping[str, Any]
+
+    def selects(self, candidate: Any) -> bool:
+        """Whether ``candidate`` is this schedule."""
         if type(candidate).__name__ != self.mainloop:
             return False
         return all(_equal(getattr(candidate, name, None), value) for name, value in self.fields.items())
+
+    def __str__(self) -> str:
+        return f"{self.mainloop} {dict(self.fields)}"
 
 
 def find(family: str, target: str, chip: str, dialect: str, problem: Mapping[str, Any]) -> Row | None:
@@ -148,17 +174,21 @@ def _check(content: Any, target: str, family: str) -> tuple[Row, ...]:
 def _row(field: Field) -> Row:
     chip, dialect, problem, schedule, measured = field.members("chip", "dialect", "problem", "schedule", "measured")
     _measurement(measured)
-    fields = _object_of_values(schedule)
-    mainloop = fields.pop("mainloop", None)
-    if not isinstance(mainloop, str):
-        schedule.refuse("lacks the name of its class, mainloop")
+    selections = schedule.items(2, least=2) if isinstance(schedule.value, list) else [schedule]
     return Row(
         chip.text(_TEXT, "the name of a chip"),
         dialect.one_of(("cpp", "cuda", "triton")),
         _object_of_values(problem),
-        mainloop,
-        fields,
+        tuple(map(_selection, selections)),
     )
+
+
+def _selection(field: Field) -> Selection:
+    fields = _object_of_values(field)
+    mainloop = fields.pop("mainloop", None)
+    if not isinstance(mainloop, str):
+        field.refuse("lacks the name of its class, mainloop")
+    return Selection(mainloop, fields)
 
 
 def _measurement(field: Field) -> None:

@@ -12,6 +12,8 @@ from jitgen.codegen.environment import family_folder, headers, packages
 from jitgen.spec import KernelSource, Target
 
 ENTRY = "wgmma"
+INSTRUCTIONS = {48: 2, 80: 2, 112: 2, 160: 2, 224: 2}
+"""The n's that take two instructions."""
 
 _EPILOGUE = """
 struct Epilogue {{
@@ -90,7 +92,7 @@ class Quantized:
     @property
     def wgmmas(self) -> int:
         """In the kernel's text: a stage's steps of 16 k's, for each 64 rows of the weight."""
-        return 4 * self.span * self.blocks
+        return 4 * self.span * self.blocks * INSTRUCTIONS.get(self.tokens, 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -99,7 +101,7 @@ class Quantized:
         parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
         side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
-        chunk = 16 if self.tokens == 16 else 32 // self.contractions
+        chunk = 16 if self.tokens % 32 else 32 // self.contractions
         staging = self.warpgroups * self.contractions * chunk * 68 * 4
         return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
 
@@ -164,7 +166,7 @@ class Dense:
 
     @property
     def wgmmas(self) -> int:
-        return 4 * self.contractions
+        return 4 * self.contractions * INSTRUCTIONS.get(self.columns // self.across, 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -240,6 +242,12 @@ QUANTIZED = (
     Quantized(tokens=64, element="float16", group=64),
     Quantized(tokens=64, element="float16", format="uint4", group=0),
     Quantized(tokens=64, element="float16", format="int8", group=0),
+    Quantized(tokens=48, blocks=1, span=2, stages=4, trimmed=True),
+    Quantized(tokens=80, warpgroups=1, resident=2, stages=4, most_splits=3, trimmed=True),
+    Quantized(tokens=112, warpgroups=3, blocks=1, stages=5, regions=2),
+    Quantized(tokens=160, warpgroups=1, blocks=1, resident=2, stages=4),
+    Quantized(tokens=224, blocks=1, stages=5, raster=2),
+    Quantized(tokens=64, warpgroups=1, blocks=1, resident=3, span=2, stages=3, most_splits=8),
 )
 DENSE = (
     Dense(),
@@ -258,4 +266,9 @@ DENSE = (
     Dense(regions=2, contractions=2, columns=64, multicast=2, transposed=False),
     Dense(down=1, across=2, columns=128, resident=2, stages=3, element="float16"),
     Dense(down=1, across=2, columns=64, multicast=2, stages=8, staged=32),
+    Dense(columns=224, stages=4, staged=32),
+    Dense(columns=160, stages=5, most_splits=4, trimmed=True, staged=32),
+    Dense(columns=80, stages=5, contractions=2, staged=32),
+    Dense(down=1, across=1, columns=160, resident=2, stages=3, staged=32),
+    Dense(down=1, across=1, columns=64, resident=3, stages=4, most_splits=8, staged=32, regions=2),
 )

@@ -261,6 +261,10 @@ def _plain_body(
     return BodyBuilder(shapes, scalars).lower(region, numbers)
 
 
+def _keep_schedule(kernel: Kernel, geometries: Sequence[Any], schedule: Any, device: Device) -> Any:
+    return schedule
+
+
 def _keep_kernel(kernel: Kernel, environment: Mapping[str, Any], device: Device) -> KernelRewrite | None:
     return None
 
@@ -304,8 +308,8 @@ class Family:
             a copy first.
         candidates: ``(problem, device) -> schedules``, at least one: frozen values.
         render: ``(kernel, layouts, schedule, device, compiler) -> (source, line origins)``.
-        launch: ``(kernel, layouts, geometries, schedule, device) -> LaunchShape``.
-        arguments: ``(kernel, layouts, geometries, schedule, device) -> Arguments``.
+        launch: ``(kernel, layouts, geometries, settled schedule, device) -> LaunchShape``.
+        arguments: ``(kernel, layouts, geometries, settled schedule, device) -> Arguments``.
         work: ``(kernel, geometries, schedule) -> Work``.
         explain: ``(kernel, layouts, schedule, device) -> lines``, the first a title.
         problem: ``(kernel, layouts, geometries, device) -> problem``: what a schedule may depend on.
@@ -313,6 +317,8 @@ class Family:
             equals the first.
         facts: ``(problem, device) -> facts`` by which measured choices tell problems apart (``tuned.py``): numbers,
             text and arrays of these, by name. None where the family takes no measured choices.
+        settle: ``(kernel, geometries, schedule, device) -> settled schedule``: what the sizes of a call decide that the
+            schedule leaves open, such as which of two entries it launches; the schedule itself where nothing is open.
         rewrite_values: ``(values, partition) -> values``.
         merge: ``(region, other, result) -> Region`` that computes both, the other's result as number ``result``; None
             where they stay two.
@@ -343,6 +349,7 @@ class Family:
     problem: Callable[[Kernel, Sequence[Any], Sequence[Any], Device], Any] = _plain_problem
     cost: Callable[[Any, Any, Device], float] = _no_cost
     facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
+    settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
     rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
     merge: Callable[[Region, Region, int], Region | None] = _never_merge
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
@@ -371,6 +378,6 @@ class Family:
             chosen = next((candidate for candidate in found if row.selects(candidate)), None)
             if chosen is not None:
                 return Choice(chosen, row.digest)
-            text = f"a measured choice for {device.target} names no candidate: {row.mainloop} {dict(row.fields)}"
+            text = f"a measured choice for {device.target} names no candidate: {row}"
             warnings.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
         return Choice(min(found, key=lambda each: self.cost(problem, each, device)) if len(found) > 1 else found[0])

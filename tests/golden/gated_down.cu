@@ -93,7 +93,7 @@ jitgen_gated_down(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, ji
 }
 
 // jitgen 0.1.0: gated_down_1, template gemm/gemm.cu.j2
-// target sm_90a: rows mainloop, tiles of 8 x 32, 512 of K a step, 16 warps a block, 2 stages, 65536 bytes of shared memory
+// target sm_90a: rows mainloop, tiles of 8 x 32, 512 of K a step, 8 warps a block, 4 stages, 65536 bytes of shared memory
 // stages: contract over k; map
 // (rows, columns) over K: load bfloat16 full, x bfloat16 k, weight bfloat16 k, store bfloat16 full
 #include <jitgen/storage.cuh>
@@ -132,14 +132,14 @@ struct Epilogue0 {
     }
   }
 };
-using Config0 = jitgen::MmaConfig<1, 8, 1, 2, 8, 1, 2, 4, 1, false>;
+using Config0 = jitgen::MmaConfig<1, 8, 2, 1, 8, 1, 4, 4, 1, false>;
 using Weight0 = jitgen::DenseRows<jitgen::bfloat16, false>;
 constexpr int tokens = 8;  // of a block: rows of x
 constexpr int rows = 32;  // and of a weight
 constexpr int split = 1;
 static_assert(jitgen::MmaShared<Config0>::bytes == 65536, "shared memory as the launch has it");
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(256)
 jitgen_gated_down_1(const jitgen::bfloat16* p0_0, const jitgen::bfloat16* p0_1, const jitgen::bfloat16* p0_2, jitgen::bfloat16* p0_3, Index m, Index k, Index n0, Index s0_0_0, Index s0_1_0, Index s0_2_0, Index s0_3_0) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int m_blocks = int((m + tokens - 1) / tokens);

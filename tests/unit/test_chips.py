@@ -6,11 +6,14 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jitgen
 from jitgen import chips
 from jitgen.chips import CHIPS, H100, H200, L4, Chip
 from jitgen.device import Device
+from jitgen.families import registry
+from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.families.reduction.schedule import Occupancy, occupancy
 from jitgen.lowering import Route
 from jitgen.spec import CPU_LEVELS, Target
@@ -74,3 +77,29 @@ def test_a_request_key_depends_on_the_numbers_of_the_model_s_chip() -> None:
 def test_the_clock_of_a_chip_that_was_not_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="NVIDIA L4"):
         assert L4.microsecond_cycles
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.parametrize(
+    "chip", [chip for chip in CHIPS if chip.targets[0].startswith("sm_")], ids=lambda chip: chip.name
+)
+def test_no_candidate_needs_more_shared_memory_than_a_chip_has(chip: Chip, format: str | None) -> None:
+    """Of a product of any number of rows, one and two weights, long and short K."""
+    target = Target("cuda", chip.targets[0])
+    device = Device(target, "cuda", chip)
+    for rows, columns, length in ((1, 4096, 4096), (8, 256, 8192), (16, 28672, 4096), (64, 256, 8192), (777, 72, 384)):
+        weight = jitgen.TensorSpec((columns, length), torch.bfloat16, format=format, group_size=128 if format else None)
+        for function, count in ((F.linear, 1), (_swiglu, 2)):
+            x = jitgen.TensorSpec((rows, length), torch.bfloat16)
+            low = jitgen.jit(function, backend="cuda").lower(x, *[weight] * count, target=target.arch).lowered
+            kernel, layouts, geometries = low.program.kernels[0], low.layouts[0], low.laid_out.geometries[0]
+            family = registry.of(kernel)
+            for candidate in family.candidates(family.problem(kernel, layouts, geometries, device), device):
+                for tiling in getattr(candidate, "tilings", (candidate,)):
+                    shared_bytes, resident = tiling.shared_bytes, getattr(tiling, "resident", 1)
+                    assert shared_bytes <= chip.shared_bytes, str(tiling)
+                    assert resident * (shared_bytes + RESERVED_BYTES) <= chip.multiprocessor_shared_bytes, str(tiling)
+
+
+def _swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)

@@ -25,6 +25,7 @@ from jitgen.families.gemm.mainloops import (
     TritonTokens,
     TritonWeights,
     WgmmaDense,
+    WgmmaPair,
     WgmmaQuantized,
     blocks,
 )
@@ -40,7 +41,8 @@ CHOSEN: list[tuple[type, int, str, str | None, bool, str]] = [
     (Stream, 1, "float32", None, False, "sm_80"),
     (StreamOuter, 1, "float32", None, True, "sm_80"),
     (Simt, 64, "float32", None, False, "sm_80"),
-    (WgmmaQuantized, 64, "bfloat16", "int4", False, "sm_90a"),
+    (WgmmaQuantized, 512, "bfloat16", "int4", False, "sm_90a"),
+    (WgmmaPair, 1000, "bfloat16", "int4", False, "sm_90a"),
     (WgmmaDense, 512, "bfloat16", None, False, "sm_90a"),
     (TritonTokens, 512, "bfloat16", None, False, "gfx942"),
     (TritonWeights, 64, "bfloat16", "int4", False, "gfx942"),
@@ -66,10 +68,13 @@ def test_every_mainloop_is_chosen_and_described(
     schedule = schedule_of(rows, dtype, format, transposed, target)
     assert type(schedule) is cls
     text = str(schedule)
-    assert text.startswith(f"{schedule.path} mainloop, tiles of {schedule.block_m} x {schedule.block_n}, ")
+    tiling = schedule.first if isinstance(schedule, WgmmaPair) else schedule
+    assert text.startswith(f"{schedule.path} mainloop, tiles of {tiling.block_m} x {tiling.block_n}, ")
     assert "64-bit" not in text
-    assert "64-bit indices" in str(replace(schedule, wide=True))
-    assert plain(schedule) != plain(replace(schedule, wide=True))
+    wide = replace(tiling, wide=True)
+    wide = WgmmaPair(wide, wide) if isinstance(schedule, WgmmaPair) else wide
+    assert "64-bit indices" in str(wide)
+    assert plain(schedule) != plain(wide)
 
 
 def test_every_class_is_covered() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from jitgen import tuned
 from jitgen._data import data_directory
 from jitgen.deploy import manifest
 from jitgen.errors import CacheError, CacheMissError, CacheWarning
-from jitgen.families.gemm.mainloops import WgmmaQuantized
+from jitgen.families import registry
+from jitgen.families.gemm.mainloops import WgmmaPair, WgmmaQuantized
 from jitgen.lowering import Route
 from jitgen.spec import Target
 
@@ -69,7 +71,8 @@ def test_the_shipped_row_wins_over_the_model(monkeypatch: pytest.MonkeyPatch, tm
     assert model.lowered.choices[0].row == ""
     (ours,), (theirs,) = chosen.lowered.schedules, model.lowered.schedules
     assert isinstance(ours, WgmmaQuantized)
-    assert (ours.blocks_of_rows, theirs.blocks_of_rows) == (2, 1)
+    assert (ours.tokens, ours.blocks_of_rows) == (64, 2)
+    assert theirs != ours
     assert chosen.key != model.key
     assert chosen.source != model.source
 
@@ -80,6 +83,23 @@ def test_every_shipped_row_is_taken() -> None:
             assert path.stem == "gemm", "this test makes products only"
             low = lowered(row.problem["rows"], row.problem["columns"][0], row.problem["length"], path.parent.name)
             assert low.lowered.choices[0].row == row.digest
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_row_can_name_two_tilings(order: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A launch takes one of them, whichever order the row has them in."""
+    model = lowered(64, 1024, 512).lowered
+    family, device = registry.named("gemm"), model.route.device
+    problem = family.problem(model.program.kernels[0], model.layouts[0], model.laid_out.geometries[0], device)
+    wanted = [each for each in family.candidates(problem, device) if isinstance(each, WgmmaPair)][-1]
+    assert wanted != model.schedules[0]
+    named = [{"mainloop": type(each).__name__} | dataclasses.asdict(each) for each in wanted.tilings[::order]]
+    write(tmp_path, table(schedule=named))
+    monkeypatch.setenv("JITGEN_TUNED", str(tmp_path))
+    chosen = lowered(64, 1024, 512)
+    assert chosen.lowered.schedules == (wanted,)
+    assert chosen.lowered.choices[0].row
+    assert chosen.source.count('extern "C"') == 2
 
 
 def test_a_row_is_for_its_problem_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -151,6 +171,8 @@ BAD: dict[str, Any] = {
     "a dialect": table(dialect="python"),
     "a chip": table(chip=3),
     "no mainloop": table(schedule={"tokens": 64}),
+    "an array of one schedule": table(schedule=[{"mainloop": "WgmmaQuantized"}]),
+    "three schedules": table(schedule=[{"mainloop": "WgmmaQuantized"}] * 3),
     "a mainloop that is no text": table(schedule={"mainloop": 64}),
     "a field's name": table(schedule={"mainloop": "WgmmaQuantized", "__class__ x": 1}),
     "a nested field": table(schedule={"mainloop": "WgmmaQuantized", "tokens": {"of": 1}}),

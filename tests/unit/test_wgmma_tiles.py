@@ -23,6 +23,7 @@ from jitgen.families.gemm.schedule import bucket, fewest_rows
 from jitgen.families.gemm.wgmma import tiles_of
 from jitgen.families.gemm.wgmma_model import tile_rounds
 from jitgen.families.gemm.wgmma_tiles import (
+    MOST_SUMS,
     WGMMA_SIZES,
     DenseTiles,
     DenseWeights,
@@ -102,7 +103,8 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
     assert tiles.tokens in WGMMA_SIZES
     assert tiles.span == 1 or bits == 4
     assert tiles.most_splits in H200.resident_clusters
-    assert tiles.tokens >= min(rows, 64)
+    assert tiles.blocks * tiles.tokens <= MOST_SUMS[tiles.warpgroups, tiles.resident]
+    assert light or tiles.warpgroups * tiles.resident <= 2
     assert splits_and_microseconds(tiles, rows, weights)[0] <= tiles.most_splits
 
 

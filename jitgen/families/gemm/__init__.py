@@ -39,6 +39,7 @@ FAMILY = Family(
     cost=deferred(__name__, "schedule.cost"),
     facts=deferred(__name__, "schedule.facts"),
     render=deferred(__name__, "render.render"),
+    settle=deferred(__name__, "launch.settle"),
     launch=deferred(__name__, "launch.launch"),
     arguments=deferred(__name__, "launch.arguments"),
     work=deferred(__name__, "launch.work"),

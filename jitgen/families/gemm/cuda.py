@@ -31,8 +31,10 @@ from jitgen.families.gemm.mainloops import (
     StreamOuter,
     WgmmaDense,
     WgmmaMainloop,
+    WgmmaPair,
     WgmmaQuantized,
     WgmmaSchedule,
+    WgmmaTiling,
 )
 from jitgen.families.gemm.schedules.cuda_shape import Shape, shape_of
 from jitgen.families.operands import ACCESS_BYTES, item_size
@@ -52,7 +54,7 @@ def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Template context and source options; see ``gemm/render.py``."""
-    if isinstance(schedule, WgmmaMainloop):
+    if isinstance(schedule, WgmmaMainloop | WgmmaPair):
         return _mapped(kernel, layouts, schedule, products)
     assert isinstance(schedule, BlockMainloop)
     first = products.regions[0].contractions[0]
@@ -185,7 +187,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     first = products.regions[0].contractions[0]
     assert first.x is not None
     count = len(products.regions[0].contractions)
-    quantised = isinstance(schedule, WgmmaQuantized)
+    quantised = isinstance(schedule.tilings[0], WgmmaQuantized)
     planes = quantised and not formats.find(first.contraction.format or "").tiled
     names = [f"map{number}" for number in range(1 + count * len(products.regions))]
     parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
@@ -263,7 +265,7 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
     return lines if moved else []
 
 
-def _mapped_config(schedule: WgmmaSchedule, products: GemmContext) -> Iterator[tuple[str, str, str]]:
+def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tuple[str, str, str]]:
     """(type, name, value) of each member of the mainloop's Config."""
     first = products.regions[0].contractions[0]
     count = len(products.regions[0].contractions)

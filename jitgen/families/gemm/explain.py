@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jitgen.device import Device
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, WgmmaMainloop
+from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, WgmmaMainloop, WgmmaPair
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
@@ -17,13 +17,16 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     count = sum(len(body.contractions) for body in kernel.bodies)
     products = f", {count} products of one activation" if count > 1 else ""
     ranges = kernel.bodies[0].contractions[0].k_splits
-    tile = f"tiles of {schedule.block_m} x {schedule.block_n}, {schedule.block_k} of K at a time"
     where = "in the same kernel" if ranges == 1 else "in the kernel that follows"
-    lines = [f"matrix product by the {schedule.path} mainloop{products}, the epilogue {where}", tile]
-    if isinstance(schedule, BlockMainloop | WgmmaMainloop) and schedule.cluster_k_splits > 1:
-        blocks = f"{schedule.cluster_k_splits} blocks of a cluster"
-        number = f"at most {blocks}; a launch chooses how many" if isinstance(schedule, WgmmaMainloop) else blocks
-        lines.append(f"K is split over {number}; their sums are added in order before the epilogue")
+    lines = [f"matrix product by the {schedule.path} mainloop{products}, the epilogue {where}"]
+    for tiling in schedule.tilings if isinstance(schedule, WgmmaPair) else (schedule,):
+        lines.append(f"tiles of {tiling.block_m} x {tiling.block_n}, {tiling.block_k} of K at a time")
+        if isinstance(tiling, BlockMainloop | WgmmaMainloop) and tiling.cluster_k_splits > 1:
+            blocks = f"{tiling.cluster_k_splits} blocks of a cluster"
+            number = f"at most {blocks}; a launch chooses how many" if isinstance(tiling, WgmmaMainloop) else blocks
+            lines.append(f"K is split over {number}; their sums are added in order before the epilogue")
+    if isinstance(schedule, WgmmaPair):
+        lines.append("a launch takes the tiles that are estimated to be faster for its rows")
     if ranges > 1:
         lines.append(
             f"K is split over {ranges} blocks, because there are few tiles: their sums go to a "

@@ -16,8 +16,10 @@ from jitgen.families.gemm.mainloops import (
     BlockMainloop,
     GemmSchedule,
     TritonMainloop,
+    WgmmaLaunch,
     WgmmaMainloop,
-    WgmmaSchedule,
+    WgmmaPair,
+    WgmmaTiling,
     blocks,
 )
 from jitgen.families.operands import MappedTensor, item_size, pointwise_flops
@@ -56,14 +58,23 @@ def integer_names(kernel: Kernel, layouts: Sequence[GemmLayout]) -> Iterator[tup
                 yield f"b{region}_{index}_{dim}", "batch stride", region, index, dim
 
 
+def settle(
+    kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule, device: Device
+) -> GemmSchedule | WgmmaLaunch:
+    """What one launch takes of ``schedule``: of the wgmma mainloops a tiling, and the number of blocks that share K."""
+    if isinstance(schedule, WgmmaMainloop | WgmmaPair):
+        return wgmma.for_launch(schedule, kernel.bodies, geometries, device.model)
+    return schedule
+
+
 def arguments(
     kernel: Kernel,
     layouts: Sequence[GemmLayout],
     geometries: Sequence[GemmGeometry],
-    schedule: GemmSchedule,
+    schedule: GemmSchedule | WgmmaLaunch,
     device: Device,
 ) -> Arguments:
-    """The arguments of one launch."""
+    """The arguments of one launch, of what ``settle`` returned."""
     pointers = tuple(
         (operand.buffer, offset * item_size(operand.dtype))
         for body, geometry in zip(kernel.bodies, geometries, strict=True)
@@ -80,11 +91,12 @@ def arguments(
         "batch stride": lambda r, o, d: geometries[r].batch_strides[o][d],
     }
     integers = tuple(value[what](r, o, d) for _, what, r, o, d in integer_names(kernel, layouts))
+    if not isinstance(schedule, WgmmaLaunch):
+        return Arguments(pointers, integers, schedule.wide)
     maps: tuple[MappedTensor, ...] = ()
-    if isinstance(schedule, WgmmaMainloop) and any(geometry.elements for geometry in geometries):
-        number, _ = wgmma.tiling(schedule, kernel.bodies, geometries, device.model)
-        maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule.tilings[number]))
-    return Arguments(pointers, integers, schedule.wide, maps)
+    if any(geometry.elements for geometry in geometries):
+        maps = tuple(wgmma.tensor_maps(kernel.bodies, layouts, geometries, schedule.tiling))
+    return Arguments(pointers, integers, schedule.tiling.wide, maps)
 
 
 def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule) -> Work:
@@ -110,26 +122,27 @@ def launch(
     kernel: Kernel,
     layouts: Sequence[GemmLayout],
     geometries: Sequence[GemmGeometry],
-    schedule: GemmSchedule,
+    schedule: GemmSchedule | WgmmaLaunch,
     device: Device,
 ) -> LaunchShape:
-    """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once."""
-    sizes = [(geometry.rows, geometry.columns) for geometry in geometries]
-    tiles, matrices = blocks(schedule, sizes), geometries[0].matrices
-    attributes = frozenset({OVERLAPS} if device.overlaps_launches and schedule.dependent_launch else ())
-    if isinstance(schedule, WgmmaMainloop):  # these mainloops number the tiles of all matrices in one sequence
-        number, splits = wgmma.tiling(schedule, kernel.bodies, geometries, device.model)
-        tiling = schedule.tilings[number]
+    """A block or a cluster for each tile of each region; a persistent kernel has at most what is resident at once.
+    ``schedule`` is what ``settle`` returned."""
+    sizes, matrices = [(geometry.rows, geometry.columns) for geometry in geometries], geometries[0].matrices
+    overlaps, none = frozenset({OVERLAPS} if device.overlaps_launches else ()), frozenset[str]()
+    if isinstance(schedule, WgmmaLaunch):  # these mainloops number the tiles of all matrices in one sequence
+        tiling, splits = schedule.tiling, schedule.splits
         return LaunchShape(
             grid=(splits * blocks(tiling, sizes) * matrices, 1, 1),
             block=(tiling.warps * WARP, 1, 1),
             cluster=max(splits, tiling.multicast),
             any_cluster=tiling.multicast == 1,
             shared_bytes=tiling.shared_bytes,
-            attributes=attributes,
+            attributes=overlaps if tiling.dependent_launch else none,
             persistence=_persistence(tiling, splits),
-            entry=wgmma.entry_suffix(number),
+            entry=wgmma.entry_suffix(schedule.entry),
         )
+    assert not isinstance(schedule, WgmmaPair), "settled before a launch"
+    tiles, attributes = blocks(schedule, sizes), overlaps if schedule.dependent_launch else none
     if isinstance(schedule, BlockMainloop):
         splits = schedule.cluster_k_splits
         return LaunchShape(
@@ -143,7 +156,7 @@ def launch(
     return LaunchShape((tiles, *_grid_of_matrices(matrices)), (threads, 1, 1), attributes=attributes)
 
 
-def _persistence(schedule: WgmmaSchedule, splits: int) -> Persistence:
+def _persistence(schedule: WgmmaTiling, splits: int) -> Persistence:
     """Blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
     return Persistence("clusters") if splits > 1 else Persistence("multiprocessors", schedule.resident)
 

@@ -16,7 +16,7 @@ A schedule is a part of the request key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 WARP = 32
@@ -304,9 +304,6 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
-        alternative: other tiles of the same mainloop, whose entry the generated source has too. A launch takes the one
-            that is estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from
-            one number of rows to the next.
     """
 
     path: ClassVar[str]
@@ -316,12 +313,11 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
-    alternative: Any = None
 
     @property
     def tilings(self) -> tuple[Any, ...]:
-        """This schedule and its alternative, if it has one, each without alternatives."""
-        return (replace(self, alternative=None), self.alternative) if self.alternative else (self,)
+        """The tilings that a launch chooses from: this one alone."""
+        return (self,)
 
     def described(self, tile: tuple[int, int, int], warps: int, multicast: int, resident: int, steps: int = 1) -> str:
         """As ``BlockMainloop.described``."""
@@ -341,10 +337,9 @@ class WgmmaMainloop:
         return ", ".join(words)
 
     def described_end(self) -> str:
-        """Shared memory, indices and the alternative."""
+        """Shared memory and indices."""
         words = _counted([(self.shared_bytes, "{} bytes of shared memory")], 1)
-        other = [f"or, for some numbers of rows: {self.alternative}"] if self.alternative else []
-        return ", ".join([*words, *["64-bit indices"] * self.wide, *other])
+        return ", ".join([*words, *["64-bit indices"] * self.wide])
 
 
 @dataclass(frozen=True)
@@ -359,10 +354,10 @@ class WgmmaQuantized(WgmmaMainloop):
         span: chunks of K in a stage.
         steps: wgmma steps of 16 along K that are started together.
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
+        resident: blocks that a multiprocessor holds at once.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
-    resident: ClassVar[int] = 1
     multicast: ClassVar[int] = 1
     tokens: int
     warpgroups: int
@@ -371,6 +366,7 @@ class WgmmaQuantized(WgmmaMainloop):
     span: int
     steps: int
     stagger: int = 0
+    resident: int = 1
 
     @property
     def block_m(self) -> int:
@@ -437,6 +433,48 @@ class WgmmaDense(WgmmaMainloop):
         tile = (self.block_m, self.block_n, self.block_k)
         words = self.described(tile, self.warps, self.multicast, self.resident)
         return ", ".join(filter(None, [words, self.described_end()]))
+
+
+@dataclass(frozen=True)
+class WgmmaPair:
+    """Two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
+    estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
+    to the next."""
+
+    dependent_launch: ClassVar[bool] = True
+    first: WgmmaQuantized | WgmmaDense
+    second: WgmmaQuantized | WgmmaDense
+
+    @property
+    def tilings(self) -> tuple[WgmmaQuantized | WgmmaDense, ...]:
+        """The tilings that a launch chooses from, in the order of their entries."""
+        return (self.first, self.second)
+
+    @property
+    def path(self) -> str:
+        return self.first.path
+
+    @property
+    def wide(self) -> bool:
+        return self.first.wide
+
+    def __str__(self) -> str:
+        return f"{self.first}, or, for some numbers of rows: {self.second}"
+
+
+@dataclass(frozen=True)
+class WgmmaLaunch:
+    """What one launch takes of a schedule with tensor maps.
+
+    Attributes:
+        tiling: one of the schedule's.
+        entry: its position among them, and so the entry of the kernel.
+        splits: blocks of a cluster that share the K of a tile.
+    """
+
+    tiling: WgmmaQuantized | WgmmaDense
+    entry: int
+    splits: int
 
 
 # ------------------------------------------------------------------------------------------------------------ triton
@@ -521,18 +559,21 @@ class TritonSlices(TritonMainloop):
 
 CppSchedule = CppTiles | CppDecoded
 BlockSchedule = MmaQuantized | MmaRows | MmaColumns | Dense | Stream | StreamOuter | Simt
-WgmmaSchedule = WgmmaQuantized | WgmmaDense
+WgmmaTiling = WgmmaQuantized | WgmmaDense
+WgmmaSchedule = WgmmaTiling | WgmmaPair
 TritonSchedule = TritonTokens | TritonWeights | TritonSlices
 GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
     *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaColumns, Dense, Stream, StreamOuter, Simt),
-    *(WgmmaQuantized, WgmmaDense, TritonTokens, TritonWeights, TritonSlices),
+    *(WgmmaQuantized, WgmmaDense, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
 )
 """Every class of ``GemmSchedule``."""
 
 
-def blocks(schedule: GemmSchedule, sizes: Sequence[tuple[int, int]]) -> int:
+def blocks(
+    schedule: CppSchedule | BlockSchedule | WgmmaTiling | TritonSchedule, sizes: Sequence[tuple[int, int]]
+) -> int:
     """Blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
     if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:

@@ -12,7 +12,7 @@ import torch
 
 from jitgen.chips import Chip
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
-from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaSchedule
+from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
 from jitgen.families.gemm.wgmma_tiles import (
     AnyTiles,
     AnyWeights,
@@ -34,7 +34,7 @@ BATCH_RANK = 2
 """Batch dimensions of the dense mainloop; its tensor maps have two more dimensions."""
 
 
-def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -> int:
+def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> int:
     """Dynamic shared memory of a block in bytes, as the header's ``Shape::bytes``: stages, two barriers for each stage,
     and room for the epilogue. The generated source asserts that both are equal."""
     count, warpgroups = len(contractions), schedule.warpgroups
@@ -52,13 +52,13 @@ def shared_bytes(schedule: WgmmaSchedule, contractions: Sequence[Contraction]) -
     scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
     zero_bytes = scales * format.zero_dtype.itemsize if format.zero_point else 0
     stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
-    tokens = 16 if schedule.block_m == 16 else 32 // count
+    tokens = 16 if schedule.block_m % 32 else 32 // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
     return schedule.stages * (stage + 16) + staging
 
 
-def tiles_of(schedule: WgmmaSchedule) -> AnyTiles:
-    """The tiles that a schedule stands for, without those of its alternative."""
+def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
+    """The tiles that a schedule stands for."""
     if isinstance(schedule, WgmmaQuantized):
         return Tiles(
             tokens=schedule.tokens,
@@ -67,6 +67,7 @@ def tiles_of(schedule: WgmmaSchedule) -> AnyTiles:
             span=schedule.span,
             most_splits=schedule.cluster_k_splits,
             steps=schedule.steps,
+            resident=schedule.resident,
         )
     return DenseTiles(
         down=schedule.down,
@@ -96,27 +97,28 @@ def entry_suffix(number: int) -> str:
     return f"_{number}" if number else ""
 
 
-def tiling(
+def for_launch(
     schedule: WgmmaSchedule, bodies: Sequence[Body], geometries: Sequence[GemmGeometry], chip: Chip
-) -> tuple[int, int]:
-    """(which of the schedule's tilings one launch on ``chip`` takes, how many blocks of a cluster share K)."""
+) -> WgmmaLaunch:
+    """The tiling that is estimated to be the fastest for one launch on ``chip``, and how many blocks share its K."""
     contractions, first = bodies[0].contractions, geometries[0]
     if first.matrices > 1 or not first.elements:
-        return 0, schedule.cluster_k_splits
+        return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
     columns = tuple(geometry.columns for geometry in geometries)
     weights: AnyWeights
-    if isinstance(schedule, WgmmaDense):
+    if isinstance(schedule.tilings[0], WgmmaDense):
         weights = DenseWeights(columns, first.length, len(contractions), False, chip)
     else:
         weights = weights_of(contractions, columns, first.length, chip)
     found = [estimate(tiles_of(each), first.rows, weights) for each in schedule.tilings]
     number = min(range(len(found)), key=lambda each: found[each][1])
-    fixed = schedule.tilings[number].multicast > 1  # then a cluster always has all its blocks
-    return number, schedule.tilings[number].cluster_k_splits if fixed else found[number][0]
+    tiling = schedule.tilings[number]
+    # With multicast a cluster always has all its blocks.
+    return WgmmaLaunch(tiling, number, tiling.cluster_k_splits if tiling.multicast > 1 else found[number][0])
 
 
 def tensor_maps(
-    bodies: Sequence[Body], layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], schedule: WgmmaSchedule
+    bodies: Sequence[Body], layouts: Sequence[GemmLayout], geometries: Sequence[GemmGeometry], schedule: WgmmaTiling
 ) -> Iterator[MappedTensor]:
     """The kernel's tensor maps in the order of its parameters: the activation, then the weights of each region."""
     first = bodies[0].contractions[0]
@@ -130,7 +132,7 @@ def tensor_maps(
                 yield _dense(body, layout, geometry, contraction.weight[0], schedule)
 
 
-def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaSchedule) -> MappedTensor:
+def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
     sizes = (geometry.rows, geometry.length)
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     rows = min(schedule.block_m, geometry.rows)

@@ -1,18 +1,20 @@
 """The model of the wgmma mainloops, by which ``wgmma_tiles.py`` chooses: fitted constants, and how times add up.
 
 Multiprocessors, resident clusters and the clock are those of a chip (``jitgen/chips.py``). The other constants were
-fitted to timings on an H200, and hold for Hopper's tensor cores: first to 120 random shapes (17 to 8192 rows on a
-logarithmic scale, N and K from 512 to 60000, neither rounded), each with the tiles and the numbers of splits that
-looked promising, quantised weights being W4A16 with groups of 128; then, with the present epilogues, to 1341 timings of
-62 shapes (N and K from 128 to 40000). Of the tiles that were measured for one of these, those that a model chooses take
-1 % (quantised) and 3 % (dense) longer than the best, by the geometric mean, and 3 % and 14 % at the 95th percentile.
-``docs/measured/h200-sweep.json`` has shapes to which it was not fitted.
+fitted to timings on an H200, and hold for Hopper's tensor cores: to 6,900 timings of 180 random shapes
+(``tools/gemm_timings.py --seed 23001`` and ``23002``; 9 to 8192 rows and N and K from 64 to 60000, all on a logarithmic
+scale and not rounded), each with every candidate and the numbers of splits that looked promising; quantised weights are
+W4A16 with groups of 128. Of what was timed for one of these, that which a model chooses takes 4 % longer than the best
+by the geometric mean, and 17 % (quantised) and 21 % (dense) at the 95th percentile. ``docs/measured/h200-sweep.json``
+has shapes to which it was not fitted.
 
 What the models say of one multiprocessor:
 
-* wgmma computes 64 x 32 products of 16 k's in 16 cycles.
-* Instructions that decode weights or control the loop share issue slots with wgmma, so their time is added.
-* The L2 cache delivers at least 32 bytes a cycle where codes are copied, and 60 where both operands are and fit in it.
+* wgmma computes 64 x 32 products of 16 k's in 16 cycles, which the constants express as multiples.
+* Instructions that decode weights or control the loop share issue slots with wgmma, so their time is added; a warpgroup
+  by itself cannot hide all of its own.
+* The L2 cache delivers a number of bytes in a cycle; dense operands that exceed it come more slowly.
+* Blocks that share a multiprocessor share its tensor cores, its bandwidth and the bandwidth of their stores.
 * The last round of blocks may leave multiprocessors idle, and takes as long as a full one, unless clusters of blocks
   split the K of its tiles.
 * A cluster lies within one group of 16 or 18 multiprocessors (a GPC), so fewer clusters run at once than the number of
@@ -21,6 +23,7 @@ What the models say of one multiprocessor:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitgen.chips import Chip
@@ -35,10 +38,14 @@ class TileFit:
         l2_bytes: bytes that the L2 cache delivers to a multiprocessor in a cycle.
         wait: cycles that an iteration waits.
         fixed: microseconds of a kernel, whatever its work.
-        epilogue: microseconds for a unit of area where one block computes a tile.
-        split_epilogue: the same where a cluster does.
-        exchange: microseconds of the first exchange of sums.
-        more_exchanges: of each further one, which the copies for the next tile wait for.
+        epilogue: microseconds for a unit of area, where its stores are the limit.
+        warpgroup_epilogue: the same for a unit of area of one warpgroup, where its instructions are.
+        tile: microseconds of an epilogue, whatever its area.
+        split_epilogue: of an epilogue of a cluster that shares K, as a multiple of that of one block.
+        exchange: microseconds of the first exchange of sums, between two blocks.
+        block_exchange: what each block more adds to it.
+        more_exchanges: of each further exchange, which the copies for the next tile wait for.
+        overlap: the share of the shorter of mainloop and epilogue that the longer one hides, from tile to tile.
     """
 
     product: float
@@ -46,36 +53,56 @@ class TileFit:
     wait: float
     fixed: float
     epilogue: float
-    split_epilogue: float
-    exchange: float
-    more_exchanges: float
-
-
-@dataclass(frozen=True)
-class DecodeFit:
-    """Cycles in which a warpgroup issues no wgmma: ``loop`` in a stage, ``block`` for each 64 rows of codes."""
-
-    loop: float
-    block: float
+    warpgroup_epilogue: float = 0
+    tile: float = 0
+    split_epilogue: float = 1
+    exchange: float = 0
+    block_exchange: float = 0
+    more_exchanges: float = 0
+    overlap: float = 0
 
 
 @dataclass(frozen=True)
 class WarpgroupFit:
-    """Cycles of an iteration of one warpgroup for whose wgmmas nothing else waits: ``fixed``, and ``column`` for each
-    column of its tile."""
+    """Cycles of an iteration of one warpgroup, beside its wgmmas: ``fixed``, and ``column`` for each column of its tile
+    (dense) or ``block`` for each 64 rows of codes (quantised)."""
 
     fixed: float
-    column: float
+    column: float = 0
+    block: float = 0
 
 
-QUANTIZED = TileFit(1.03, 32, 35, fixed=1.57, epilogue=0.0067, split_epilogue=1.57, exchange=0.9, more_exchanges=8.7)
-"""Here ``epilogue`` is for one row of x and 64 columns, and ``split_epilogue`` is a multiple of it."""
-DECODE = DecodeFit(loop=34, block=35)
-DENSE = TileFit(1.15, 60, 55, fixed=1.6, epilogue=2.0, split_epilogue=6.5, exchange=0.5, more_exchanges=5.4)
-DENSE_WARPGROUP = WarpgroupFit(fixed=50, column=3)
-DENSE_MISSING_BYTES = 43
+QUANTIZED = TileFit(
+    *(0.585, 55.3, 224, 1.47),
+    epilogue=3.33,
+    warpgroup_epilogue=3.74,
+    tile=0.17,
+    split_epilogue=1.98,
+    exchange=0.41,
+    block_exchange=0.35,
+)
+DECODE = WarpgroupFit(fixed=114, block=65.4)
+QUANTIZED_SECOND_PRODUCT = 5.3
+"""Cycles that each 64 rows of the weight and 16 k's take more where two instructions multiply them."""
+DENSE = TileFit(
+    *(1.08, 65.6, 48, 1.31),
+    epilogue=3.2,
+    warpgroup_epilogue=3.94,
+    tile=0.11,
+    split_epilogue=2.34,
+    exchange=0.85,
+    block_exchange=0.17,
+    more_exchanges=2.2,
+    overlap=0.35,
+)
+DENSE_WARPGROUP = WarpgroupFit(fixed=43, column=2.96)
+DENSE_SECOND_PRODUCT = 20
+"""Cycles that an iteration takes more where two instructions multiply the columns of a warpgroup."""
+DENSE_MISSING_BYTES = 56.9
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
-BATCHED = TileFit(1.1, 48, 150, fixed=0, epilogue=1.7, split_epilogue=0, exchange=0, more_exchanges=0)
+HALF_LINES = 1.31
+"""The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
+BATCHED = TileFit(1.1, 48, 150, fixed=0, epilogue=1.7)
 """``wait`` and ``epilogue`` were fitted to ten batches of 7 to 256 matrices on an H200; choices take 2 % longer than
 the best on average and 14 % at worst. ``docs/measured/h200-batched.json`` has others."""
 AREA = 64 * 512
@@ -88,35 +115,53 @@ class Times:
 
     Attributes:
         fit: of the mainloop.
-        chunks, chunk: chunks of a tile, and the microseconds of one.
-        epilogue, split_epilogue: microseconds of those of one tile.
+        chunks: of a tile.
+        chunk: microseconds of one, where so many blocks share a multiprocessor.
+        epilogue: microseconds of that of a tile, likewise.
+        resident: blocks that a multiprocessor holds at once.
     """
 
     fit: TileFit
     chunks: int
-    chunk: float
-    epilogue: float
-    split_epilogue: float
+    chunk: Callable[[int], float]
+    epilogue: Callable[[int], float]
+    resident: int
 
-    def least(self, chip: Chip, items: int, most: int, fewest: int = 1, resident: int = 1) -> tuple[int, float]:
+    def least(self, chip: Chip, items: int, most: int, fewest: int = 1) -> tuple[int, float]:
         """(splits, microseconds) with the number of splits, ``fewest`` to ``most``, for which the kernel takes least.
 
         Args:
             chip: has the clusters.
             items: tiles.
-            resident: blocks that a multiprocessor holds at once.
         """
-        found = []
-        for splits, clusters in chip.clusters:
-            if splits < fewest or (splits > fewest and (splits > most or self.chunks < 4 * splits)):
-                continue
-            whole, rounds = tile_rounds(items, splits, clusters * resident)
-            time = self.fit.fixed + whole * (self.chunks * self.chunk + self.epilogue)
-            if rounds:
-                time += rounds * (-(-self.chunks // splits) * self.chunk + self.split_epilogue)
-                time += self.fit.exchange + self.fit.more_exchanges * (rounds - 1)
-            found.append((splits, time))
+        found = [
+            (splits, self.of(chip, items, splits, clusters * self.resident))
+            for splits, clusters in chip.clusters
+            if splits == fewest or (fewest < splits <= most and self.chunks >= 4 * splits)
+        ]
         return min(found, key=lambda one: one[1])
+
+    def of(self, chip: Chip, items: int, splits: int, clusters: int) -> float:
+        """The microseconds with ``splits`` blocks in each of at most ``clusters`` clusters."""
+        fit = self.fit
+        whole, rounds = tile_rounds(items, splits, clusters)
+        time = fit.fixed
+        if whole:
+            sharing = self.sharing(chip, items)
+            main, end = self.chunks * self.chunk(sharing), self.epilogue(sharing)
+            hidden = whole - 1 if sharing == 1 else whole
+            time += whole * (main + end) - hidden * fit.overlap * min(main, end)
+        if rounds:
+            left = items - whole * clusters * splits
+            sharing = self.sharing(chip, min(left, clusters) * splits)
+            part = -(-self.chunks // splits) * self.chunk(sharing)
+            time += rounds * (part + fit.split_epilogue * self.epilogue(sharing))
+            time += fit.exchange + fit.block_exchange * (splits - 2) + fit.more_exchanges * (rounds - 1)
+        return time
+
+    def sharing(self, chip: Chip, blocks: int) -> int:
+        """Of so many blocks, how many share a multiprocessor."""
+        return max(1, min(self.resident, -(-blocks // chip.multiprocessors)))
 
 
 def tile_rounds(items: int, splits: int, clusters: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,17 +14,25 @@ from jitgen.families.gemm.wgmma_model import (
     DECODE,
     DENSE,
     DENSE_MISSING_BYTES,
+    DENSE_SECOND_PRODUCT,
     DENSE_WARPGROUP,
+    HALF_LINES,
     QUANTIZED,
+    QUANTIZED_SECOND_PRODUCT,
     Times,
 )
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
-WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256)
-"""The n's of wgmma that ``wgmma_ptx.cuh`` has."""
-MANY_TOKENS = (128, 96, 64, 192, 256)
-"""Rows of a tile where x has more than 64; up to 128 rows, those that are not above it."""
+TWO_INSTRUCTIONS = (80, 160, 224)
+"""The n's that ``wgmma_atoms.cuh`` has of two instructions."""
+WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, *TWO_INSTRUCTIONS)
+"""All n's that it has."""
+FEW_TOKENS = (16, 32, 64)
+"""Rows of a tile where x has at most 64."""
+MANY_TOKENS = (128, 96, 64, 80, 160, 256)
+"""Rows of a tile where x has more than 64. Of those, here as above, that have all rows of x only the least is a
+candidate."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
 
@@ -39,6 +48,7 @@ class Tiles:
         span: chunks of K in a stage.
         most_splits: the most blocks of a cluster that share K (``Config::most_splits``); a launch chooses.
         steps: wgmma steps of 16 along K that are started together.
+        resident: blocks that a multiprocessor holds at once.
     """
 
     tokens: int
@@ -47,6 +57,7 @@ class Tiles:
     span: int
     most_splits: int = 1
     steps: int = 2
+    resident: int = 1
 
     @property
     def stages(self) -> int:
@@ -80,6 +91,13 @@ class Weights:
     chip: Chip
 
 
+SHAPES = ((2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 2), (1, 1, 2), (1, 1, 3))
+"""Warpgroups that compute, blocks of 64 rows of each, and blocks that a multiprocessor holds at once."""
+MOST_SUMS = {(2, 1): 256, (3, 1): 128, (4, 1): 32, (1, 2): 224, (1, 3): 64}
+"""By warpgroups and resident blocks, the most rows of x times blocks of 64 rows of the weight of a warpgroup: without
+spills, as NVRTC 13.0 compiles it."""
+
+
 def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
     """The tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits that any of
     these rows gains from."""
@@ -91,27 +109,16 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
 
 
 def cost(tilings: Sequence[AnyTiles], fewest: int, most: int, weights: AnyWeights) -> float:
-    """The time of the best of ``tilings`` for each number of rows, as a multiple of the time of the best tiles there
-    are, on average over rows from ``fewest`` to ``most``."""
-    return excess([times(tiles, fewest, most, weights) for tiles in tilings], least(fewest, most, weights))
-
-
-def excess(of_tilings: Sequence[Sequence[float]], shortest: Sequence[float]) -> float:
-    """``cost`` from the ``times`` of tilings and the ``least`` times."""
-    return sum(min(each) / best for *each, best in zip(*of_tilings, shortest, strict=True)) / len(shortest)
+    """The estimated time in microseconds of the best of ``tilings`` for each number of rows, by the geometric mean over
+    rows from ``fewest`` to ``most``."""
+    found = [times(tiles, fewest, most, weights) for tiles in tilings]
+    return math.exp(sum(math.log(min(each)) for each in zip(*found, strict=True)) / len(found[0]))
 
 
 @functools.lru_cache(maxsize=4096)
 def times(tiles: AnyTiles, fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
     """The estimated time of ``tiles`` in microseconds, for each of the sampled rows."""
     return tuple(estimate(tiles, rows, weights)[1] for rows in sampled_rows(fewest, most))
-
-
-@functools.lru_cache(maxsize=256)
-def least(fewest: int, most: int, weights: AnyWeights) -> tuple[float, ...]:
-    """The estimated time of the best tiles in microseconds, for each of the sampled rows."""
-    every = list(_all_tiles(most, weights)) if isinstance(weights, Weights) else _all_dense_tiles(most, weights)
-    return tuple(map(min, zip(*(times(tiles, fewest, most, weights) for tiles in every), strict=True)))
 
 
 def estimate(tiles: AnyTiles, rows: int, weights: AnyWeights) -> tuple[int, float]:
@@ -129,16 +136,21 @@ def sampled_rows(fewest: int, most: int) -> list[int]:
 
 
 def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
-    fitting = next(((tokens,) for tokens in (16, 32, 64) if rows <= tokens), MANY_TOKENS)
-    for tokens in fitting:
-        if tokens > 128 >= rows:
+    sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MANY_TOKENS
+    least = min((tokens for tokens in sizes if tokens >= rows), default=max(sizes))
+    for tokens in sizes:
+        if tokens > least:
             continue
-        for warpgroups, blocks in ((2, 2), (2, 1), (3, 1), (4, 1)):
-            most = {2: 256, 3: 128, 4: 64}[warpgroups]  # the registers of a thread limit blocks * tokens
-            if blocks % weights.contractions or blocks * tokens > most or (warpgroups > 2 and not weights.light):
+        for warpgroups, blocks, resident in SHAPES:
+            if blocks % weights.contractions or blocks * tokens > MOST_SUMS[warpgroups, resident]:
+                continue
+            if resident > 1 and blocks > 1 and tokens < 64:
+                continue  # another shape was always faster
+            if not weights.light and (warpgroups > 2 or warpgroups * resident > 2):
                 continue
             span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
-            yield Tiles(tokens, warpgroups, blocks, span, most_splits=max(weights.chip.resident_clusters))
+            splits = max(weights.chip.resident_clusters)
+            yield Tiles(tokens, warpgroups, blocks, span, most_splits=splits, resident=resident)
 
 
 def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
@@ -146,14 +158,24 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     that has the device for itself, in microseconds."""
     width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
     items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns)
-    products = height * 4 * max(tiles.tokens / 2, 8) * QUANTIZED.product
-    instructions = tiles.warpgroups * (DECODE.loop / tiles.span + DECODE.block * tiles.blocks)
+    products = 4 * max(tiles.tokens / 2, 8) * QUANTIZED.product  # of 64 rows of the weight
+    second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
+    together = height * (products + second) + tiles.warpgroups * DECODE.block * tiles.blocks
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
-    cycles = max(products + instructions, fetched / QUANTIZED.l2_bytes) + QUANTIZED.wait / tiles.span
-    chunk = cycles * tiles.span / weights.chip.microsecond_cycles
+    alone = tiles.blocks * (products + DECODE.block) + DECODE.fixed
+    cycle = tiles.span / weights.chip.microsecond_cycles
+
+    def chunk(sharing: int) -> float:
+        limit = max(together, fetched / QUANTIZED.l2_bytes) * sharing + QUANTIZED.wait / tiles.span
+        return max(limit, alone) * cycle
+
+    def epilogue(sharing: int) -> float:
+        area = tiles.tokens * height * 64 / AREA
+        stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
+        return area * max(stores, instructions) + QUANTIZED.tile
+
     chunks = -(-weights.length // (CHUNK * tiles.span))
-    epilogue = QUANTIZED.epilogue * tiles.tokens * height
-    times = Times(QUANTIZED, chunks, chunk, epilogue, QUANTIZED.split_epilogue * epilogue)
+    times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident)
     return times.least(weights.chip, items, tiles.most_splits)
 
 
@@ -210,7 +232,9 @@ AnyWeights = Weights | DenseWeights
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
+    DenseTiles(2, 1, 224, 4, staged=32),
     DenseTiles(2, 1, 192, 4),
+    DenseTiles(2, 1, 160, 5, staged=32),
     DenseTiles(2, 1, 128, 6),
     DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
@@ -219,7 +243,9 @@ _DENSE = (
     DenseTiles(1, 2, 128, 8),
     DenseTiles(1, 1, 128, 8),
     DenseTiles(1, 1, 96, 8, staged=32),
+    DenseTiles(1, 1, 64, 8),
     DenseTiles(1, 1, 32, 8, resident=2, staged=32),
+    DenseTiles(1, 1, 128, 4, resident=2),
 )
 """Tiles of one product of matrices."""
 
@@ -282,18 +308,25 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
     items = down * sum(-(-n // tiles.columns) for n in weights.columns)
-    sharing = min(tiles.resident, -(-items // weights.chip.multiprocessors))  # blocks that share a multiprocessor
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     products = height * width / 32 * DENSE.product
+    if tiles.columns // tiles.across in TWO_INSTRUCTIONS:
+        products += DENSE_SECOND_PRODUCT
     held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
     copies = fetched / (DENSE.l2_bytes if held else DENSE_MISSING_BYTES)
-    cycles = max(max(products, copies) * sharing + DENSE.wait, alone)
-    area = height * width / AREA
-    chunk = cycles / weights.chip.microsecond_cycles
-    times = Times(DENSE, -(-weights.length // CHUNK), chunk, DENSE.epilogue * area, DENSE.split_epilogue * area)
+    lines = 1.0 if tiles.staged == 64 else HALF_LINES
+
+    def chunk(sharing: int) -> float:
+        return max(max(products, copies) * sharing + DENSE.wait, alone) / weights.chip.microsecond_cycles
+
+    def epilogue(sharing: int) -> float:
+        area, warpgroups = height * width / AREA, tiles.down * tiles.across
+        return lines * area * max(DENSE.epilogue * sharing, DENSE.warpgroup_epilogue / warpgroups) + DENSE.tile
+
+    times = Times(DENSE, -(-weights.length // CHUNK), chunk, epilogue, tiles.resident)
     # With multicast a cluster always has all its blocks.
-    return times.least(weights.chip, items, tiles.most_splits, tiles.multicast, tiles.resident)
+    return times.least(weights.chip, items, tiles.most_splits, tiles.multicast)
 
 
 def batched_microseconds(tiles: DenseTiles, rows: int, matrices: int, weights: DenseWeights) -> float:

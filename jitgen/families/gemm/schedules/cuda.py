@@ -19,6 +19,7 @@ mainloop. The numbers of this module were measured on an H200, and other devices
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,16 +29,22 @@ from jitgen.families.gemm.mainloops import (
     BlockSchedule,
     Dense,
     GemmSchedule,
+    MmaQuantized,
+    MmaRows,
     Simt,
     StreamOuter,
     WgmmaDense,
     WgmmaMainloop,
+    WgmmaPair,
     WgmmaQuantized,
     WgmmaSchedule,
+    WgmmaTiling,
 )
 from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.schedules import cuda_streams
 from jitgen.families.gemm.schedules.cuda_shape import shape_of
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, mma, prologue, rows, stream
+from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.quant import formats
@@ -52,6 +59,8 @@ CAMPING_LENGTH = 8192
 an order that avoids this; up to ``STAGGERED_ROWS`` rows, wgmma's neighbouring tiles begin at different iterations."""
 STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
+PAIRED = 8
+"""Tilings, the best ones alone, of which any two may share a source."""
 WORTH_AN_ENTRY = 1.04
 """A second entry with other tiles makes the first compile longer, so that it must save 4 % of the time on average."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
@@ -63,53 +72,56 @@ SIMT_DECODE_BLOCK_K = 64
 
 
 def candidates(problem: Problem) -> Sequence[GemmSchedule]:
-    """The schedules for ``problem``: every tile of a wgmma mainloop, and each with an alternative; otherwise the one of
-    a rule. A measured row names one tile, and takes the first that agrees with it: the one without an alternative."""
-    candidate: BlockSchedule
+    """The schedules for ``problem``, of every mainloop that computes it and is not certainly slower than another."""
+    found: Sequence[BlockSchedule]
+    tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if accumulator_dtype(problem.dtype) not in FLOATS:
-        candidate = replace(_simt(problem), cluster_k_splits=1)  # blocks of a cluster exchange floats alone
+        found = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
-        candidate = stream(problem) or _simt(problem)
-    elif _takes_wgmma(problem):
-        found: Sequence[WgmmaSchedule] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
-        if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
-            found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
-        fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
-        return fitted if problem.matrices > 1 or problem.device.batch_invariant else [*fitted, *_pairs(problem, fitted)]
+        found = [stream(problem) or _simt(problem)]
+    elif problem.quantized:
+        found = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
-        candidate = mma(problem) if problem.quantized else rows(problem) or _dense(problem)
-    candidate = replace(candidate, wide=problem.wide)
+        found = [] if tensor_maps else rows(problem) or [_dense(problem)]
     if not problem.device.has_clusters:
-        candidate = replace(candidate, cluster_k_splits=1)
-    return [_with_stages_that_fit(candidate, problem)]
+        found = [replace(each, cluster_k_splits=1) for each in found]
+    fitting = [_with_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+    return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
+
+
+def _within_shared_memory(found: Sequence[BlockSchedule], limit: int) -> list[BlockSchedule]:
+    """Those of ``found`` that have at most ``limit`` bytes."""
+    kept = [each for each in found if each.shared_bytes <= limit]
+    assert kept or not found, f"no schedule of {found} fits {limit} bytes of shared memory"
+    return kept
+
+
+def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
+    """Every tiling, and the pairs of those that are the best alone."""
+    found: Sequence[WgmmaTiling] = _wgmma_quantized(problem) if problem.quantized else _wgmma_dense(problem)
+    if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
+        found = [replace(each, cluster_k_splits=1) for each in found if each.multicast == 1]
+    fitted = [_with_wgmma_stages_that_fit(replace(each, wide=problem.wide), problem) for each in found]
+    if problem.matrices > 1 or problem.device.batch_invariant:
+        return fitted
+    best = sorted(fitted, key=lambda each: cost(problem, each))[:PAIRED]
+    return [*fitted, *itertools.starmap(WgmmaPair, itertools.combinations(best, 2))]
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
-    """The estimated time: of one product of matrices as a multiple of the best candidate's, on average over the rows of
-    the bucket; of a batch in microseconds; 0 for a mainloop that has only one candidate."""
-    if not isinstance(candidate, WgmmaMainloop):
+    """The estimated time in microseconds, by the geometric mean over the rows of the bucket; 0 for a mainloop that has
+    only one candidate."""
+    if isinstance(candidate, MmaQuantized | MmaRows):
+        return cuda_streams.cost(problem, candidate) if problem.rows <= STREAMED_ROWS else 0.0
+    if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
+    tilings = [wgmma.tiles_of(each) for each in candidate.tilings]
     if problem.matrices > 1:
-        dense = wgmma.tiles_of(candidate)
+        (dense,) = tilings
         assert isinstance(dense, wgmma_tiles.DenseTiles)
         return wgmma_tiles.batched_microseconds(dense, problem.rows, problem.matrices, _dense_weights(problem))
-    tilings = [wgmma.tiles_of(each) for each in candidate.tilings]
-    excess = wgmma_tiles.cost(tilings, problem.fewest_rows, problem.rows, _weights(problem))
-    return excess * WORTH_AN_ENTRY if candidate.alternative else excess
-
-
-def _pairs(problem: Problem, schedules: Sequence[WgmmaSchedule]) -> list[WgmmaSchedule]:
-    """Each of ``schedules`` with the other one of them that completes it best as its alternative."""
-    rows, weights = (problem.fewest_rows, problem.rows), _weights(problem)
-    least = wgmma_tiles.least(*rows, weights)
-    times = [wgmma_tiles.times(wgmma.tiles_of(each), *rows, weights) for each in schedules]
-    pairs = []
-    for number, schedule in enumerate(schedules):
-        others = [other for other in range(len(schedules)) if other != number]
-        if others:
-            best = min(others, key=lambda other: wgmma_tiles.excess((times[number], times[other]), least))
-            pairs.append(replace(schedule, alternative=schedules[best]))
-    return pairs
+    estimated = wgmma_tiles.cost(tilings, problem.fewest_rows, problem.rows, _weights(problem))
+    return estimated * WORTH_AN_ENTRY if len(tilings) > 1 else estimated
 
 
 def _weights(problem: Problem) -> wgmma_tiles.AnyWeights:
@@ -130,9 +142,10 @@ def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSc
     return replace(candidate, shared_bytes=shape_of(candidate, contractions, dtype).shared_bytes)
 
 
-def _with_wgmma_stages_that_fit(candidate: WgmmaSchedule, problem: Problem) -> WgmmaSchedule:
+def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> WgmmaTiling:
     """``candidate``, a wgmma schedule, with as many of its stages as shared memory holds."""
-    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > problem.target.shared_bytes:
+    limit = (problem.target.shared_bytes + RESERVED_BYTES) // candidate.resident - RESERVED_BYTES
+    while (shared_bytes := wgmma.shared_bytes(candidate, problem.contractions)) > limit:
         candidate = replace(candidate, stages=candidate.stages - 1)
     return replace(candidate, shared_bytes=shared_bytes)
 
@@ -195,6 +208,7 @@ def _wgmma_quantized(problem: Problem) -> list[WgmmaQuantized]:
             stages=tiles.stages,
             cluster_k_splits=tiles.most_splits,
             steps=tiles.steps,
+            resident=tiles.resident,
             raster=16,
             stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
         )

@@ -2,18 +2,20 @@
 arithmetic: the paths ``mma``, ``rows``, ``columns``, ``stream`` and ``stream_outer``. Also the decision whether such a
 kernel computes its activation (``prologue``).
 
-The tables were measured on an H200, on the layers of Llama 3 8B and 70B, and other devices use the same ones.
+``stream_tiles`` has the candidates and costs of ``mma`` and ``rows``. The tables of the others were measured on an
+H200, on the layers of Llama 3 8B and 70B, and other devices use the same ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 from jitgen.device import Device
+from jitgen.families.gemm import stream_tiles
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import MmaColumns, MmaQuantized, MmaRows, Stream, StreamOuter
 from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.stream_tiles import StreamTiles, StreamWeights
 from jitgen.families.operands import item_size
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
@@ -22,6 +24,9 @@ from jitgen.quant import formats
 
 STREAMED_ROWS = 16
 """Rows of x up to which weights are streamed once and there is little else to do (H200, Llama 3 8B and 70B layers)."""
+LOW_TILES = 640 * 64
+"""Row tiles of 16 times rows of x up to which blocks of the ``mma`` mainloop for many rows have few rows of the weight
+and share K."""
 STREAM_SUMS = 64
 """Registers that a lane of the stream mainloops has for sums."""
 CHEAP = {"add", "sub", "mul", "fma", "neg", "abs", "sign", "minimum", "maximum", "fmin", "fmax", "copysign"}
@@ -36,60 +41,74 @@ EXPENSIVE_OPERATION_MICROSECONDS = 8e-7
 LAUNCH_MICROSECONDS = 2.4
 """Time of the separate kernel that computes a small activation, in microseconds (same device and layers)."""
 
-Shape = tuple[int, int, int, int, int]
-"""(a warp's row tiles, warps along N, warps along K, blocks of a cluster along K, stages)."""
-
-_FEW_TILES: list[tuple[float, Shape]] = [
-    (8, (1, 1, 16, 8, 2)),
-    (24, (1, 1, 16, 4, 2)),
-    (48, (1, 1, 16, 2, 2)),
-    (160, (2, 1, 8, 4, 2)),
-]
-"""Few row tiles occupy a GPU only if many warps and blocks share K (H200; 72 to 2176 columns, K from 1024 to 56960)."""
-_MMA: dict[int, list[tuple[float, Shape]]] = {
-    1: [*_FEW_TILES, (264, (1, 1, 16, 1, 2)), (400, (1, 1, 8, 1, 2)), (640, (2, 1, 16, 1, 2)), (3000, (2, 1, 8, 1, 2))],
-    4: [*_FEW_TILES, (264, (2, 1, 8, 2, 2)), (400, (1, 1, 8, 1, 2)), (1200, (4, 1, 8, 2, 2)), (3000, (2, 7, 2, 2, 2))],
-    8: [*_FEW_TILES, (264, (2, 1, 8, 2, 2)), (400, (2, 2, 8, 1, 2)), (640, (4, 1, 8, 2, 2)), (3000, (4, 2, 4, 1, 2))],
-    16: [(300, (4, 1, 8, 2, 4)), (400, (2, 3, 4, 2, 2)), (640, (4, 2, 4, 2, 4)), (3000, (7, 2, 4, 1, 2))],
-}
-"""The ``mma`` mainloop, by the most tokens, and then by the most row tiles: pieces of 16 rows, of all weights."""
-_MMA_MORE: dict[int, Shape] = {
-    1: (2, 2, 4, 1, 2),
-    4: (2, 7, 2, 1, 2),
-    8: (2, 7, 2, 1, 2),
-    16: (7, 4, 2, 1, 2),
-}
-"""The same for more row tiles than ``_MMA`` has."""
+FEWEST_TOKENS = (1, 8, 16)
+"""Tokens of a tile of the ``mma``, ``rows`` and ``columns`` mainloops: the least of these that has all rows of x."""
 MANY_TOKENS = 64
-"""Tokens of a tile of the ``mma`` mainloop for more rows than ``_MMA`` has."""
+"""Tokens of a tile of the ``mma`` mainloop for more rows than that."""
 
 
-def mma(problem: Problem) -> MmaQuantized:
-    """A schedule by the number of row tiles of all regions: where they are few, more warps and blocks share K.
-
-    The aim is one wave of blocks (as many as there are multiprocessors, or a small multiple of that) with enough
-    16-byte loads in flight. For many tokens blocks are few and large, so that x is read less often.
-    """
-    first = problem.contractions[0]
+def mma(problem: Problem) -> list[MmaQuantized]:
+    """The schedules of ``stream_tiles``; for many rows one, with few and large blocks, so that x is read less often."""
     count = len(problem.contractions)
-    tiles = count * sum(-(-columns // 16) for columns in problem.columns)
-    tokens = next((most for most in _MMA if problem.rows <= most), MANY_TOKENS)
-    if tokens == MANY_TOKENS:
+    if problem.rows > FEWEST_TOKENS[-1]:
         # Groups shorter than 64 have more scales, and they take registers.
-        taller = 2 if first.group_size is None or first.group_size % 64 == 0 else 1
-        shape = (1, 4, 2, 2, 2) if tiles * problem.rows <= 640 * MANY_TOKENS else (taller, 8, 1, 1, 2)
-    else:
-        shape = next((shape for most, shape in _MMA[tokens] if tiles <= most), _MMA_MORE[tokens])
-    row_tiles, warps_n, warps_k, splits, stages = shape
-    if row_tiles == 7 and (count > 1 or not _plain(problem)):
-        row_tiles = 4  # the registers would not hold the decoding of such weights next to the sums
-    if not problem.device.has_clusters:
-        row_tiles, splits = max(1, row_tiles // splits), 1
-    row_tiles = max(1, row_tiles // count)
-    if not _plain(problem) and stages > 2 and row_tiles * stages > 8:
-        stages = 2
-    warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-    return MmaQuantized(tokens, row_tiles, warps_n, warps_k, stages, cluster_k_splits=splits)
+        group = problem.contractions[0].group_size
+        taller = 2 if group is None or group % 64 == 0 else 1
+        tiles = count * sum(-(-columns // 16) for columns in problem.columns)
+        low = tiles * problem.rows <= LOW_TILES
+        shapes = [(1, 4, 2, 2), (1, 4, 2, 1)] if low else [(taller, 8, 1, 1)]  # the second takes less shared memory
+        if not problem.device.has_clusters:
+            shapes = [(max(1, rows // splits), n, k, 1) for rows, n, k, splits in shapes]
+        schedules = []
+        for row_tiles, warps_n, warps_k, splits in shapes:
+            warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
+            own = max(1, row_tiles // count)
+            schedules.append(MmaQuantized(MANY_TOKENS, own, warps_n, warps_k, 2, cluster_k_splits=splits))
+        return schedules
+    found = stream_tiles.candidates(_tokens(problem.rows), weights_of(problem), problem.device.has_clusters)
+    return [
+        MmaQuantized(
+            _tokens(problem.rows),
+            tiles.row_tiles // count,
+            tiles.warps_n,
+            tiles.warps_k,
+            tiles.stages,
+            cluster_k_splits=tiles.splits,
+        )
+        for tiles in found
+    ]
+
+
+def _tokens(rows: int) -> int:
+    return next(tokens for tokens in FEWEST_TOKENS if rows <= tokens)
+
+
+def weights_of(problem: Problem) -> StreamWeights:
+    """What the choice of tiles depends on."""
+    first, count = problem.contractions[0], len(problem.contractions)
+    tiles = count * sum(-(-columns // 16) for columns in problem.columns)
+    quantized = problem.quantized
+    bits = _bits(first.format, first.group_size) if quantized else 8 * item_size(problem.dtype)
+    light = quantized and _plain(problem)
+    return StreamWeights(tiles, count, problem.length, bits, quantized, light, problem.device.model)
+
+
+def _bits(name: str | None, group_size: int | None) -> float:
+    """Bits of a weight of this format, with those of a scale of 16 bits for each group."""
+    return formats.find(name or "").bits + (16 / group_size if group_size else 0)
+
+
+def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
+    """The estimated time in microseconds, by the geometric mean over the rows of the bucket."""
+    tiles = StreamTiles(
+        candidate.row_tiles * len(problem.contractions),
+        candidate.warps_n,
+        candidate.warps_k,
+        candidate.stages,
+        candidate.cluster_k_splits,
+    )
+    of = tiles, problem.rows, candidate.tokens, weights_of(problem), candidate.shared_bytes
+    return stream_tiles.microseconds(*of)
 
 
 def _plain(problem: Problem) -> bool:
@@ -103,20 +122,6 @@ def _plain(problem: Problem) -> bool:
     return light and coarse and problem.dtype == "bfloat16"
 
 
-_FEW_DENSE_TILES: list[tuple[float, Shape]] = [*_FEW_TILES[:2], (80, (1, 1, 16, 2, 2))]
-_ROWS: dict[int, list[tuple[float, Shape]]] = {
-    1: [*_FEW_DENSE_TILES, (math.inf, (1, 1, 16, 1, 2))],
-    4: [
-        *_FEW_DENSE_TILES,
-        (160, (2, 1, 8, 2, 2)),
-        (264, (1, 2, 8, 1, 2)),
-        (400, (1, 1, 8, 1, 2)),
-        (math.inf, (2, 1, 8, 1, 2)),
-    ],
-    8: [*_FEW_DENSE_TILES, (160, (2, 1, 8, 2, 2)), (264, (1, 2, 8, 1, 2)), (math.inf, (1, 2, 4, 1, 2))],
-    16: [*_FEW_DENSE_TILES, (160, (2, 1, 8, 2, 2)), (264, (1, 2, 8, 1, 2)), (math.inf, (2, 2, 4, 1, 2))],
-}
-"""As ``_MMA``, for dense weights that are contiguous along K."""
 _COLUMNS: list[tuple[float, tuple[int, int, int, int]]] = [
     (0.5, (1, 8, 2, 1)),
     (1, (1, 8, 1, 1)),
@@ -127,13 +132,14 @@ _COLUMNS: list[tuple[float, tuple[int, int, int, int]]] = [
 MOST_COLUMN_TILES = 256
 """Row tiles of 64 rows up to which ``columns`` is used. With more of them ``dense``, through shared memory, has enough
 blocks and is faster (H200)."""
-_STREAM: dict[int, Shape] = {
+_STREAM: dict[int, tuple[int, int, int, int, int]] = {
     1: (4, 1, 8, 1, 2),
     4: (4, 4, 4, 1, 2),
     8: (4, 4, 2, 1, 2),
     16: (4, 8, 1, 2, 2),
 }
-"""The ``stream`` mainloop, by the most tokens: as ``Shape``, but with the weight rows of a lane for the row tiles."""
+"""The ``stream`` mainloop, by the most tokens: (weight rows of a lane, warps along N, warps along K, blocks of a
+cluster along K, stages)."""
 OUTER_TILE_K = 8
 """Extent of K in a tile of the ``stream_outer`` mainloop."""
 OUTER_WARPS = 8
@@ -153,30 +159,36 @@ def _dense_kinds(problem: Problem) -> tuple[set[str], int]:
     return {kind for kind, _ in weights}, min(unit for _, unit in weights)
 
 
-def rows(problem: Problem) -> MmaRows | MmaColumns | None:
+def rows(problem: Problem) -> list[MmaRows] | list[MmaColumns]:
     """``rows`` or ``columns``: for few rows of x and 16-bit weights that are contiguous along one dimension (the same
-    one for all) and can be read in accesses of 16 bytes; else None."""
+    one for all) and can be read in accesses of 16 bytes; else none."""
     kinds, unit = _dense_kinds(problem)
     along_k = kinds == {"k"}
     units = [problem.layouts[0].length_unit] if along_k else [layout.columns_unit for layout in problem.layouts]
     if problem.rows > STREAMED_ROWS or kinds not in ({"k"}, {"outer"}) or min(unit, *units) < 8:
-        return None
-    tokens = next(most for most in _ROWS if problem.rows <= most)
-    count = len(problem.contractions)
+        return []
+    tokens, count = _tokens(problem.rows), len(problem.contractions)
     if not along_k:
         tiles = count * sum(-(-columns // 64) for columns in problem.columns)
         if tiles > MOST_COLUMN_TILES and not problem.prologue:
-            return None
+            return []
         warps_n, warps_k, splits, stages = next(
             shape for most, shape in _COLUMNS if tiles <= most * problem.device.model.multiprocessors
         )
         warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-        return MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)
-    tiles = count * sum(-(-columns // 16) for columns in problem.columns)
-    row_tiles, warps_n, warps_k, splits, stages = next(shape for most, shape in _ROWS[tokens] if tiles <= most)
-    row_tiles = max(1, row_tiles // count)
-    warps_k, splits = _shortened(warps_k, splits, problem.length // 64)
-    return MmaRows(tokens, row_tiles, warps_n, warps_k, stages, cluster_k_splits=splits)
+        return [MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)]
+    found = stream_tiles.candidates(tokens, weights_of(problem), problem.device.has_clusters)
+    return [
+        MmaRows(
+            tokens,
+            tiles.row_tiles // count,
+            tiles.warps_n,
+            tiles.warps_k,
+            tiles.stages,
+            cluster_k_splits=tiles.splits,
+        )
+        for tiles in found
+    ]
 
 
 def _shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
@@ -217,7 +229,7 @@ def prologue(computed: Prologue, device: Device) -> Decision:
         return Decision(False, "tiles of integers are read from memory")
     if computed.rows > STREAMED_ROWS:
         return Decision(False, f"above {STREAMED_ROWS} rows tiles read it by the copy engine, and are many")
-    blocks = -(-computed.columns // _block_rows(computed))
+    blocks = -(-computed.columns // _block_rows(computed, device))
     expensive = sum(operation not in CHEAP for operation in computed.operations)
     element = ELEMENT_MICROSECONDS + EXPENSIVE_OPERATION_MICROSECONDS * expensive
     microseconds = computed.rows * computed.length * blocks * element
@@ -226,12 +238,15 @@ def prologue(computed: Prologue, device: Device) -> Decision:
     return Decision(True, f"that {blocks} blocks compute it costs less than a launch of its own")
 
 
-def _block_rows(computed: Prologue) -> int:
+def _block_rows(computed: Prologue, device: Device) -> int:
     """Rows of a weight in a block's tile, in the mainloop for few rows of x."""
-    tokens = next(most for most in _MMA if computed.rows <= most)
-    tiles = -(-computed.columns // 16)
     if computed.dtype in ("float32", "float64"):
-        return _STREAM[tokens][0] * _STREAM[tokens][1] if computed.format is None else 64
-    table: Mapping[int, Sequence[tuple[float, tuple[int, ...]]]] = _ROWS if computed.format is None else _MMA
-    row_tiles, warps_n, *_ = next((shape for most, shape in table[tokens] if tiles <= most), _MMA_MORE[tokens])
-    return 16 * row_tiles * warps_n
+        lane_rows, warps_n, *_ = _STREAM[next(most for most in _STREAM if computed.rows <= most)]
+        return lane_rows * warps_n if computed.format is None else 64
+    quantized = computed.format is not None
+    bits = _bits(computed.format, None) if quantized else 16
+    weights = StreamWeights(-(-computed.columns // 16), 1, computed.length, bits, quantized, True, device.model)
+    tokens = _tokens(computed.rows)
+    found = stream_tiles.candidates(tokens, weights, device.has_clusters)
+    best = min(found, key=lambda each: stream_tiles.microseconds(each, computed.rows, tokens, weights, 0))
+    return 16 * best.row_tiles * best.warps_n

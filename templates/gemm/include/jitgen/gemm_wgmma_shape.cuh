@@ -57,7 +57,7 @@ struct QuantizedShape {
   }
 
   // The epilogue stages a warpgroup's [contractions][chunk][64 columns]; each row is padded by 4 floats (banks).
-  static constexpr int chunk = Config::tokens == 16 ? 16 : 32 / Config::contractions;  // tokens
+  static constexpr int chunk = Config::tokens % 32 ? 16 : 32 / Config::contractions;  // tokens
   static constexpr int pitch = 68;
   static constexpr int staging_bytes = Config::warpgroups * Config::contractions * chunk * pitch * 4;
 

@@ -1,0 +1,226 @@
+"""Tiles of the mma.sync mainloop for few rows of x, which streams weights from memory into fragments
+(``gemm_mma.cuh``): the candidates, and a model of their times.
+
+The constants were fitted to 1,500 timings of 68 random shapes on an H200 (``tools/gemm_timings.py --seed 23001``; 1 to
+16 rows, N and K from 64 to 60000, none rounded), quantised weights being W4A16 with groups of 128. Of the tiles that
+were timed for a shape, those that the model chooses take 4 % (quantised) and 6 % (dense) longer than the best by the
+geometric mean, and 30 % and 23 % at the 95th percentile.
+
+What the model says:
+
+* A group of warps waits for a chunk of the weight as long as memory takes; with more stages in flight it waits less, by
+  a power that is less than one. Instructions and reads of x are shared by the blocks of a multiprocessor.
+* No kernel is faster than memory delivers the weights, and where multiprocessors get unequal numbers of blocks, those
+  with most finish last.
+* Clusters lie within a GPC, so that fewer run at once than multiprocessors suggest (``Chip.clusters``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jitgen.chips import Chip
+
+CHUNK = 64
+"""Extent of K in a chunk."""
+RESERVED_BYTES = 1024
+"""Shared memory that CUDA takes for itself in every block, in bytes (CUDA C++ Programming Guide, compute capability 8.0
+and later)."""
+MULTIPROCESSOR_THREADS, REGISTERS = 2048, 2**16
+"""Threads that a multiprocessor holds at most, and its registers (the same guide: 8.0 and 9.0)."""
+SMOOTH = 4
+"""The power of the mean by which limits that apply at the same time are combined."""
+
+
+@dataclass(frozen=True)
+class StreamTiles:
+    """Tiles of one mainloop.
+
+    Attributes:
+        row_tiles: pieces of 16 rows that a warp computes, of all contractions.
+        warps_n, warps_k: warps along N and along K.
+        stages: chunks along K that a group of warps has in flight.
+        splits: blocks of a cluster that share K.
+    """
+
+    row_tiles: int
+    warps_n: int
+    warps_k: int
+    stages: int = 2
+    splits: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.warps_n * self.warps_k
+
+
+QUANTIZED = (
+    *(StreamTiles(1, 1, 16, splits=splits) for splits in (1, 2, 4, 8)),
+    *(StreamTiles(2, 1, 16, splits=splits) for splits in (1, 2, 4)),
+    *(StreamTiles(1, 1, 8), StreamTiles(1, 2, 4), StreamTiles(1, 4, 2), StreamTiles(1, 2, 8, splits=8)),
+    *(StreamTiles(2, 1, 8), StreamTiles(2, 1, 8, splits=4), StreamTiles(2, 2, 4), StreamTiles(2, 2, 8, splits=4)),
+    *(StreamTiles(1, 1, 16, 4), StreamTiles(2, 1, 8, 4), StreamTiles(2, 2, 4, 4), StreamTiles(4, 1, 8, 4)),
+    *(StreamTiles(4, 1, 4), StreamTiles(4, 1, 8), StreamTiles(4, 4, 2), StreamTiles(2, 7, 2), StreamTiles(2, 8, 1)),
+    *(StreamTiles(7, 2, 4), StreamTiles(7, 4, 2)),
+)
+"""Of quantised weights. Of 84 that were timed, these include nearly always the fastest."""
+DENSE = (
+    *(StreamTiles(1, 1, 16), StreamTiles(1, 1, 16, splits=4)),
+    *(StreamTiles(1, 1, 8, splits=splits) for splits in (1, 4, 8)),
+    *(StreamTiles(1, 2, 8, splits=splits) for splits in (1, 2, 8)),
+    *(StreamTiles(1, 2, 4), StreamTiles(1, 4, 2), StreamTiles(2, 1, 8), StreamTiles(2, 1, 8, splits=4)),
+    *(StreamTiles(2, 2, 4), StreamTiles(4, 1, 4)),
+    *(StreamTiles(1, 1, 8, 4), StreamTiles(1, 2, 4, 4), StreamTiles(2, 1, 8, 4)),
+)
+"""Of 16-bit weights that are contiguous along K."""
+
+
+@dataclass(frozen=True)
+class StreamWeights:
+    """What a choice of tiles depends on, besides the rows of x.
+
+    Attributes:
+        tiles: pieces of 16 rows, of all contractions of all regions.
+        contractions: of each region.
+        length: K.
+        bits: of a weight, those of scales included.
+        quantized: whether weights are quantised.
+        light: whether they take no more registers than 4-bit codes without zero-points for bfloat16.
+        chip: whose multiprocessors, clusters and rates the model takes.
+    """
+
+    tiles: int
+    contractions: int
+    length: int
+    bits: float
+    quantized: bool
+    light: bool
+    chip: Chip
+
+
+@dataclass(frozen=True)
+class StreamFit:
+    """Fitted constants.
+
+    Attributes:
+        latency: microseconds of a chunk with two stages in flight, times two.
+        depth: the power of the stages by which that decreases.
+        issue, token_issue: cycles of a scheduler for a row tile of a chunk, and for each eight tokens of it.
+        start: microseconds of a block before its first chunk.
+        reduce: microseconds for 10,000 sums that the groups of warps of a block exchange.
+        exchange, block_exchange: microseconds of the exchange of two blocks of a cluster, and of each further block.
+        token_bytes: bytes of x that a multiprocessor reads in a microsecond.
+        fixed: microseconds of a kernel that reads at the rate of memory.
+        few, many: the power with which the share of idle slots for blocks slows reading: where each multiprocessor has
+            one block or none, and where it has several.
+        registers: by the most tokens, the row tiles in two stages up to which a thread has 64 registers, and up to
+            which 128.
+    """
+
+    latency: float
+    depth: float
+    issue: float
+    token_issue: float
+    start: float
+    reduce: float
+    exchange: float
+    block_exchange: float
+    token_bytes: float
+    fixed: float
+    few: float
+    many: float
+    registers: tuple[tuple[int, float, float], ...]
+
+
+QUANTIZED_FIT = StreamFit(
+    *(1.12, 0.287, 67.8, 35.2, 0.246, 1.31, 0.341, 0.087, 30500, 1.32, 0.42, 0.41),
+    registers=((1, 2, 4), (8, 1, 4), (16, 1, 2)),
+)
+DENSE_FIT = StreamFit(
+    *(0.851, 0.6, 250, 0, 0.366, 2.49, 0.64, 0.113, 26800, 1.67, 0.06, 0.47),
+    registers=((16, 1, 2),),
+)
+
+
+def candidates(tokens: int, weights: StreamWeights, has_clusters: bool) -> list[StreamTiles]:
+    """The tiles that a kernel for at most ``tokens`` rows of x can have. Where K is short, tiles are shortened. Each of
+    several contractions has as many row tiles, and at least one."""
+    chunks, count = max(1, weights.length // CHUNK), weights.contractions
+    found: dict[StreamTiles, None] = {}
+    for each in QUANTIZED if weights.quantized else DENSE:
+        tiles = replace(each, row_tiles=max(each.row_tiles, count))
+        shared = tiles.row_tiles % count == 0 and (tiles.splits == 1 or has_clusters)
+        if shared and not _spills(tokens, tiles, weights):
+            found[_shortened(tiles, chunks)] = None
+    return list(found)
+
+
+def _spills(tokens: int, tiles: StreamTiles, weights: StreamWeights) -> bool:
+    """Whether a thread would not hold its sums and the stages in flight, as NVRTC 13.0 compiles it."""
+    if not weights.quantized:
+        return False
+    rows, deep = tiles.row_tiles, tiles.stages > 2
+    if not weights.light:
+        return rows > 4 or (deep and rows > 2) or (deep and tokens == 1 and rows > 1)
+    return (tokens == 1 and deep and rows > 1) or (tokens == 8 and rows * tiles.stages > 8)
+
+
+def _shortened(tiles: StreamTiles, chunks: int) -> StreamTiles:
+    """``tiles`` with blocks and warps along K halved until there are no more of them than ``chunks``."""
+    warps_k, splits = tiles.warps_k, tiles.splits
+    while warps_k * splits > chunks:
+        warps_k, splits = (warps_k, splits // 2) if splits > 1 else (warps_k // 2, splits)
+    return StreamTiles(tiles.row_tiles, tiles.warps_n, warps_k, tiles.stages, splits)
+
+
+def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeights, shared_bytes: int) -> float:
+    """The estimated time of a kernel that has the device for itself.
+
+    Args:
+        tokens: rows of x in a tile.
+        shared_bytes: of a block.
+    """
+    fit, chip = (QUANTIZED_FIT if weights.quantized else DENSE_FIT), weights.chip
+    row_blocks = -(-rows // tokens)
+    clusters = row_blocks * -(-weights.tiles // (tiles.row_tiles * tiles.warps_n))
+    slots = dict(chip.clusters)[tiles.splits]  # clusters of one block on each multiprocessor
+    each = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
+    chunks = -(-weights.length // CHUNK)
+    own = -(-chunks // tiles.splits)  # chunks of a block
+    steps = -(-own // tiles.warps_k)
+    eights = max(1, tokens // 8)
+    issue = tiles.row_tiles * (fit.issue + fit.token_issue * eights) * tiles.warps / 4
+    latency = fit.latency / 2 * (2 / tiles.stages) ** fit.depth
+    read = tiles.warps_k * min(rows, tokens) * CHUNK * 2
+    sums = tiles.warps * tiles.row_tiles * 16 * 8 * eights
+    time = 0.0
+    for together in _waves(each, _resident(tiles, tokens, fit, chip, shared_bytes)):
+        shared = together * issue / chip.microsecond_cycles, together * read / fit.token_bytes
+        time += fit.start + steps * _combined(latency, *shared) + fit.reduce * together * sums / 1e4
+        if tiles.splits > 1:
+            time += fit.exchange + fit.block_exchange * (tiles.splits - 2)
+    assert chip.read_rate is not None
+    reading = weights.tiles * 16 * weights.length * weights.bits / 8 / chip.read_rate * 1e6
+    reading *= (each * slots / clusters) ** (fit.few if each == 1 else fit.many)
+    return _combined(time, row_blocks * reading + fit.fixed)
+
+
+def _waves(blocks: int, resident: int) -> Iterator[int]:
+    """How many blocks a multiprocessor computes together, wave by wave."""
+    while blocks > 0:
+        yield min(blocks, resident)
+        blocks -= resident
+
+
+def _resident(tiles: StreamTiles, tokens: int, fit: StreamFit, chip: Chip, shared_bytes: int) -> int:
+    """Blocks that a multiprocessor holds at once."""
+    load = tiles.row_tiles * tiles.stages / 2
+    few, many = next((few, many) for most, few, many in fit.registers if tokens <= most)
+    registers, threads = 64 if load <= few else 128 if load <= many else 255, 32 * tiles.warps
+    by_memory = chip.multiprocessor_shared_bytes // (shared_bytes + RESERVED_BYTES)
+    return max(1, min(MULTIPROCESSOR_THREADS // threads, REGISTERS // (registers * threads), by_memory))
+
+
+def _combined(*limits: float) -> float:
+    return float(sum(limit**SMOOTH for limit in limits) ** (1 / SMOOTH))

@@ -1,0 +1,99 @@
+"""Products on a GPU for every number of rows at which something changes: buckets, tiles, warps, ragged last tiles.
+
+Each result is written into poison and compared with float64 on the same numbers. N and K are ragged as well: N below,
+at and above a tile, K of one step, of a few, and of an odd number of them that blocks of a cluster share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+BF16, F16 = torch.bfloat16, torch.float16
+TOLERANCE = {BF16: 2.0**-8, F16: 2.0**-10}
+"""Of the norm of the difference, relative to the result's: half a unit in the last place of the result's rounding, and
+as much again for a weight rounded once."""
+ROWS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 255, 257, 777, 1000)
+SIZES = ((72, 1152), (1000, 384), (4104, 640), (184, 5888), (130, 128))
+"""(N, K)"""
+CASES: dict[str, tuple[str | None, int | None, torch.dtype]] = {
+    "dense": (None, None, BF16),
+    "dense float16": (None, None, F16),
+    "int4": ("int4", 128, BF16),
+    "int4 float16": ("int4", 128, F16),
+    "uint4 64": ("uint4", 64, BF16),
+    "int8": ("int8", None, BF16),
+}
+
+
+def linear(x: torch.Tensor, w: Any) -> torch.Tensor:
+    return F.linear(x, w)
+
+
+def swiglu(x: torch.Tensor, gate: Any, up: Any) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def projections(x: torch.Tensor, q: Any, k: Any, v: Any) -> Any:
+    return F.linear(x, q), F.linear(x, k).relu(), F.linear(x, v) * 2
+
+
+def random(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, device="cuda").to(dtype)
+
+
+def wide(value: Any) -> torch.Tensor:
+    return value.dequantize(torch.float64) if isinstance(value, jitgen.QTensor) else value.double()
+
+
+def check(
+    function: Callable[..., Any], x: torch.Tensor, *weights: Any, slack: float = 1, backend: str = "cuda"
+) -> None:
+    expected = function(x.double(), *map(wide, weights))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    poisoned = tuple(torch.full(e.shape, float("nan"), dtype=x.dtype, device="cuda") for e in expected)
+    plan = jitgen.jit(function, backend=backend).bind(x, *weights)
+    plan(x, *weights, out=poisoned if len(poisoned) > 1 else poisoned[0])
+    for got, want in zip(poisoned, expected, strict=True):
+        error = ((got.double() - want).norm() / want.norm()).item()
+        assert error <= slack * TOLERANCE[x.dtype], f"{len(x)} rows: relative error {error:.2e}"
+
+
+def weight(n: int, k: int, format: str | None, group: int | None, dtype: torch.dtype) -> Any:
+    return random(n, k, dtype=dtype) if format is None else jitgen.quantize(random(n, k), format, group)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick(where=lambda case, size, backend: backend == "cuda" and case in ("dense", "int4") and size[1] < 5000)
+def test_every_number_of_rows(case: str, size: tuple[int, int], backend: str) -> None:
+    format, group, dtype = CASES[case]
+    w = weight(*size, format, group, dtype)
+    for rows in ROWS:
+        check(linear, random(rows, size[1], dtype=dtype), w, backend=backend)
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.parametrize("size", SIZES[:3], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.quick(where=lambda size, format: size == SIZES[0])
+def test_two_products_in_one_tile(size: tuple[int, int], format: str | None) -> None:
+    gate, up = (weight(*size, format, 128 if format else None, BF16) for _ in range(2))
+    for rows in ROWS:
+        check(swiglu, random(rows, size[1]) / size[1] ** 0.5, gate, up, slack=4)
+
+
+@pytest.mark.parametrize("format", [None, "int4"])
+@pytest.mark.quick(where=lambda format: format == "int4")
+def test_several_regions(format: str | None) -> None:
+    q, k, v = (weight(n, 640, format, 128 if format else None, BF16) for n in (520, 136, 264))
+    for rows in ROWS:
+        check(projections, random(rows, 640), q, k, v)

@@ -1,0 +1,410 @@
+"""Times the candidates of products of random sizes on this GPU: what the models of ``families/gemm`` are fitted to.
+
+::
+
+    python tools/gemm_timings.py timings.json --seed 7 --shapes 40 --kinds mma rows wgmma_quantized wgmma_dense
+
+For each kind of mainloop, sizes are drawn as ``jitgen bench sweep`` draws them. Every candidate is compiled (in as many
+processes as there are cores), launched over rotating copies of its weights, and timed in a CUDA graph. Results of the
+candidates of one problem must agree, and a candidate that differs is reported. A line of the output is
+``[kind, rows, columns, length, fields of the candidate, blocks that share K, microseconds]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.families import registry
+from jitgen.families.family import OVERLAPS, Choice
+from jitgen.families.gemm import wgmma
+from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaMainloop, WgmmaPair
+from jitgen.families.gemm.schedule import bucket
+
+KINDS = {
+    "mma": ("int4", 1, 16),
+    "rows": (None, 1, 16),
+    "wgmma_quantized": ("int4", 9, 8192),
+    "wgmma_dense": (None, 17, 8192),
+    "int4": ("int4", 1, 8192),
+    "dense": (None, 1, 8192),
+    "swiglu int4": ("int4", 1, 8192),
+    "swiglu dense": (None, 1, 8192),
+}
+"""The format of the weights, and the fewest and the most rows, of each kind. Of the first four every candidate of one
+mainloop is timed, of the others that which is chosen."""
+CHOSEN = ("int4", "dense", "swiglu int4", "swiglu dense")
+POOL_BYTES = 2**30
+"""Memory that copies of the weights are taken from."""
+CACHED_BYTES = 2**28
+"""Bytes after which a copy is certainly not in the second-level cache any more."""
+
+
+def linear(x: Any, w: Any) -> Any:
+    return F.linear(x, w)
+
+
+def swiglu(x: Any, gate: Any, up: Any) -> Any:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def llama() -> Iterator[tuple[str, int, int, int]]:
+    """The layers of Llama, and its SwiGLU beside the product of the same size."""
+    from jitgen.bench.products import GPU_ROWS, LLAMA
+
+    for rows in GPU_ROWS:
+        for columns, length in LLAMA.values():
+            for kind in CHOSEN[:2]:
+                yield kind, rows, columns, length
+        for kind in CHOSEN[2:]:
+            yield kind, rows, 14336, 4096
+
+
+def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
+    """(rows, columns, length)"""
+    _, least, most = KINDS[kind]
+    while True:
+        rows = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
+        columns, length = _side(source, 8), _side(source, 128)
+        if most > 16 and kind not in CHOSEN and source.random() < 0.4:
+            length = 128 * source.randint(1, 10)
+        if columns * length <= 3e8 and rows * columns * length <= 1e12:
+            return rows, columns, length
+
+
+def _side(source: random.Random, unit: int) -> int:
+    size = math.exp(source.uniform(math.log(64), math.log(60000)))
+    return max(1, round(size / 256)) * 256 if source.random() < 0.5 else unit * (2 * int(size / (2 * unit)) + 1)
+
+
+def lowered(kind: str, rows: int, columns: int, length: int, target: str) -> Any:
+    format = KINDS[kind][0]
+    x = jitgen.TensorSpec((rows, length), torch.bfloat16)
+    group = None if format is None else 128
+    w = jitgen.TensorSpec((columns, length), torch.bfloat16, format=format, group_size=group)
+    if kind.startswith("swiglu"):
+        return jitgen.jit(swiglu, backend="cuda").lower(x, w, w, target=target).lowered
+    return jitgen.jit(linear, backend="cuda").lower(x, w, target=target).lowered
+
+
+def scheduled(low: Any, kind: str, extra: Any) -> Iterator[Any]:
+    """The candidates of a problem, without alternatives."""
+    family, route = registry.of(low.program.kernels[0]), low.route
+    problem = family.problem(low.program.kernels[0], low.layouts[0], low.laid_out.geometries[0], route.device)
+    found = list(family.candidates(problem, route.device))
+    if extra is not None:
+        found += extra(problem)
+    seen = set()
+    for candidate in found:
+        if candidate.path == kind and not isinstance(candidate, WgmmaPair) and candidate not in seen:
+            seen.add(candidate)
+            yield candidate
+
+
+def compiled(source: Any) -> Any:
+    from jitgen.compile import nvrtc
+
+    try:
+        artifact = nvrtc.compile(source)
+    except Exception as error:  # reported, and the candidate left out
+        return str(error)[:300]
+    return (
+        artifact.meta["entry"],
+        artifact.files[artifact.binary],
+        artifact.meta.get("spill_bytes", 0),
+        artifact.meta.get("registers", 0),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--shapes", type=int, default=30, help="of each kind")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS)[:4], choices=KINDS)
+    parser.add_argument("--seconds", type=float, default=100, help="after which no further problem is begun")
+    parser.add_argument("--llama", action="store_true", help="also the layers of Llama")
+    parser.add_argument("--dry", action="store_true", help="only count what would be timed")
+    options = parser.parse_args()
+    started, source = time.time(), random.Random(options.seed)
+    target = "sm_90a"
+    problems, sources, rendered = [], {}, {}
+    shapes = [(kind, *drawn(source, kind)) for _ in range(options.shapes) for kind in options.kinds]
+    shapes += llama() if options.llama else ()
+    for kind, rows, columns, length in shapes:
+        low = lowered(kind, rows, columns, length, target)
+        if low.program.kernels[0].family != "gemm":
+            continue
+        jobs: list[Any] = []
+        if kind in CHOSEN:
+            text = low.render(0)[0]
+            sources[text.text] = text
+            jobs.append((low, low.schedules[0], None, text.text))
+        for schedule in () if kind in CHOSEN else scheduled(low, kind, EXTRA.get(kind)):
+            for wanted, splits in variants(schedule, rows, columns, length):
+                name = (low.program.kernels[0].digest, str(low.layouts), wanted)
+                one = dataclasses.replace(low, choices=(Choice(wanted, ""),))
+                if name not in rendered:
+                    rendered[name] = one.render(0)[0]
+                    sources[rendered[name].text] = rendered[name]
+                jobs.append((one, wanted, splits, rendered[name].text))
+        problems.append(((kind, rows, columns, length), jobs))
+    timings = sum(len(jobs) for _, jobs in problems)
+    print(
+        f"{len(problems)} problems, {timings} timings, {len(sources)} sources, {time.time() - started:.1f} s",
+        flush=True,
+    )
+    if options.dry:
+        return
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        from jitgen.compile import routes
+
+        prepared = [routes.prepare(each) for each in sources.values()]
+        built = dict(zip(sources, pool.map(compiled, prepared, chunksize=2), strict=True))
+    for name, each in built.items():
+        if isinstance(each, str) or each[2]:
+            print(
+                "not compiled or spills",
+                name[:600] if isinstance(each, str) else "",
+                each if isinstance(each, str) else each[2:],
+                flush=True,
+            )
+    print(f"compiled after {time.time() - started:.1f} s", flush=True)
+    results: list[Any] = []
+    bench = Timer()
+    for shape, jobs in problems:
+        if time.time() - started > options.seconds:
+            break
+        reference = None
+        for low, schedule, splits, name in jobs:
+            if isinstance(built[name], str) or built[name][2] > 120:
+                continue
+            microseconds, out = bench.time(low, splits, built[name], name)
+            if reference is None:
+                reference = out
+            error = (out - reference).abs().max().item() / max(reference.abs().max().item(), 1e-30)
+            if not error < 0.02:
+                print("WRONG", shape, schedule, splits, error, flush=True)
+            results.append([*shape, dataclasses.asdict(schedule), splits, round(microseconds, 3)])
+        results.append(["cublas", *shape[1:], {}, 1, round(bench.peer(*shape[1:]), 3)])
+    layers = set(llama())
+    summarise([each for each in results if tuple(each[:4]) not in layers])
+    for kind, rows, columns, length, _, _, microseconds in results if options.llama else ():
+        if (kind, rows, columns, length) in layers:
+            print(f"llama {kind} {rows} x {columns} x {length}: {microseconds:.2f} us")
+    with open(options.output, "w") as file:
+        file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
+    print(f"{len(results)} timings after {time.time() - started:.1f} s")
+
+
+def summarise(results: list[Any]) -> None:
+    """Prints, of what was chosen, torch's time of the dense product as a multiple of the product's, by rows."""
+    peers = {tuple(shape): microseconds for kind, *shape, _, _, microseconds in results if kind == "cublas"}
+    for kind in CHOSEN:
+        ratios = sorted(
+            (peers[m, n, k] / us, m, n, k, us) for of, m, n, k, _, _, us in results if of == kind and (m, n, k) in peers
+        )
+        for low, high in (
+            (1, 8),
+            (9, 16),
+            (17, 64),
+            (1, 64),
+            (65, 256),
+            (257, 1024),
+            (1025, 8192),
+            (65, 8192),
+            (1, 8192),
+        ):
+            found = [ratio for ratio, rows, *_ in ratios if low <= rows <= high]
+            if found:
+                mean, fifth = statistics.geometric_mean(found), found[len(found) // 20]
+                print(f"{kind} {low}-{high}: {mean:.2f}, 5th {fifth:.2f}, worst {found[0]:.2f} of {len(found)}")
+        for ratio, rows, columns, length, microseconds in ratios[:10]:
+            print(f"  {ratio:.2f} {rows} x {columns} x {length}, {microseconds:.1f} us")
+
+
+def variants(schedule: Any, rows: int, columns: int, length: int) -> list[tuple[Any, int]]:
+    """(schedule, blocks of a cluster that share K) worth timing: without splits, and some numbers of them."""
+    if not isinstance(schedule, WgmmaMainloop):
+        return [(schedule, schedule.cluster_k_splits)]
+    if schedule.multicast > 1:
+        lags = (0, 1, 2) if length // schedule.block_k <= 32 else (0,)
+        return [(dataclasses.replace(schedule, lag=lag), schedule.multicast) for lag in lags]
+    one = dataclasses.replace(schedule, cluster_k_splits=1)
+    found = [(one, 1)]
+    if schedule.warpgroups > 1 and length // schedule.block_k <= 32:
+        most = (schedule.stages - 1) // (schedule.warpgroups - 1)
+        found += [(dataclasses.replace(one, lag=lag), 1) for lag in sorted({1, 2, most}) if lag <= most]
+    items = -(-rows // schedule.block_m) * -(-columns // schedule.block_n)
+    chunks = length // schedule.block_k
+    room = 132 * schedule.resident
+    left = items % room
+    if left and left <= room // 2:
+        wanted = min(8, room // left, max(1, chunks // 4))
+        for splits in {wanted, min(3, wanted)} - {1}:
+            found.append((dataclasses.replace(schedule, cluster_k_splits=8), splits))
+    return found
+
+
+def streams(problem: Any) -> Any:
+    """Candidates of the mainloops for few rows, which their rules do not have."""
+    from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows
+    from jitgen.families.gemm.schedules import cuda
+
+    kind = MmaQuantized if problem.quantized else MmaRows
+    tokens = next(t for t in (1, 4, 8, 16) if bucket(problem.rows) <= t)
+    tiles, chunks = -(-problem.columns[0] // 16), -(-problem.length // 64)
+    found = []
+    for (rows, across, along), deep in STREAMS:
+        for splits in (1, 2, 4, 8):
+            for stages in (2, 4):
+                if (stages == 4 and (not deep or splits > 2)) or splits > {1: 8, 2: 4, 4: 2, 7: 2}[rows]:
+                    continue
+                blocks = -(-tiles // (rows * across)) * splits
+                if along * splits > chunks or (splits > 1 and blocks > 132 * 4):
+                    continue
+                made = kind(tokens, rows, across, along, stages, cluster_k_splits=splits)
+                found.append((blocks * min(across * along, 16), cuda._with_stages_that_fit(made, problem)))
+    most = max((each for each, _ in found), default=0)
+    return [made for warps, made in found if warps >= min(most, 132 * 16) / 6]
+
+
+STREAMS = [
+    *(
+        ((1, 1, 16), True),
+        ((1, 1, 8), True),
+        ((1, 2, 8), False),
+        ((1, 2, 4), True),
+        ((1, 4, 4), False),
+        ((1, 4, 2), False),
+    ),
+    *(
+        ((2, 1, 8), True),
+        ((2, 1, 16), False),
+        ((2, 2, 4), True),
+        ((2, 2, 8), False),
+        ((2, 4, 2), False),
+        ((2, 4, 4), False),
+    ),
+    *(
+        ((2, 7, 2), False),
+        ((2, 8, 1), False),
+        ((4, 1, 8), True),
+        ((4, 1, 4), False),
+        ((4, 2, 4), True),
+        ((4, 4, 2), False),
+    ),
+    *(((4, 2, 8), False), ((4, 8, 1), False), ((7, 2, 4), False), ((7, 4, 2), False), ((7, 2, 2), False)),
+]
+EXTRA: dict[str, Any] = {"mma": streams, "rows": streams}
+CHOICE = wgmma.for_launch
+
+
+class Timer:
+    """Launches a candidate over random memory, in a CUDA graph."""
+
+    def __init__(self) -> None:
+        self.pool = torch.randint(-(2**31), 2**31 - 1, (POOL_BYTES // 4,), dtype=torch.int32, device="cuda")
+        # Any bits are codes. Of the 16-bit floats some bits of the exponent are fixed, so that they are 2**-8 to 2.
+        self.floats = (torch.randn(POOL_BYTES // 2, device="cuda") * 0.5).to(torch.bfloat16)
+        self.functions: dict[Any, Any] = {}
+
+    def time(self, low: Any, splits: int | None, built: Any, name: Any) -> tuple[float, torch.Tensor]:
+        from jitgen.runtime import cuda
+        from jitgen.runtime.tensor_map import TensorMap
+
+        wgmma.for_launch = CHOICE if splits is None else lambda tiling, *_: WgmmaLaunch(tiling, 0, splits)  # type: ignore
+        shape, arguments = low.launch(0), low.arguments(0)
+        if (name, shape.entry) not in self.functions:
+            self.functions[name, shape.entry] = cuda.load(built[1], built[0] + shape.entry, 0, shape.shared_bytes)
+        function = self.functions[name, shape.entry]
+        parameters = "T" * len(arguments.maps) + "P" * len(arguments.pointers)
+        parameters += ("q" if arguments.wide else "i") * len(arguments.integers)
+        varying = len(arguments.maps) + len(arguments.pointers)
+        launch = cuda.Launch(
+            function,
+            parameters,
+            (*(None,) * varying, *arguments.integers),
+            cuda.resident_grid(function, shape),
+            shape.block,
+            shape.shared_bytes,
+            cluster=(shape.cluster, 1, 1) if shape.any_cluster and shape.cluster > 1 else None,
+            pdl=OVERLAPS in shape.attributes,
+        )
+        buffers = low.program.buffers
+        sizes = [self.bytes(m, b) for m, b in zip(low.memories, buffers, strict=True)]
+        weights = sum(sizes[1:-1])
+        copies = max(2, min(16, CACHED_BYTES // max(weights, 1)))
+        out = torch.full(low.memories[-1].view.sizes, float("nan"), dtype=torch.bfloat16, device="cuda")
+        maps = [TensorMap(**vars(each)) for each in arguments.maps]
+        sets = []
+        for copy in range(copies):
+            places, at = [], 0
+            for buffer, size in list(zip(buffers, sizes, strict=True))[:-1]:
+                whole = self.floats if buffer.dtype == "bfloat16" else self.pool
+                offset = at if buffer is buffers[0] else at + copy * weights
+                places.append(whole.data_ptr() + offset % (POOL_BYTES - size) // 256 * 256)
+                at += -(-size // 256) * 256
+            places.append(out.data_ptr())
+            values = [each.encode(places[each.buffer]) for each in maps]
+            values += [places[number] + offset for number, offset in arguments.pointers]
+            sets.append(values)
+        launch(torch._C._cuda_getCurrentRawStream(0), *sets[0])
+        torch.cuda.synchronize()
+        result = out[:, : 1 << 14].float()
+        calls = [lambda v=values: launch(torch._C._cuda_getCurrentRawStream(0), *v) for values in sets]
+        return self.timed(calls), result
+
+    def peer(self, rows: int, columns: int, length: int) -> float:
+        """The time of torch's F.linear of a dense weight in microseconds."""
+        copies = max(2, min(16, CACHED_BYTES // (2 * columns * length)))
+        x = self.floats[: rows * length].view(rows, length)
+        size = columns * length
+        starts = (copy * size % (self.floats.numel() - size) // 8 * 8 for copy in range(copies))
+        weights = [self.floats[at : at + size].view(columns, length) for at in starts]
+        return self.timed([lambda w=w: F.linear(x, w) for w in weights])
+
+    def timed(self, calls: Any) -> float:
+        repeated = calls * -(-8 // len(calls))
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            repeated[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            for call in repeated:
+                call()
+        graph.replay()
+        samples = []
+        for _ in range(3):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            graph.replay()
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            samples.append(begin.elapsed_time(end) * 1e3 / len(repeated))
+        return statistics.median(samples)
+
+    @staticmethod
+    def bytes(memory: Any, buffer: Any) -> int:
+        item = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1, "int8": 1}[buffer.dtype]
+        return math.prod(memory.view.sizes) * item
+
+
+if __name__ == "__main__":
+    sys.exit(main())
