@@ -28,8 +28,7 @@ template <int bits, int step_, int first>
 struct IntegerCodes {
   static constexpr int step = step_;
   static constexpr bool floats = false, looked_up = false;
-  // Whether a pair minus a zero-point of at most 127 is exact where it is computed as a pair.
-  static constexpr bool paired = bits < 8;
+  static constexpr bool paired = true, bytes = bits == 8;
   static constexpr int first_number = first;
 
   // A code shifted by `biased_shift` is in the upper bits of a bfloat16's mantissa. With the exponent of `base` it is the
@@ -43,12 +42,16 @@ struct IntegerCodes {
 
   // The code is written to the mantissa of 128 (bfloat16) or 1024 (float16), which is subtracted with the zero-point.
   template <class Element>
-  static constexpr uint32_t base_of = pair_of<Element>(0x4300u, 0x6400u);
+  static constexpr uint32_t base_of = bytes && is_bfloat16<Element> ? 0u : pair_of<Element>(0x4300u, 0x6400u);
   template <class Element>
   JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t zeros = 0) {
     constexpr uint32_t base = base_of<Element>, minus_base = base | minus_zeros;
     constexpr uint32_t one = power_of_two<Element>(0);
-    if constexpr (step == 1) {
+    if constexpr (bytes && is_bfloat16<Element>) {
+      // A byte is a bfloat16 number, times 2^-133. Minus a zero-point it is exact; 2^127 and 2^6 make it what it is.
+      const uint32_t less = subtract_pair(codes, zeros + uint32_t(-first) * 0x00010001u);
+      return multiply_pair(multiply_pair(less, 0x7f007f00u), power_of_two<Element>(6));
+    } else if constexpr (step == 1) {
       return fma_pair<Element>(codes | base, one, minus_base + uint32_t(-first) * 0x00010001u + zeros);
     } else {
       static_assert(step == 2 && first == -1, "");
@@ -62,7 +65,7 @@ struct IntegerCodes {
 // is then re-biased by a multiplication: exactly, subnormals included.
 template <int exponent, int mantissa, int bias>
 struct FloatCodes {
-  static constexpr bool paired = true, floats = true, looked_up = false;
+  static constexpr bool paired = true, bytes = false, floats = true, looked_up = false;
   static constexpr int step = 0, biased_shift = 0, first_number = 0;
   static constexpr uint32_t biased_exponent = 0;
   static constexpr float added = 0.0f;
@@ -88,7 +91,7 @@ struct FloatCodes {
 // Indices into a table of sixteen floats, given as their bits.
 template <uint32_t... words>
 struct TableCodes {
-  static constexpr bool paired = true, floats = false, looked_up = true;
+  static constexpr bool paired = true, bytes = false, floats = false, looked_up = true;
   static constexpr int step = 0, biased_shift = 0, first_number = 0;
   static constexpr uint32_t biased_exponent = 0;
   static constexpr float added = 0.0f;
@@ -113,7 +116,7 @@ struct TableCodes {
   // Four bytes of the numbers whose indices are the four lowest nibbles of `indices`: all lower or all upper ones.
   // `above`: 255 in the bytes of the indices from 8 on.
   template <class Element, int byte>
-  JITGEN_DEVICE static uint32_t bytes(uint32_t indices, uint32_t above) {
+  JITGEN_DEVICE static uint32_t look_up(uint32_t indices, uint32_t above) {
     constexpr uint32_t t0 = four<Element>(0, byte), t1 = four<Element>(4, byte);
     constexpr uint32_t t2 = four<Element>(8, byte), t3 = four<Element>(12, byte);
     return (__byte_perm(t0, t1, indices) & ~above) | (__byte_perm(t2, t3, indices) & above);
@@ -127,8 +130,8 @@ struct TableCodes {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t above = __byte_perm(0x0000ff00u, 0, half ? highest >> 16 : highest);
-      low[half] = bytes<Element, 0>(half ? indices >> 16 : indices, above);
-      high[half] = bytes<Element, 1>(half ? indices >> 16 : indices, above);
+      low[half] = look_up<Element, 0>(half ? indices >> 16 : indices, above);
+      high[half] = look_up<Element, 1>(half ? indices >> 16 : indices, above);
     }
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -166,7 +169,10 @@ JITGEN_DEVICE float number_of(bfloat16 x) { return jitgen::load(x); }
 JITGEN_DEVICE float number_of(float16 x) { return jitgen::load(x); }
 JITGEN_DEVICE float number_of(uint8_t x) { return float(int(x)); }
 JITGEN_DEVICE float number_of(NoZero) { return 0.0f; }
-JITGEN_DEVICE float number_of(E8m0 x) { return __int_as_float(x.bits == 0 ? 0x00400000 : int(uint32_t(x.bits) << 23)); }
+JITGEN_DEVICE float number_of(E8m0 x) {
+  const uint32_t bits = uint32_t(x.bits) << 23;
+  return __int_as_float(int(bits < 0x00400000u ? 0x00400000u : bits));
+}
 JITGEN_DEVICE float number_of(E4m3 x) { return FloatCodes<4, 3, 7>::number(x.bits); }
 
 // Two of them. From compute capability 8.9 on one instruction makes both float16, exactly.

@@ -26,7 +26,7 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
   using Element = Element_;
   using Weight = PlaneWeight<Element, bits, Kind, Zero, Scale, group, factored>;
   static constexpr bool scaled = group != 0;  // else the sums are scaled, by the scale of their row
-  static constexpr bool bytes = bits == 8 && !Kind::paired;  // whole numbers of eight bits
+  static constexpr bool bytes = Kind::bytes;  // whole numbers of eight bits
   static constexpr bool whole = !Weight::zero_points || Weight::whole_zeros;
   static constexpr bool in_pairs = is_bfloat16<Element> && whole;
   static constexpr bool halved = scaled && in_pairs && !is_exact_in_bfloat16<Scale>;
