@@ -85,6 +85,8 @@ class Lowered:
             f"{program.name}: {lowered}",
             f"{count} kernel{'s' * (count != 1)}, {temporaries} temporar{'y' if temporaries == 1 else 'ies'}",
         ]
+        if lowered.partitioned.preferred:
+            lines.append(f"  by {lowered.route.backend}: {lowered.partitioned.preferred}")
         for number, kernel in enumerate(program.kernels):
             work = lowered.work(number)
             title, *details = lowered.explain(number)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jitgen.chips import Chip
@@ -44,6 +44,7 @@ class Route:
 
     Attributes:
         batch_invariant: whether a row's bits must not depend on how many rows a call has.
+        automatic: whether the backend follows from the target alone, so that ``alternative`` may take its place.
     """
 
     backend: str
@@ -51,6 +52,14 @@ class Route:
     target: Target
     chip: Chip | None = None
     batch_invariant: bool = False
+    automatic: bool = False
+
+    @property
+    def alternative(self) -> Route | None:
+        """The route of graphs for which a family says that this one ``lacks`` a kernel; None where there is none."""
+        if not self.automatic or self.backend != "cuda":
+            return None
+        return replace(self, backend="triton", compiler="triton", automatic=False)
 
     @property
     def device(self) -> Device:
@@ -67,10 +76,14 @@ class Partitioned:
         program: the kernels and their buffers.
         guards: the conditions on sizes under which the program is valid: the trace's, and those that partitioning
             added.
+        dialect: of its kernels.
+        preferred: why this is not the dialect of the route's own backend; empty where it is.
     """
 
     program: Program
     guards: tuple[Guard, ...]
+    dialect: str
+    preferred: str = ""
 
     def applies_to(self, environment: Mapping[str, Any], caller_output: bool, device: Device) -> bool:
         """Whether partitioning again, for a call of these sizes, would give this program.
@@ -82,6 +95,7 @@ class Partitioned:
         program = self.program
         return (
             program.general
+            and self.dialect == device.dialect
             and not (caller_output and program.returns_temporaries)
             and all(guard.holds(dict(environment)) for guard in self.guards)
             and all(
@@ -103,7 +117,7 @@ def partition(
     read = [each.view for each in memory]
     written = [None if each is None else each.view for each in out]
     program = program_of(graph, guards.decide, environment, read, device, written)
-    return Partitioned(program, tuple(guards))
+    return Partitioned(program, tuple(guards), device.dialect)
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,32 @@ def lower(
     Args:
         environment: a value for every symbol (size or numeric argument) of the graph; its guards hold for them.
         memory: strides and alignment of every input.
-        route: backend, compiler and target.
+        route: backend, compiler and target. Its alternative is taken for a graph of which the backend lacks a kernel.
         out: for each result, the memory of the caller's ``out=`` tensor; None where jitgen allocates the result.
         known: how the graph was partitioned for earlier calls; the first that applies to this call is used.
     """
+    lowered = _lower(graph, environment, memory, route, out, known)
+    other = route.alternative
+    if other is None or not any(decision.lacks for _, _, decision in lowered.program.decisions):
+        return lowered
+    if any(node.op == "dequantize" for node in graphs.topological(graph.results)):
+        return lowered  # the layout of a quantised weight is that of the route's own backend
+    found = _lower(graph, environment, memory, other, out, known)
+    for _, question, decision in lowered.program.decisions:
+        if decision.lacks and any(q == question and d.fused for _, q, d in found.program.decisions):
+            return replace(found, partitioned=replace(found.partitioned, preferred=decision.why))
+    return lowered
+
+
+def _lower(
+    graph: Graph,
+    environment: Mapping[str, Any],
+    memory: Sequence[Memory],
+    route: Route,
+    out: Sequence[Memory | None],
+    known: Sequence[Partitioned],
+) -> Lowered:
+    """The same, by ``route`` itself."""
     device, caller_output = route.device, any(memory is not None for memory in out)
     for earlier in known:
         if earlier.applies_to(environment, caller_output, device):

@@ -47,11 +47,20 @@ _SHORT_DTYPES |= {"i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
 _SHORT_DTYPES |= {"f8e5m2": "float8_e5m2", "float": "float32", "double": "float64", "half": "float16"}
 
 
+COMPLEX_REMEDY = (
+    "a kernel has no complex numbers: pass the pairs (torch.view_as_real(x), made once, outside) and multiply them as "
+    "(a c - b d, a d + b c); for rotary embedding that is jitgen.nn.functional.rotary(x, freqs.real, freqs.imag, "
+    "interleaved=True)"
+)
+"""What to write in place of complex tensors, such as those of the reference Llama's rotary embedding."""
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``"float32"`` for ``torch.float32``; UnsupportedError for a dtype jitgen has no row for."""
     name = DTYPE_NAMES.get(dtype)
     if name is None:
-        raise UnsupportedError(f"dtype {dtype} is not supported; jitgen knows {', '.join(DTYPES)}")
+        remedy = f"\n  {COMPLEX_REMEDY}" if dtype.is_complex else ""
+        raise UnsupportedError(f"dtype {dtype} is not supported; jitgen knows {', '.join(DTYPES)}{remedy}")
     return name
 
 

@@ -42,6 +42,7 @@ static dim threadIdx, blockIdx, blockDim;
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 
 static unsigned char shared_memory[1 << 18] __attribute__((aligned(128)));
 static size_t __cvta_generic_to_shared(const void* p) { return static_cast<const unsigned char*>(p) - shared_memory; }
@@ -50,6 +51,8 @@ static float __int_as_float(int bits) { float f; memcpy(&f, &bits, 4); return f;
 static int __float_as_int(float f) { int bits; memcpy(&bits, &f, 4); return bits; }
 static double __longlong_as_double(long long bits) { double d; memcpy(&d, &bits, 8); return d; }
 static long long __double_as_longlong(double d) { long long bits; memcpy(&bits, &d, 8); return bits; }
+static int __clz(unsigned a) { return a ? __builtin_clz(a) : 32; }
+static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
@@ -103,6 +106,24 @@ static uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width = 32)
   const int lane = running % 32;
   return exchange(word, lane / width * width + source);
 }
+static float __shfl_xor_sync(unsigned, float value, int step) {
+  return __int_as_float(int(exchange(uint32_t(__float_as_int(value)), running % 32 ^ step)));
+}
+static int64_t __shfl_xor_sync(unsigned, int64_t value, int step) {
+  const int other = running % 32 ^ step;
+  const uint64_t low = exchange(uint32_t(value), other), high = exchange(uint32_t(uint64_t(value) >> 32), other);
+  return int64_t(high << 32 | low);
+}
+static unsigned __ballot_sync(unsigned, bool mine) {
+  const int self = running;
+  slots[self] = mine;
+  pause();
+  unsigned found = 0;
+  for (int lane = 0; lane < 32; ++lane) found |= slots[self / 32 * 32 + lane] << lane;
+  pause();
+  return found;
+}
+static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 """
 _AFTER = r"""
 static void (*body)();
@@ -143,19 +164,26 @@ _ASSEMBLY = {
     r'asm\("cvt.rn.bf16.f32.*?\);': "element.bits = to_bfloat16(value);",
     r'asm\("cvt.f32.f16 .*?\);': "value = from_float16(bits);",
     r'asm\("cvt.rn.f16.f32.*?\);': "element.bits = to_float16(value);",
+    r'asm\("cvt.rn.bf16x2.f32.*?\);': "pair = uint32_t(to_bfloat16(high)) << 16 | to_bfloat16(low);",
+    r'asm\("ex2.approx.ftz.f32.*?\);': "result = exp2f(a);",
+    r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(inverse\).*?\);': (
+        "inverse = 1.0f / (1.0f + exp2_normal(2.88539008f * a));"
+    ),
+    r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
     r"asm( volatile)?\((?:.|\n)*?\);": "abort();",
 }
 
 
-_SHARED = re.compile(r"extern __shared__ .*? shared\[\];")
+_SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
 
 
-def _on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
+def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
     """``source``, a CUDA ``KernelSource``, as a function of the grid, the block and the arguments."""
     headers = dict(source.headers) | replaced
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
             text = re.sub(pattern, replacement, text)
+        text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", text)
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -174,7 +202,7 @@ extern "C" void run(int grid, int threads, {", ".join(parameters)}) {{
 }}
 """
     file, library = directory / "kernel.cpp", directory / "kernel.so"
-    text = _SHARED.sub("unsigned char* const shared = shared_memory;", source.text)
+    text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", source.text)
     file.write_text(_BEFORE + text + _AFTER + wrapper)
     command = ["g++", "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
     done = subprocess.run(
@@ -233,7 +261,7 @@ def run(
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
-            compiled = _on_host(source, Path(directory), headers or {})
+            compiled = on_host(source, Path(directory), headers or {})
         compiled(shape.grid[0], shape.block[0], *pointers, *arguments.integers, *scalars)
     return tuple(
         held[len(tensors) + len(program.temporaries) + output] if isinstance(output, int) else held[output.input]

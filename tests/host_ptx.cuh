@@ -28,6 +28,8 @@ void group_barrier(int) {
   pause();
 }
 inline uint32_t block_of_cluster() { return 0; }
+inline int cluster_rank() { return 0; }
+inline int cluster_blocks() { return 1; }
 inline void cluster_arrive_release() {}
 inline void cluster_arrive_relaxed() {}
 inline void cluster_wait_acquire() {}
@@ -85,6 +87,16 @@ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
   for (int i = 0; i < 4; ++i) sum[i] = found[i];
 }
 
+inline uint32_t transposed_matrix(uint32_t pair) {
+  const int self = running, lane = self % 32, warp = self - lane;
+  operands[self][0] = pair;
+  pause();
+  const uint32_t low = operands[warp + lane % 4 * 8 + lane / 8][0], high = operands[warp + lane % 4 * 8 + 4 + lane / 8][0];
+  const int shift = lane / 4 % 2 * 16;
+  pause();
+  return (low >> shift & 0xffff) | (high >> shift & 0xffff) << 16;
+}
+
 template <uint32_t mask, uint32_t bits>
 uint32_t and_or(uint32_t a) {
   return (a & mask) | bits;
@@ -107,6 +119,14 @@ uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
     found |= uint32_t(is_bfloat16<Element> ? to_bfloat16(rounded) : to_float16(rounded)) << (16 * half);
   }
   return found;
+}
+
+inline uint32_t multiply_pair(uint32_t a, uint32_t b) { return fma_pair<bfloat16>(a, b, 0x80008000u); }
+inline uint32_t subtract_pair(uint32_t a, uint32_t b) { return fma_pair<bfloat16>(b, 0xbf80bf80u, a); }
+template <class Element>
+uint32_t round_pair(float low, float high) {
+  const auto bits = is_bfloat16<Element> ? to_bfloat16 : to_float16;
+  return uint32_t(bits(low)) | uint32_t(bits(high)) << 16;
 }
 
 }  // namespace jitgen

@@ -60,6 +60,7 @@ struct Block {
   std::mutex mutex;
   std::condition_variable changed;
   Warp warps[16];
+  Meeting* all = nullptr;  // of its threads
 
   explicit Block(int size) : bytes(size + 1024, 0xff) {  // all NaN
     memory = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(bytes.data()) + 1023) / 1024 * 1024);
@@ -105,7 +106,9 @@ inline float __shfl_xor_sync(uint32_t mask, float mine, int step) {
 }
 inline void __syncwarp() { warp->all.arrive_and_wait(); }
 inline bool __any_sync(uint32_t mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
-inline void __syncthreads() {}
+inline void __syncthreads() {
+  if (block && block->all) block->all->arrive_and_wait();
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __int_as_float(int bits) {
@@ -116,6 +119,13 @@ inline float __int_as_float(int bits) {
 struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct int4 { int x, y, z, w; };
+struct uint4 { uint32_t x, y, z, w; };
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = a | uint64_t(b) << 32;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return found;
+}
 inline float2 make_float2(float x, float y) { return {x, y}; }
 #define __shared__
 #define __align__(bytes)
@@ -186,6 +196,11 @@ inline void proxy_fence() {}
 inline void previous_kernel_wait() {}
 inline void next_kernel_may_start() {}
 inline void cluster_sync() { cluster->all->arrive_and_wait(); }
+inline void cluster_arrive_relaxed() {}
+inline void cluster_arrive_release() {}
+inline void cluster_wait_acquire() { cluster_sync(); }
+template <class T>
+void store_to_block(uint32_t at, uint32_t rank, T value) { memcpy(cluster->blocks[rank]->memory + at, &value, sizeof(T)); }
 inline int cluster_rank() { return 0; }
 inline int cluster_blocks() { return 1; }
 inline uint32_t shared_address(const void*) { return 0; }
@@ -202,6 +217,38 @@ inline float operand(uint64_t address) {  // with the 128-byte swizzle
   const uint64_t at = address ^ (address >> 7 & 7) << 4;
   return load(*reinterpret_cast<const bfloat16*>(block->memory + at));
 }
+// A lane's two elements of row `row` of a matrix of 16-bit elements, of which lane 4g+t has elements 2t and 2t+1 of row g.
+inline uint16_t element_of(int word, int row, int column) {
+  return uint16_t(warp->words[row * 4 + column / 2][word] >> column % 2 * 16);
+}
+inline uint32_t transposed_matrix(uint32_t pair) {
+  const int lane = threadIdx.x % 32;
+  warp->words[lane][0] = pair;
+  warp->all.arrive_and_wait();
+  const uint32_t low = element_of(0, lane % 4 * 2, lane / 4), high = element_of(0, lane % 4 * 2 + 1, lane / 4);
+  warp->all.arrive_and_wait();
+  return high << 16 | low;
+}
+template <class Element>
+void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const float (&start)[4]) {
+  const int lane = threadIdx.x % 32;
+  float left[4][16];
+  memcpy(warp->words[lane], a, 16);
+  warp->all.arrive_and_wait();
+  for (int i = 0; i < 4; ++i) {
+    for (int k = 0; k < 16; ++k) left[i][k] = load(Element{element_of(i / 2 + k / 8 * 2, lane / 4, k % 8)});
+  }
+  warp->all.arrive_and_wait();
+  warp->words[lane][0] = b0, warp->words[lane][1] = b1;
+  warp->all.arrive_and_wait();
+  for (int i = 0; i < 4; ++i) {
+    float found = start[i];
+    for (int k = 0; k < 16; ++k) found += left[i][k] * load(Element{element_of(k / 8, lane % 4 * 2 + i % 2, k % 8)});
+    sum[i] = found;
+  }
+  warp->all.arrive_and_wait();
+}
+
 template <class Element, int n>
 struct Wgmma {
   template <int transposed>

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 
 import jitgen
 from tests.attention import INF, MASKS, failure, formula, operands, sample
+from tests.attention_programs import program
 from tests.interpreter import Check, serve
 
 CHECKS: dict[str, Check] = {}
-SLOW = ("every_mask_at_the_edges_of_tiles",)
+SLOW = ("every_mask_at_the_edges_of_tiles", "random_programs")
 
 
 def check(function: Check) -> Check:
@@ -116,6 +117,26 @@ def split_keys() -> Iterator[str | None]:
     yield failure(found[0], wanted[0], q, k, v)
     yield None if (found[1].double() - wanted[1]).abs().max() < 1e-5 else "log-sum-exp"
     yield None if torch.equal(found[0], compiled(q, k, v)[0]) else "two calls differ"
+
+
+@check
+def random_programs() -> Iterator[str | None]:
+    for seed in range(12):
+        yield random_program(seed)
+
+
+def random_program(seed: int) -> str | None:
+    """What is wrong with the result of a program of the grammar in ``tests/attention_programs.py``."""
+    drawn = program(seed, (torch.float32, torch.float16))
+    q, k, v = drawn.args[:3]
+    found = jitgen.jit(drawn.function, backend="triton")(*drawn.args)
+    wanted = drawn.function(*(arg.double() if arg.is_floating_point() else arg for arg in drawn.args))
+    if isinstance(found, tuple):
+        found, wanted = found[0], wanted[0]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    # Keys' factors multiply values there, which are rounded once more than the weights.
+    wrong = failure(found, wanted, q, k, v if v.dtype == torch.float32 else 3 * v, rounded=v.dtype != torch.float32)
+    return wrong and f"{seed}: {wrong} ({drawn.words})"
 
 
 if __name__ == "__main__":

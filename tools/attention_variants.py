@@ -1,9 +1,9 @@
 """Times the wgmma attention kernel with other schedules than the chosen one, beside cuDNN: ``python
-tools/attention_variants.py 128 'block_n=128' 'overlap=False,stages=3'``.
+tools/attention_variants.py 64 causal,alibi '' 'block_n=112' 'overlap=False,stages=3'``.
 
-Arguments are the depth of heads, then variants: fields of ``WgmmaSchedule`` that replace those of the chosen schedule.
-Printed are TFLOP/s, full and causal, and the error beside float64 of some rows. B4 S4096 H32/8 bf16; a second argument
-``S16384`` has B1 instead.
+Arguments are the depth of heads, rules of ``jitgen bench attention``, then variants: fields of ``WgmmaSchedule`` that
+replace those of the chosen schedule. Printed are microseconds, TFLOP/s of the scores that a mask leaves, and the error
+of the first head beside float64. B4 S4096 H32/8 bf16 (D64: H32/32); a last argument ``S16384`` has B1 instead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jitgen
+from jitgen.bench.attention import Case, function_of, operands
+from jitgen.bench.measurement import Bench
 from jitgen.families.attention import wgmma
 
 CHOSEN = wgmma.candidates
@@ -50,30 +50,29 @@ def variant(text: str) -> None:
     wgmma.candidates = lambda *of: [replace(each, **fields) for each in CHOSEN(*of)]  # type: ignore[assignment]
 
 
-def attention(causal: bool) -> Callable[..., Any]:
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-
-
-def main(depth: int, variants: list[str], batch: int = 4, length: int = 4096) -> None:
+def main(depth: int, rules: list[str], variants: list[str], batch: int = 4, length: int = 4096) -> None:
     heads = 8 if depth >= 128 else 32
-    q = torch.randn(batch, 32, length, depth, device="cuda").bfloat16()
-    k, v = (torch.randn(batch, heads, length, depth, device="cuda").bfloat16() for _ in range(2))
-    for causal in (False, True):
-        flops = 4 * batch * 32 * length**2 * depth * (0.5 if causal else 1.0)
-        function = attention(causal)
-        wanted = function(q[:1, :1].double(), k[:1, :1].double(), v[:1, :1].double())
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            rate = flops / microseconds(functools.partial(function, q, k, v)) / 1e6
-            print(f"D{depth} causal {causal:d}: cuDNN {rate:.0f}", flush=True)
+    for rule in rules:
+        case = Case(batch, 32, heads, length, length, depth, rule)
+        function = function_of(rule)
+        args = operands(case, Bench("cuda", 0, 0.1, False, 1), torch.bfloat16)
+        wanted = function(*(tensor.double() for tensor in (*(each[:1, :1] for each in args[:3]), args[3][:1])))
+        calls = {}
+        if rule in ("full", "causal"):
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                calls["cuDNN"] = microseconds(functools.partial(function, *args))
+        errors = {}
         for text in variants:
             variant(text)
-            plan = jitgen.jit(attention(causal), backend="cuda").bind(q, k, v)
-            error = (plan(q, k, v)[:1, :1].double() - wanted).norm() / wanted.norm()
-            rate = flops / microseconds(functools.partial(plan, q, k, v)) / 1e6
-            print(f"D{depth} causal {causal:d}: {rate:.0f} error {float(error):.1e} {text}", flush=True)
+            plan = jitgen.jit(function, backend="cuda").bind(*args)
+            errors[text] = float((plan(*args)[:1, :1].double() - wanted).norm() / wanted.norm())
+            calls[text or "chosen"] = microseconds(functools.partial(plan, *args))
+        rates = (f"{name} {found:.0f} us {case.flops / found / 1e6:.0f}" for name, found in calls.items())
+        print(f"D{depth} {rule}:", "; ".join(rates), f"errors up to {max(errors.values()):.1e}", flush=True)
 
 
 if __name__ == "__main__":
     long = "S16384" in sys.argv
-    names = [argument for argument in sys.argv[2:] if argument != "S16384"] or [""]
-    main(int(sys.argv[1]), names, 1 if long else 4, 16384 if long else 4096)
+    names = [argument for argument in sys.argv[3:] if argument != "S16384"] or [""]
+    with torch.no_grad():
+        main(int(sys.argv[1]), sys.argv[2].split(","), names, 1 if long else 4, 16384 if long else 4096)

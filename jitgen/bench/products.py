@@ -68,9 +68,12 @@ class Product:
     def bytes(self, rows: int) -> int:
         """The bytes that must be read and written at least once, for ``rows`` rows of the activation."""
         columns, length = self.shape
-        bits = {None: 8 * self.dtype.itemsize, "int8": 8, "int4": 4, "uint4": 4}[self.format]
-        scales = 0 if self.format is None else 2 * columns * length // GROUP
-        one = columns * length * bits // 8 + scales
+        bits: float = 8 * self.dtype.itemsize
+        if self.format is not None:
+            format = find(self.format)
+            zeros = format.zero_dtype.itemsize if format.zero_point else 0
+            bits = format.bits + 8 * (format.scale_dtype.itemsize + zeros) / (format.group_size or GROUP)
+        one = int(columns * length * bits / 8)
         return self.weights * one + rows * (length + columns) * self.dtype.itemsize
 
 
@@ -193,7 +196,7 @@ def measure(product: Product, rows: Sequence[int], bench: Bench, group: str = "p
             for copy in own[1:]:
                 function(x, *copy)  # converts the weights to the layout that the backend reads
             plan(x, *own[0], out=out)
-            error = _error(product, x, own[0], out)
+            error = product_error(product, x, own[0], out)
             calls = [partial(plan, x, *copy, out=out) for copy in own]
             seconds = medians({"jitgen": calls, **others}, bench.device, bench.budget)
             yield Measurement(
@@ -227,7 +230,7 @@ def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], note
         return []
 
 
-def _error(product: Product, x: torch.Tensor, weights: Sequence[Any], out: torch.Tensor) -> float:
+def product_error(product: Product, x: torch.Tensor, weights: Sequence[Any], out: torch.Tensor) -> float:
     """The relative error against float64 of the dequantised weights, in the first and the last columns."""
     half = CHECKED_COLUMNS // 2
     exact = [w.dequantize(torch.float64) if isinstance(w, QTensor) else w.double() for w in weights]

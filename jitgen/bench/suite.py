@@ -12,8 +12,10 @@ from jitgen.bench import (
     batched,
     coldstart,
     columns,
+    formats,
     intensity,
     overhead,
+    packing,
     products,
     reductions,
     rows,
@@ -35,8 +37,10 @@ GROUPS = {
     "overhead": overhead.run,
     "coldstart": coldstart.run,
     "sweep": sweep.run,
+    "formats": formats.run,
+    "packing": packing.run,
 }
-NOT_BY_DEFAULT = ("sweep",)
+NOT_BY_DEFAULT = ("sweep", "formats", "packing")
 """The groups that run only where they are named."""
 SWEEPS = {"products": sweep.run, "attention": attention.sweep}
 """What ``sweep`` together with the name of a group draws; alone it draws products."""

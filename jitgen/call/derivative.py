@@ -80,6 +80,8 @@ class Derivative:
         results: Sequence[torch.Tensor] = ()
         if self.results:
             results = _Function.apply(self, tuple(numbers), *tensors)
+        if not self._viewed:
+            return [results[found] for found in self.outputs]  # type: ignore[index]
         known = {id(node): tensors[node.attrs[0]] for node in self._viewed}
         views = Replay(known, environment_of(tensors, numbers), tensors[0].device)
         return [results[found] if isinstance(found, int) else views.value(found) for found in self.outputs]
@@ -128,8 +130,31 @@ class Derivative:
             function = _Backward(self, dataclasses.replace(self.plan, wanted=wanted), given)
             self._backwards[key] = self._backward_of(function.traced, f"{self.name.strip('<>')}_backward")
         present = [grads[i] for i in given]
-        sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # tensors without memory
+        sizes = [present[0].new_empty(()).expand(shape) for shape in shapes]  # one element each
         return self._backwards[key](*present, *self._with_dense_weights(kept), *sizes, *numbers)
+
+
+class GradientCall:
+    """Calls of one specialisation that compute gradients, where nothing else has to be asked.
+
+    Attributes:
+        depends_on_arguments_alone: whether equal layouts and static values suffice for it.
+    """
+
+    __slots__ = ("_derivative", "_first", "_specialization", "depends_on_arguments_alone")
+
+    def __init__(self, specialization: Specialization, derivative: Derivative):
+        traced = specialization.traced
+        self.depends_on_arguments_alone = not (traced.captured or traced.guards or traced.follows_arguments)
+        self._derivative = derivative
+        self._specialization = specialization
+        self._first = specialization.returns_one_tensor
+
+    def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        results = self._derivative(tensors, numbers)
+        if self._first:
+            return results[0]
+        return self._specialization.returned(results, environment_of(tensors, numbers))
 
 
 class _Function(torch.autograd.Function):
@@ -141,7 +166,8 @@ class _Function(torch.autograd.Function):
         ctx.derivative, ctx.numbers = derivative, numbers
         ctx.shapes = [tensors[index].shape for index in derivative.sizes_of]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(results[index] for index in derivative.without_gradient))
+        if derivative.without_gradient:
+            ctx.mark_non_differentiable(*(results[index] for index in derivative.without_gradient))
         ctx.save_for_backward(*derivative.kept(tensors, results))
         return results
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from jitgen.call import warm
+from jitgen.call import observers, warm
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
-from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfGraph
+from jitgen.call.resolver import BoundLaunch, Resolver, ResolverOfBackward, ResolverOfGraph
 from jitgen.call.signature import NUMBERS, STATIC, check, is_traced
 from jitgen.errors import RequiresGrad, UnsupportedError
 from jitgen.quant import weights
@@ -28,7 +28,7 @@ from jitgen.trace.host_scalars import exchanged
 from jitgen.trace.readable import TENSORS, refuse_tangents
 
 if TYPE_CHECKING:
-    from jitgen.call.derivative import Derivative, Launch
+    from jitgen.call.derivative import Derivative, GradientCall, Launch
 
 MAX_LAUNCHES = 4096
 """Launches remembered per function and argument types; a table that is full is emptied."""
@@ -88,7 +88,11 @@ class Dispatchers:
             JitgenError: what tracing, lowering and compiling raise; UnsupportedError where an operation has no
                 derivative.
         """
-        from jitgen.call.derivative import Derivative  # only a program that trains needs it
+        return self.derivative(leaves, tree)[1]
+
+    def derivative(self, leaves: Sequence[Any], tree: Any) -> tuple[GradientCall, Any]:
+        """How calls like this one compute gradients, and the result of this one."""
+        from jitgen.call.derivative import Derivative, GradientCall  # only a program that trains needs it
 
         resolver = self._resolver
         tensors, numbers = check(resolver.name, leaves, gradients=True)
@@ -105,9 +109,13 @@ class Dispatchers:
                 specialization,
                 wanted,
                 lambda traced: _launch(ResolverOfGraph(traced, resolver.routing)),
-                lambda function, name: _launch(Resolver(function, dataclasses.replace(resolver.routing, name=name))),
+                lambda function, name: _launch(
+                    ResolverOfBackward(function, dataclasses.replace(resolver.routing, name=name))
+                ),
             )
-        return specialization.returned(self._derivatives[key](inputs, numbers), environment)
+        derivative = self._derivatives[key]
+        result = specialization.returned(derivative(inputs, numbers), environment)
+        return GradientCall(specialization, derivative), result
 
     def forget(self) -> None:
         """Release everything resolved."""
@@ -160,6 +168,7 @@ class Dispatchers:
         state = DispatchState(self, self._resolver, tree, tensors, len(values))
         names = {"state": state, "exact": float.hex, "UnsupportedError": UnsupportedError}
         names |= {"data_ptr": torch.Tensor.data_ptr, "tracing": tracing, "forward_ad": forward_ad}
+        names |= {"modes": observers.modes, "is_recording": observers.is_recording}
         return define("dispatch", f"dispatch of {self._resolver.name}", text, names)
 
     def _make_quantized(self, count: int, names: tuple[str, ...], quantized: Sequence[bool]) -> Dispatcher:
@@ -210,9 +219,10 @@ class DispatchState:
         last: (layout check, launcher, what must be asked at each call, static values and address remainders) of the
             last call.
         table: the launches of all calls, by layouts and values; several where they differ in captured values.
+        gradients: the same of calls that compute gradients.
     """
 
-    __slots__ = ("dispatchers", "last", "resolver", "table", "tensors", "tree")
+    __slots__ = ("dispatchers", "gradients", "last", "resolver", "table", "tensors", "tree")
 
     def __init__(self, dispatchers: Dispatchers, resolver: Resolver, tree: Any, tensors: Sequence[int], values: int):
         self.dispatchers = dispatchers
@@ -221,6 +231,7 @@ class DispatchState:
         self.tensors = tensors
         self.last: tuple[Any, ...] = (_never, None, None, *(None,) * values)
         self.table: dict[Any, list[BoundLaunch]] = {}
+        self.gradients: dict[Any, GradientCall] = {}
 
     def inline(self, *leaves: Any) -> Any:
         """A call with a tensor that has no address: part of the trace in progress, or refused."""
@@ -229,6 +240,13 @@ class DispatchState:
                 return traced_call(self.resolver, leaves, self.tree)
             check(self.resolver.name, leaves, host_scalars=True)
         return self.resolver.inline(leaves, self.tree)
+
+    def _observed(self, leaves: tuple[Any, ...]) -> Any:
+        """A call that a mode of torch's must see."""
+        if tracing.get() is not None:
+            return self.resolver.inline(leaves, self.tree)
+        observers.refuse_recording(self.resolver.name)
+        return traced_call(self.resolver, leaves, self.tree)
 
     def cold(
         self, layout: tuple[Any, ...], values: tuple[Any, ...], leaves: tuple[Any, ...], launched: tuple[Any, ...]
@@ -241,15 +259,17 @@ class DispatchState:
             leaves: the arguments.
             launched: what the launch takes of them: tensors, addresses, numbers.
         """
+        if observers.are_there():
+            return self._observed(leaves)
         tensors = [leaves[index] for index in self.tensors]
         needs_grad = any(tensor.requires_grad for tensor in tensors)
         count = len(tensors)
         addresses, numbers = launched[count : 2 * count], launched[2 * count :]
+        key = (layout, values, autocast.settings())
         if needs_grad and torch.is_grad_enabled():
-            return self.dispatchers.differentiated(leaves, self.tree)
+            return self._differentiated(key, leaves, tensors, addresses, numbers)
         if not all(addresses):
             check(self.resolver.name, leaves, host_scalars=True)
-        key = (layout, values, autocast.settings())
         try:
             found, captured = self._known(key, leaves)
             if found is None and (scalars := exchanged(leaves)) is not None:
@@ -261,6 +281,25 @@ class DispatchState:
         refuse_tangents(self.resolver.name, (*tensors, *captured))
         self.last = (layout_check(tensors), found.launch, found.current(needs_grad), *values)
         return found.launch(*tensors, *captured, *addresses, *(t.data_ptr() for t in captured), *numbers)
+
+    def _differentiated(
+        self,
+        key: Any,
+        leaves: tuple[Any, ...],
+        tensors: list[torch.Tensor],
+        addresses: Sequence[int],
+        numbers: Sequence[Any],
+    ) -> Any:
+        """A call that computes gradients. One that reads nothing but its arguments is remembered."""
+        found = self.gradients.get(key)
+        if found is not None and all(addresses) and torch.autograd.forward_ad._current_level < 0:
+            return found(tensors, numbers)
+        found, result = self.dispatchers.derivative(leaves, self.tree)
+        if found.depends_on_arguments_alone:
+            if len(self.gradients) >= MAX_LAUNCHES:
+                self.gradients.clear()
+            self.gradients[key] = found
+        return result
 
     def _resolved(self, key: Any, leaves: tuple[Any, ...]) -> tuple[BoundLaunch, list[torch.Tensor]]:
         """The launch of a call that is new, which the table has from now on, and the captured tensors."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.call import plan_text
+from jitgen.call import observers, plan_text
 from jitgen.call.outputs import (
     check_distinct,
     check_outputs,
@@ -144,6 +144,7 @@ class LaunchPlan:
         """A call in which everything is checked, with the leaves of its arguments."""
         leaves = [leaf for leaf in leaves if leaf is not MISSING]
         name = self._resolver.name
+        observers.refuse_proxies(name)
         if len(leaves) != len(self._bound):
             raise TypeError(f"the plan of {name} takes {len(self._bound)} arguments, got {len(leaves)}")
         tensors = [leaves[index] for index in self._tensor_indices]

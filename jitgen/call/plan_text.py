@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from jitgen.call import warm
+from jitgen.call import observers, warm
 from jitgen.call.opaque import opaque
 from jitgen.call.signature import is_object
 from jitgen.errors import UnsupportedError
@@ -109,7 +109,7 @@ def make_call(name: str, facts: PlanFacts) -> Callable[..., Any]:
     )
     names: dict[str, Any] = {"Tensor": torch.Tensor, "missing": MISSING, "UnsupportedError": UnsupportedError}
     names |= {"exact": exact, "data_ptr": torch.Tensor.data_ptr, "disjoint": _disjoint}
-    names |= {"forward_ad": forward_ad}
+    names |= {"forward_ad": forward_ad, "modes": observers.modes, "is_recording": observers.is_recording}
     names |= {f"token{index}": token for index, token in enumerate(facts.tokens)}
     names |= {f"kind{index}": type(facts.leaves[index]) for index in (*facts.numbers, *facts.static)}
     names |= {f"value{index}": exact(facts.leaves[index]) for index in facts.static}

@@ -364,6 +364,13 @@ class ResolverOfGraph(Resolver):
         return self._traced
 
 
+class ResolverOfBackward(Resolver):
+    """A resolver of calls of a backward: a function of jitgen's own, whose parts never change. None is looked at."""
+
+    def _trace(self, leaves: Sequence[Any], *others: Any) -> Traced:
+        return dataclasses.replace(super()._trace(leaves, *others), guards=())
+
+
 def _called_as_a_graph(*leaves: Any) -> Any:
     raise AssertionError("what is made of a graph alone has no function to call")
 

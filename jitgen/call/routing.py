@@ -65,7 +65,7 @@ class Routing:
                 + ("; set TRITON_INTERPRET=1 to run Triton's interpreter" if backend == "triton" else "")
             )
         routes.check(backend, compiler, target)
-        return Route(backend, compiler, target, chip, self.is_batch_invariant)
+        return Route(backend, compiler, target, chip, self.is_batch_invariant, self._is_automatic(self.requested[0]))
 
     def for_target(self, target: Target, backend: str | None) -> Route:
         """The route of kernels for ``target``, which this machine need not have; ``backend``: another one.
@@ -77,4 +77,8 @@ class Routing:
         own = self.compiler if name == self.backend else None
         compiler = own or routes.default_compiler(name)
         routes.check(name, compiler, target)
-        return Route(name, compiler, target, None, self.is_batch_invariant)
+        automatic = self._is_automatic(backend or self.requested[0])
+        return Route(name, compiler, target, None, self.is_batch_invariant, automatic)
+
+    def _is_automatic(self, requested: str) -> bool:
+        return requested == "auto" and self.compiler is None

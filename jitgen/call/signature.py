@@ -66,6 +66,11 @@ def check(
             tensors.append(leaf)
         elif type(leaf) in NUMBERS:
             numbers.append(base(type(leaf))(leaf))
+        elif isinstance(leaf, torch.fx.Proxy):
+            raise UnsupportedError(
+                f"{name}: torch.fx.symbolic_trace follows no kernels; use torch.export.export or make_fx, or declare "
+                "the function a leaf with torch.fx.wrap"
+            )
     device = common_device(tensors) if tensors else None
     for tensor in tensors:
         if tensor.device != device and not (host_scalars and device and is_host_scalar(tensor, device)):

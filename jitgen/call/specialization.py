@@ -166,6 +166,11 @@ class Specialization:
         )
         return make_launcher(spec)
 
+    @property
+    def returns_one_tensor(self) -> bool:
+        """Whether the function returns the graph's only result as it is."""
+        return self._rebuild()[0] is None
+
     def returned(self, tensors: Sequence[torch.Tensor], environment: Mapping[str, Any]) -> Any:
         """What the function returns, of which ``tensors`` are the graph's results."""
         rebuild, computed = self._rebuild()
@@ -205,13 +210,13 @@ class Specialization:
                 continue
             scalars = tuple(_text(expr, environment) for expr, _ in built.kernel.scalars)
             formats = "".join(_FORMATS[dtype] for _, dtype in built.kernel.scalars)
-            if self.route.compiler == "load_inline":
+            if lowered.route.compiler == "load_inline":
                 yield self._operator_step(lowered, number, built, scalars)
                 continue
             make = {"cpu": self._cpu_step, "cuda": self._cuda_step, "interpreter": self._interpreter_step}
-            kind = self.route.target.kind
+            kind = lowered.route.target.kind
             if kind not in make:
-                raise UnsupportedError(f"kernels for {self.route.target} can be compiled here but not run")
+                raise UnsupportedError(f"kernels for {lowered.route.target} can be compiled here but not run")
             yield make[kind](lowered, number, built, scalars, formats, device)
 
     def _cpu_step(
@@ -237,7 +242,7 @@ class Specialization:
         from jitgen.runtime.tensor_map import TensorMap
 
         meta, index = built.artifact.meta, device.index
-        shape, arguments, triton = lowered.launch(number), lowered.arguments(number), self.route.backend == "triton"
+        shape, arguments, triton = lowered.launch(number), lowered.arguments(number), lowered.route.backend == "triton"
         # Triton decides how much shared memory a kernel that it compiled takes.
         shared = meta.get("shared_bytes", 0) if triton else shape.shared_bytes
         entry = meta["entry"] + shape.entry
@@ -280,7 +285,7 @@ class Specialization:
         kinds = [dtype for _, dtype in built.kernel.scalars]
         integers = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype == "int64")
         floats = tuple(text for text, dtype in zip(scalars, kinds, strict=True) if dtype != "int64")
-        if self.route.target.kind == "cpu":
+        if lowered.route.target.kind == "cpu":
             constants = (*arguments.integers, int(work.moved > cpu.last_level_cache()))
             threaded = cpu.worth_threads(work.moved, work.flops)
             return Step(

@@ -125,7 +125,8 @@ def launch_if_same(
     inner = "    " if captured_condition else ""
     # Within a dual_level() of forward-mode AD tensors may have tangents, which no layout tells.
     first = [f"same_layout({', '.join(compared)})", "forward_ad._current_level < 0"]
-    same = " and ".join([*first, *conditions])
+    # A mode would not see the launch (observers.py).
+    same = " and ".join([*first, *conditions, "not modes()", "not is_recording()"])
     then = [
         "if current is None:",
         *(f"    {line}" for line in launch(arguments.launched)),

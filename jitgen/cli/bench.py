@@ -31,7 +31,7 @@ GROUPS = (
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice((*GROUPS, "sweep")))
+@click.argument("names", nargs=-1, type=click.Choice((*GROUPS, "sweep", "formats", "packing")))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the best one here.")
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Also write JSON to this file.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Also write SVG plots to this folder.")
@@ -57,10 +57,10 @@ def bench(
 ) -> None:
     """Time generated kernels and their peers in this process.
 
-    NAMES are groups; all but sweep if there is none. Sweep measures matrix products of random sizes, and with
-    the name of a group, such as attention, cases of that group.
+    NAMES are groups; if there is none, all but sweep, formats and packing. Sweep measures matrix products of
+    random sizes, and with the name of a group, such as attention, cases of that group.
     """
-    from jitgen.bench import attention, sweep
+    from jitgen.bench import attention, formats, packing, sweep
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
 
@@ -80,8 +80,9 @@ def bench(
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
-    for line in (*sweep.summary(measurements), *attention.summary(measurements)):
-        click.echo(line)
+    for module in (sweep, attention, formats, packing):
+        for line in module.summary(measurements):
+            click.echo(line)
 
 
 def _write(path: Path, facts: dict[str, Any], measurements: Sequence[Measurement]) -> None:

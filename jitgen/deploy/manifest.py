@@ -3,7 +3,8 @@
 A manifest is self-contained: each entry holds a function's graph (``ir/graph.py``), the sizes, strides and alignments
 of its tensors, and the backend the user asked for, mostly ``"auto"``. It names no device, no target and no layout of
 quantised weights: what was recorded on a laptop's CPU is built for a GPU on a machine that has none, and the kernels
-are the very ones, under the very keys, that the deployed program asks for.
+are the very ones, under the very keys, that the deployed program asks for. (A weight that one function gathers rows of
+and multiplies too is the exception: its addresses are those of a layout, and so the entry is for its backend.)
 
 ``record`` writes manifests, and ``prewarm`` builds what they hold. A manifest that is read is checked first, all of it
 (``manifest_schema``): it may come from anywhere.

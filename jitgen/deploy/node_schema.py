@@ -335,7 +335,7 @@ ACTIVATIONS = ("float64", "float32", "float16", "bfloat16", "uint8", "int8", "in
 
 def _dequantize(node: Node) -> None:
     format, group, layout = node.attributes(3)
-    layout.one_of(("portable",))
+    layout.one_of(("portable", *dict.fromkeys(weights.LAYOUTS.values())))
     node.require(DTYPES[node.dtype].is_floating_point, f"a weight of {node.dtype}")
     sizes = node.field.value["shape"]
     node.require(len(sizes) == 2 and all(type(size) is int for size in sizes), "its shape is not (N, K) in numbers")
@@ -346,7 +346,7 @@ def _dequantize(node: Node) -> None:
     try:
         node.require(row.name == format.value, f"{shown(format.value)} is spelled {row.name}")
         node.require(check_group_size(group.value, row) == group.value, f"{row.name} has another group size")
-        tensors = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), "portable")
+        tensors = weights.described_tensors(format.value, group.value, (sizes[0], sizes[1]), layout.value)
     except (FormatError, RuntimeError) as error:  # torch's, where sizes are too large
         node.field.refuse(f"dequantize: {shown(str(error))}")
     node.require(len(node.operands) == len(tensors), f"a weight of {format.value} has {len(tensors)} tensors")
@@ -435,20 +435,27 @@ def node(field: Field, before: Sequence[Value], environment: Mapping[str, Any], 
 
 
 def weight_tensors(nodes: Sequence[Field]) -> frozenset[int]:
-    """The inputs, by the numbers of their nodes, that quantised weights consist of. Nothing else may read one.
+    """The inputs, by the numbers of their nodes, that quantised weights consist of.
 
-    A weight is laid out anew for every backend, so that its tensors get other shapes.
+    Nothing else may read one that is in the portable layout: such a weight is laid out anew for every backend, so that
+    its tensors get other shapes.
     """
     tensors: set[int] = set()
+    portable: set[int] = set()
     for field in nodes:
-        operands = field.members(*_MEMBERS)[1].items(OPERAND_LIMIT) if field.value["op"] == "dequantize" else []
-        for operand in operands:
+        if field.value["op"] != "dequantize":
+            continue
+        members = dict(zip(_MEMBERS, field.members(*_MEMBERS), strict=True))
+        moved = members["attrs"].value[-1:] == ["portable"]
+        for operand in members["inputs"].items(OPERAND_LIMIT):
             if operand.value in tensors:
                 operand.refuse("is a tensor of another weight already")
             tensors.add(operand.value)
+            if moved:
+                portable.add(operand.value)
     for field in nodes:
-        if tensors and field.value["op"] != "dequantize":
+        if portable and field.value["op"] != "dequantize":
             for operand in field.members(*_MEMBERS)[1].items(OPERAND_LIMIT):
-                if operand.value in tensors:
+                if operand.value in portable:
                     operand.refuse("is a tensor of a quantised weight, which only the weight reads")
     return frozenset(tensors)

@@ -19,6 +19,7 @@ from typing import Any
 from jitgen import events
 from jitgen.compile import routes
 from jitgen.deploy import bounds, catalog, manifest_schema, row_variants, work
+from jitgen.deploy import manifest as manifests
 from jitgen.deploy.manifest import Entry
 from jitgen.errors import CompileError, JitgenError, UnsupportedError
 from jitgen.ir import graph as graphs
@@ -156,7 +157,10 @@ def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequ
             yield replace(planned, origin="skipped", detail=str(problem)), None
             continue
         try:
-            variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
+            device = route.device
+            if route.alternative is not None:
+                device = manifest_schema.contained(name, manifests.relower, entry, route).route.device
+            variants = manifest_schema.contained(name, row_variants.variants, entry, device)
             signatures = [manifest_schema.contained(name, signature_of, variant) for variant in variants]
         except (CompileError, UnsupportedError) as problem:
             yield replace(planned, origin="failed", detail=str(problem)), None
@@ -231,4 +235,5 @@ def _route(entry: Entry, target: Target) -> Route:
     backend = routes.backend_for(entry["backend"], target.kind)
     compiler = entry["compiler"] or routes.default_compiler(backend)
     routes.check(backend, compiler, target)
-    return Route(backend, compiler, target, None, entry.get("batch_invariant", False))
+    automatic = entry["backend"] == "auto" and entry["compiler"] is None
+    return Route(backend, compiler, target, None, entry.get("batch_invariant", False), automatic)

@@ -43,7 +43,7 @@ _ELF = b"\x7fELF"
 
 def task_of(entry: Entry, route: Route, location: Mapping[str, Any], families: Sequence[str]) -> Task:
     """The task that builds ``entry`` by ``route``, in the store at ``location``."""
-    names = [route.backend, route.compiler, str(route.target), route.batch_invariant]
+    names = [route.backend, route.compiler, str(route.target), route.batch_invariant, route.automatic]
     return {"entry": entry, "route": names, "store": location, "families": list(families)}
 
 
@@ -72,8 +72,8 @@ def build(task: Task) -> Outcome:
     try:
         for module in task["families"]:
             registry.register(importlib.import_module(module).FAMILY)
-        backend, compiler, target, batch_invariant = task["route"]
-        route = Route(backend, compiler, Target.parse(target), None, batch_invariant)
+        backend, compiler, target, batch_invariant, automatic = task["route"]
+        route = Route(backend, compiler, Target.parse(target), None, batch_invariant, automatic)
         store = _store_at(task["store"])
         name = task["entry"]["name"]
         lowered = manifest_schema.contained(name, manifests.relower, task["entry"], route)

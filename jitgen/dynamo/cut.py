@@ -2,7 +2,7 @@
 
 Nodes keep their order, so that what one writes in place another reads as it did. A program is a run of nodes that
 jitgen has rows for. It ends before a node that needs one of its values and has no row, and where the layer of the model
-changes: then equal layers are one program. Arithmetic of sizes stays outside, in Python.
+changes: then equal layers are one program. No program is longer than ``MAX_NODES``. Arithmetic of sizes is Python's.
 
 Neighbours: ``backend.py`` runs what this makes; ``report.py`` tells what became of each node.
 """
@@ -26,6 +26,9 @@ from jitgen.trace import table
 SIZES = "arithmetic of sizes"
 """The reason why Python computes it."""
 DEVICES = ("cpu", "cuda")
+MAX_NODES = 160
+"""Calls of one program. The time to trace, differentiate and partition one grows faster than its length, and twice the
+largest layer of the models in ``tests/huggingface.py`` fits; a model without numbered layers has several programs."""
 _IGNORED = ("_log_api_usage_once",)
 """Functions that compute nothing."""
 _MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode", "_enter_inference_mode")
@@ -127,7 +130,8 @@ def segments(graph: fx.Graph, rejected: Mapping[fx.Node, str]) -> list[Segment]:
             reason = "an item of what torch computed"
         if reason is None:
             layer = layer_of(node)
-            if current.nodes and layer != current.layer and source is None:
+            is_full = len(current.nodes) >= MAX_NODES
+            if current.nodes and (layer != current.layer or is_full) and source is None:
                 close()
             if not current.nodes:
                 current.layer = layer

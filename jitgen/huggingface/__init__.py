@@ -1,5 +1,6 @@
-"""Hugging Face: a quantiser of ``transformers``.
+"""Hugging Face: a quantiser of ``transformers``, and layers for the ``kernels`` package.
 
 ``quantizer`` registers ``JitgenConfig`` with transformers when it is imported, and ``jitgen.JitgenConfig`` imports it.
-Nothing else of jitgen imports this package, and it alone imports transformers.
+``layers`` has what ``kernelize`` puts into models. Nothing else of jitgen imports this package, and ``quantizer`` alone
+imports transformers.
 """

@@ -144,12 +144,10 @@ class JitgenQuantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         state = model.state_dict()
-        experts = [name for name, tensor in state.items() if isinstance(tensor, QTensor) and tensor.token.experts]
-        if experts:  # save_pretrained divides these by expert, and renames them
-            raise UnsupportedError(
-                f"save_pretrained of {experts[0]}, matrices of experts in one parameter, is not supported; use "
-                "jitgen.save_quantized(model, path), and jitgen.load_quantized(path, model=model) to load it"
-            )
+        if any(isinstance(tensor, QTensor) and tensor.token.experts for tensor in state.values()):
+            # save_pretrained reverts what from_pretrained did to names and tensors, and would divide these by expert.
+            # Without conversions to revert, files have the names of the model in memory, which load as they are.
+            model._weight_conversions = []
         return io.flattened(state)
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:

@@ -76,10 +76,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Decision:
-    """A family's answer to one of its own questions about sizes (``Family.decide``), and the reason in words."""
+    """A family's answer to one of its own questions about sizes (``Family.decide``), and the reason in words.
+
+    Attributes:
+        lacks: whether the answer is no because this dialect has no such kernel, which another one may have.
+    """
 
     fused: bool
     why: str
+    lacks: bool = False
 
 
 @dataclass(frozen=True)

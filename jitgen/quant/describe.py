@@ -47,7 +47,7 @@ def page() -> str:
             "Codes of 3, 5, 6 and 7 bits take as many bits in memory as they have. Kernels of every dialect multiply "
             "weights of every format by activations of float16, bfloat16, float32 and float64 (Triton: not float64). "
             "int8, int4 and uint4 have kernels of their own; the others are decoded from bit planes "
-            "(`jitgen/quant/layouts/planes.py`), on a GPU by the `mma` and `simt` mainloops. NaN and infinite codes "
+            "(`jitgen/quant/layouts/planes.py`), on a GPU by the mainloops that int4 has. NaN and infinite codes "
             "are refused.",
             "",
             "## Qualifiers",

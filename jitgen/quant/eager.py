@@ -43,6 +43,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
     if plain is not None and biased is not None and not dequantizes.get():
+        if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
+            return _autocast(x, weight, bias)
         if torch.compiler.is_compiling():
             return operator(x, weight, bias)
         obstacle = _obstacle(x, weight, bias)
@@ -50,6 +52,14 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
             return plain(x, weight) if bias is None else biased(x, weight, bias)
         fallback(*obstacle)
     return F.linear(x, weight.dequantize(x.dtype), bias)
+
+
+def _autocast(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """``linear`` as autocast has it: of the dtype that it converts products to."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        return linear(x.to(dtype), weight, None if bias is None else bias.to(dtype))
 
 
 def operator(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -68,8 +78,6 @@ def fallback(reason: str, remedy: str) -> None:
 
 def _obstacle(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None) -> tuple[str, str] | None:
     """The reason why no kernel takes these operands, and the remedy; None where one does."""
-    if torch.is_autocast_enabled(x.device.type):
-        return "autocast is on", "disable it around the layer, and give it an input of the dtype wanted"
     if x.dtype not in DTYPES:
         return f"its input is of {x.dtype}", f"cast it to one of {', '.join(map(str, DTYPES))}"
     if x.device.type not in ("cpu", "cuda"):

@@ -56,7 +56,8 @@ SHRINK_4_BIT = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 SHRINK_FEW_BITS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """The same for codes of at most 3 bits, where clipping is most of the gain."""
 COMPARED = 15
-"""Bounds between values that are compared with each number in turn; among more, a number's place is searched."""
+"""Bounds between values that are compared with each number in turn on a CPU; among more, and on a GPU, where each
+comparison is a pass over memory, a number's place is searched."""
 REFINED_BITS = 4
 """Codes of at most this many bits have their scales improved by least squares, and so do floating-point zero-points."""
 REFINEMENTS = 3
@@ -262,7 +263,7 @@ def _nearest(codes: torch.Tensor, format: Format) -> torch.Tensor:
     """For each number the index of the nearest one of ``format.finite_values``."""
     values = format.finite_values.to(codes.dtype)
     between = (values[1:] + values[:-1]) / 2
-    if len(between) > COMPARED:
+    if len(between) > COMPARED or codes.is_cuda:
         return torch.bucketize(codes, between.to(codes.device), out_int32=True)
     index = torch.zeros(codes.shape, dtype=torch.uint8, device=codes.device)
     for bound in between.tolist():

@@ -1,7 +1,8 @@
 """Rewriting a traced graph for quantised weights in another layout than the one it was traced with.
 
 A traced graph takes the tensors of a weight in the layout of its backend (``weights.LAYOUTS``). In a manifest they are
-in the portable layout, so that a graph recorded with one backend can be built for another.
+in the portable layout, so that a graph recorded with one backend can be built for another. A weight that a function
+gathers rows of and multiplies too keeps its layout, and the graph is for backends with that one.
 """
 
 from __future__ import annotations
@@ -29,17 +30,23 @@ class Relaid:
 
 
 def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], layout: str) -> Relaid:
-    """``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made them."""
+    """``graph``, and what belongs to it, as a trace with all quantised weights in ``layout`` would have made them.
+
+    Raises:
+        UnsupportedError: ``layout`` is not the portable one, and the graph has a weight that keeps another layout.
+    """
     inputs, sizes, memories = list(graph.inputs), dict(environment), list(memory)
     changed: dict[int, torch.Tensor] = {}  # by index of the input
     elsewhere = {id(i) for node in topological(graph.results) if node.op != "dequantize" for i in node.inputs}
     for node in topological(graph.results):
         if node.op == "dequantize" and node.attrs[2] != layout:
-            # An embedding of the weight has addresses in one layout.
+            # An embedding of the weight has addresses in the layout that it was traced with, and keeps it.
             if any(id(tensor) in elsewhere for tensor in node.inputs):
+                if layout == "portable":
+                    continue
                 raise UnsupportedError(
-                    f"{graph.name} has an embedding and a product of one quantised weight, which no manifest has; "
-                    "divide it into two functions"
+                    f"{graph.name} has an embedding and a product of one quantised weight, and was recorded with the "
+                    f"layout {node.attrs[2]!r}; this backend reads {layout!r}: record it with this backend"
                 )
             format, group_size, _ = node.attrs
             tensors = weights.described_tensors(format, group_size, node.shape, layout)  # type: ignore[arg-type]
@@ -60,7 +67,8 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
             spec = inputs[node.attrs[0]]
             memo[id(node)] = builder.make("input", (), spec.dtype, spec.shape, node.attrs)
         else:
-            attrs = (*node.attrs[:2], layout) if node.op == "dequantize" else node.attrs
+            replaced = node.op == "dequantize" and node.inputs[0].attrs[0] in changed
+            attrs = (*node.attrs[:2], layout) if replaced else node.attrs
             memo[id(node)] = builder.make(node.op, children, node.dtype, node.shape, attrs)
     outputs = tuple(memo[id(node)] for node in graph.outputs)
     mutated = tuple((index, memo[id(node)]) for index, node in graph.mutated)

@@ -12,6 +12,8 @@ import torch
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _REAL_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+_GENERATED = "<jitgen "
+"""Begins the file names of functions that jitgen generates (``runtime/generated.py``)."""
 
 
 def user_location() -> str | None:
@@ -36,7 +38,7 @@ def raised_at(error: BaseException) -> str | None:
 
 def _is_users(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return not name.startswith((_OURS, _TORCH, _REAL_TORCH)) and not name.startswith("<frozen")
+    return not name.startswith((_OURS, _TORCH, _REAL_TORCH, _GENERATED, "<frozen"))
 
 
 def quote(location: str | None) -> str:

@@ -37,7 +37,7 @@ from jitgen.ir.graph import (
     under_views,
 )
 from jitgen.quant import formats, lookup, weights
-from jitgen.spec import DTYPES, dtype_name
+from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, escapes, table
 from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captured import (
@@ -132,6 +132,8 @@ class Traced:
 
 _READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
 """Functions that read elements of a tensor as Python values."""
+_COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
+"""Functions of complex numbers."""
 
 
 class Trace:
@@ -369,10 +371,10 @@ class Trace:
                 f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
                 "pass it as an argument"
             )
-        return UnsupportedError(
-            f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n"
-            "  compute it outside the decorated function, or write it with supported operations"
-        )
+        remedy = "compute it outside the decorated function, or write it with supported operations"
+        if name.rpartition(".")[2] in _COMPLEX:
+            remedy = COMPLEX_REMEDY
+        return UnsupportedError(f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n  {remedy}")
 
     def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:
         """A row's result, computed from float32 where it is of 16 bits; see ``trace/intermediates.py``."""

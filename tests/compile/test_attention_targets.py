@@ -97,9 +97,15 @@ def test_cuda_compiles_without_spills(
     found = nvrtc.compile(nvrtc.prepare(source))
     # C7510 and C7512: wgmmas that the assembler has to serialise; C7508: a setmaxnreg it ignores.
     assert not re.search(r"C75\d\d", logs[0]), logs[0]
-    assert found.meta["spill_bytes"] <= (MOST_SPILLED if low.lowered.schedules[0].warpgroups == 3 else 0)
+    if rows == 1:
+        assert found.meta["spill_bytes"] == 0
+        return
     if disassemble.find_tool() is not None:
         code = disassemble.sass(found.files["kernel.cubin"])
+        # The warps that copy come last. They have few registers, and time.
+        computing = code[: code.rindex("USETMAXREG")]
+        three = low.lowered.schedules[0].warpgroups == 3
+        assert len(re.findall(r"\bSTL\b", computing)) <= (MOST_SPILLED // 4 if three else 0)
         assert len(re.findall(r"\bHGMMA\b", code)) >= 4
         # A wait for products before the weights are computed would leave the tensor cores idle meanwhile.
         loop = code[code.index("gsb0, 0x1") :]
@@ -119,3 +125,36 @@ def test_what_the_cuda_dialect_leaves_to_others_says_why() -> None:
     ):
         assert words in low.explain()
         assert len(low.kernels) == 3
+
+
+@pytest.mark.quick(where=lambda target, dtype: (target, dtype) == ("sm_80", torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a", "sm_100a", "gfx942"])
+def test_the_backend_auto_has_one_kernel_everywhere(target: str, dtype: torch.dtype) -> None:
+    spec = TensorSpec((2, 8, 1000, 64), dtype)
+    low = jitgen.jit(attend).lower(spec, spec, spec, target=target)
+    (kernel,) = low.kernels
+    in_cuda = (target, dtype) == ("sm_90a", torch.bfloat16)
+    assert kernel.backend == ("cuda" if in_cuda else "triton")
+    assert ("by triton: " in low.explain()) is not (in_cuda or target == "gfx942")
+    assert not any(each["spill_bytes"] for each in low.compile().report)
+
+
+def test_what_a_quantised_weight_is_laid_out_for_stays_the_backend() -> None:
+    def project(q: Any, k: Any, v: Any, weight: Any) -> Any:
+        return torch.nn.functional.linear(attend(q, k, v), weight)
+
+    spec, weight = TensorSpec((2, 8, 1000, 64), torch.bfloat16), TensorSpec((64, 64), torch.bfloat16, format="int8")
+    low = jitgen.jit(project).lower(spec, spec, spec, weight, target="sm_80")
+    assert {kernel.backend for kernel in low.kernels} == {"cuda"}
+
+
+@pytest.mark.slow
+def test_latent_keys_compile_without_spills() -> None:
+    def latent(q: Any, keys: Any) -> Any:
+        return torch.softmax(q @ keys.mT * 0.05, -1) @ keys[..., :512]
+
+    query, keys = TensorSpec((4, 128, 576), torch.bfloat16), TensorSpec((4, 5000, 576), torch.bfloat16)
+    low = jitgen.jit(latent).lower(query, keys, target="sm_90a")
+    assert len(low.kernels) == 1
+    assert not any(each["spill_bytes"] for each in low.compile().report)

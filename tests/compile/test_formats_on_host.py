@@ -28,7 +28,7 @@ VARIED = ("uint3.floatzeros", "uint8.floatzeros", "int4.float16", "fp8_e4m3.rows
 QUICK = ("int4", "uint3", "nvfp4")
 
 
-def _headers() -> dict[str, str]:
+def host_headers() -> dict[str, str]:
     """The headers with instructions of a GPU, as they are on the host."""
     loads = re.compile(r"  uint(32_t|2) word;\n  asm\(.*?\);\n  return word;", re.DOTALL)
     directory = _data.templates_directory() / "gemm" / "include" / "jitgen"
@@ -49,7 +49,7 @@ def _check(format: str, group: int | None, dtype: torch.dtype, rows: int, column
     if not row.is_exact_in(str(dtype).removeprefix("torch.")):
         # Codes minus zero-points are rounded to x's dtype once.
         spread = spread + torch.finfo(dtype).eps / 2 * F.linear(x.double().abs(), _magnitudes(w))
-    (found,) = run(lambda x, w: F.linear(x, w), x, w, target="sm_80", headers=_headers())
+    (found,) = run(lambda x, w: F.linear(x, w), x, w, target="sm_80", headers=host_headers())
     assert_near(found, exact, spread)
 
 

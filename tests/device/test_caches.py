@@ -44,6 +44,22 @@ def test_caches(kind: str, dtype: torch.dtype) -> None:
         cache.advance(tokens)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_queries_of_16_bits(kind: str, dtype: torch.dtype) -> None:
+    cache = made(kind, dtype)
+    k, v = (new(PLACES - 1, HEADS, seed).bfloat16() for seed in (1, 2))
+    cache.append(k, v)
+    cache.lengths.copy_(torch.tensor([40, PLACES - 4]))
+    for tokens in (1, 3, 2):
+        q = new(tokens, GROUPS * HEADS, tokens).bfloat16()
+        wanted = attention(q.cpu(), k.cpu().float(), v.cpu().float(), cache.lengths.cpu(), PLACES)
+        codes = 0.0 if dtype == torch.bfloat16 else bound(dtype, q.cpu().float(), k.cpu().float(), v.cpu().float())
+        # Weights, results and keys of codes have half a unit of bfloat16 in the last place each.
+        allowed = 1.1 * codes + 3 * 2**-8 * float(v.abs().amax())
+        assert (cache.attend(q).cpu().double() - wanted).abs().amax().item() <= allowed
+
+
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_one_graph_serves_all_lengths(kind: str) -> None:
     cache = made(kind, torch.float32)

@@ -154,13 +154,13 @@ struct Attention {
   // Scores of products, [keys][lanes]; `open` where no mask hides any.
   void scores_open(const Rows& of, int64_t first, int64_t count, Compute* to) const {
     const float s3 = x4;
+    const float s1 = 0.125f;
     for (int64_t n = 0; n < count; ++n) {
       const int32_t s4 = at5 + (first + n) * s5_3;
 #pragma omp simd
       for (int64_t lane = 0; lane < lanes; ++lane) {
         const Compute acc0 = to[n * lanes + lane];
         const int32_t s5 = of.x6[lane];
-        const float s1 = 0.125f;
         const float s2 = acc0 * s1;
         const int32_t s6 = jitgen::sub(s4, s5);
         const float s7 = jitgen::cast<float>(s6);
@@ -174,6 +174,8 @@ struct Attention {
   // Scores of products, [keys][lanes]; `open` where no mask hides any.
   void scores_mixed(const Rows& of, int64_t first, int64_t count, Compute* to) const {
     const float s7 = x4;
+    const float s3 = -__builtin_huge_valf();
+    const float s5 = 0.125f;
     for (int64_t n = 0; n < count; ++n) {
       const int32_t s0 = at0 + (first + n) * s0_3;
       const int32_t s8 = at5 + (first + n) * s5_3;
@@ -183,8 +185,6 @@ struct Attention {
         const int32_t s1 = of.x1[lane];
         const int32_t s9 = of.x6[lane];
         const bool s2 = s0 > s1;
-        const float s3 = -__builtin_huge_valf();
-        const float s5 = 0.125f;
         const float s6 = acc0 * s5;
         const int32_t s10 = jitgen::sub(s8, s9);
         const float s11 = jitgen::cast<float>(s10);

@@ -257,8 +257,33 @@ def test_what_is_not_one_kernel_says_why() -> None:
     for each, reference in zip(found, wanted, strict=True):
         torch.testing.assert_close(each.double(), reference, atol=1e-5, rtol=0)
     deep = operands((1, 1), 4, 5, 600, 16)
-    assert "more than 512" in few.lower(*deep).explain()
+    assert "more than 576" in few.lower(*deep).explain()
     check(few, *deep, kernels=3)
+
+
+def test_what_is_skipped_is_said() -> None:
+    def attend(q: Any, k: Any, v: Any, documents: Any) -> Any:
+        i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        scores = (q @ k.transpose(-1, -2)).masked_fill((j > i) | (i - j > 9), -INF)
+        return torch.softmax(torch.where(documents[:, None] == documents, scores, -INF), -1) @ v
+
+    text = jitgen.jit(attend).lower(*operands((1, 2), 20, 20, 16, 16), torch.arange(20) // 7).explain()
+    assert "skipped: tiles where ((j > i) or ((i - j) > 9)) for every row i and key j" in text
+    assert "skipped: tiles where not ((int64 tensor[i] == int64 tensor[j])) for every row i and key j" in text
+
+
+def test_other_sizes_compile_nothing() -> None:
+    compiled = jitgen.jit(formula(["scale"], ["causal"]))
+    for rows, keys, heads in ((40, 50, (2, 3)), (5, 50, (2, 3)), (20, 50, (2, 3))):  # the buckets of rows of a CPU
+        compiled(*operands(heads, rows, keys, 16, 24))
+    events: list[Any] = []
+    unsubscribe = jitgen.on_compile(events.append)
+    try:
+        for rows, keys, heads in ((41, 51, (3, 2)), (300, 7, (4, 5)), (3, 999, (2, 7)), (31, 33, (5, 5))):
+            check(compiled, *operands(heads, rows, keys, 16, 24))
+    finally:
+        unsubscribe()
+    assert not events
 
 
 def test_several_attentions_of_one_function() -> None:

@@ -44,13 +44,21 @@ void tiles(int begin, int end, int seed, int rarity) {
   for (int lane = 0; lane < 32; ++lane) {
     threads.emplace_back([&, lane] {
       threadIdx.x = lane;
-      jitgen::MaskedTiles walk(begin, end);
-      const auto look = [&](int tile) { return kinds.at(tile); };
+      jitgen::MaskedTiles<2> walk(begin, end);
+      const auto kind = [&](int tile, int w) { return kinds.at(w ? tile : end + begin - 1 - tile); };
+      const auto look = [&](int tile, bool exists, int w) { return exists ? kind(tile, w) : 0; };
       for (int tile = end - 1; tile >= begin; --tile) {
-        if (!(kinds[tile] & 1)) continue;
-        CHECK(walk.next(look) && walk.tile == tile && walk.open == bool(kinds[tile] & 2));
-        const jitgen::TileTicket ticket(jitgen::TileTicket(walk.tile, walk.open, tile == begin).packed());
-        CHECK(ticket.tile == tile && ticket.open == walk.open && ticket.last == (tile == begin));
+        if (!((kind(tile, 0) | kind(tile, 1)) & 1)) continue;
+        CHECK(walk.next(look) && walk.tile == tile && walk.open == bool(kind(tile, 0) & 2));
+        for (int w = 0; w < 2; ++w) {
+          const jitgen::TileTicket ticket(walk.ticket, w);
+          CHECK(ticket.tile == tile && ticket.seen == bool(kind(tile, w) & 1));
+          CHECK(ticket.open == bool(kind(tile, w) & 2));
+          CHECK(!ticket.ends && jitgen::TileTicket(walk.ticket | jitgen::TileTicket::of_end, w).last);
+          bool more = false, in_group = tile / 32 == begin / 32;
+          for (int later = tile - 1; later >= begin; --later) more |= kind(later, w) & 1;
+          CHECK(ticket.last == (!more && in_group));
+        }
       }
       CHECK(!walk.next(look));
       const jitgen::Ends ends = jitgen::ends_of_warp({lane - 7, 5 - lane});
@@ -58,9 +66,12 @@ void tiles(int begin, int end, int seed, int rarity) {
     });
   }
   for (auto& each : threads) each.join();
-  jitgen::AllTiles all(begin, end);
-  for (int tile = end - 1; tile >= begin; --tile) CHECK(all.next([&](int) { return 1u; }) && all.tile == tile);
-  CHECK(!all.next([&](int) { return 1u; }));
+  jitgen::AllTiles<1> all(begin, end);
+  const auto sees = [](int, bool, int) { return 1u; };
+  for (int tile = end - 1; tile >= begin; --tile) {
+    CHECK(all.next(sees) && all.tile == tile && jitgen::TileTicket(all.ticket, 0).last == (tile == begin));
+  }
+  CHECK(!all.next(sees));
 }
 
 int main() {
@@ -137,7 +148,7 @@ void results(int rows, int width, int splits) {
           for (int r = 0; r < 2; ++r) {
             const int row = number * 16 + lane / 4 + r * 8;
             of_rows.top[r] = float(row);
-            of_rows.base[r] = float(row) * Kernel::log2_e;
+            of_rows.base[r] = float(row) * jitgen::log2_e;
             of_rows.total[r] = float(row + 1);
           }
           for (int i = 0; i < C::width / 2; ++i) {
@@ -166,14 +177,22 @@ int main() {
 """
 
 WHOLE = r"""
+#include "jitgen/attention_decode.cuh"
 #include "jitgen/attention_wgmma.cuh"
 using jitgen::bfloat16;
 
 // (tasks, rows or keys, columns) of a batch; every fourth row of the mask sees no key at all.
+// `row_tiles`: those of attention_decode.cuh, or 0 for attention_wgmma.cuh: they differ in which scores a lane has.
+template <int row_tiles>
 struct Operands {
+  static constexpr int own_rows = row_tiles ? 2 * row_tiles : 2;
   struct Task { int number; };
   struct Block { int first, last; };
-  struct Rows { int row[2]; };
+  struct Rows { int row[own_rows]; };
+  struct KeyRow { int task, n; };
+  using ValueRow = KeyRow;
+  using KeyRun = uint4;
+  using ValueRun = uint4;
   static constexpr int ranges = 1;
   int count, rows, keys, depth, width, shift;
   const std::vector<bfloat16>&q, &k, &v;
@@ -190,22 +209,38 @@ struct Operands {
   uint32_t look(const Task&, const Block& block, int tile) const {
     return tile * tile_keys > block.last + shift ? 0u : 1u;
   }
-  Rows rows_of_thread(const Task&, int first) const { return {{first, first + 8}}; }
+  Rows rows_of_thread(const Task&, int first) const {
+    Rows found;
+    for (int r = 0; r < own_rows; ++r) found.row[r] = first + (row_tiles ? r / 2 * 8 + r % 2 : 8 * r);
+    return found;
+  }
   float fold() const { return 0.25f; }
   template <int n>
   void open_rule(float (&)[n], const Task&, const Rows&, int) const { std::abort(); }
   template <int n>
   void masked_rule(float (&scores)[n], const Task&, const Rows& of_rows, int first) const {
-    for (int i = 0; i < n / 2; ++i) {
-      const int key = first + i / 2 * 8 + i % 2;
-      for (int r = 0; r < 2; ++r) {
-        float& score = scores[i / 2 * 4 + r * 2 + i % 2];
+    for (int i = 0; i < (row_tiles ? 2 : n / 2); ++i) {
+      const int key = first + (row_tiles ? 8 * i : i / 2 * 8 + i % 2);
+      for (int r = 0; r < own_rows; ++r) {
+        float& score = scores[row_tiles ? r / 2 * 4 + i * 2 + r % 2 : i / 2 * 4 + r * 2 + i % 2];
         if (key >= keys || hides(of_rows.row[r], key)) score = jitgen::minus_infinity();
       }
     }
   }
   template <class T> T query(const Task& task, int m, int d) const { return q[(task.number * rows + m) * depth + d]; }
   bfloat16 key(const Task& task, int n, int d) const { return k[(task.number * keys + n) * depth + d]; }
+  uint4 run(const std::vector<bfloat16>& from, int at) const {
+    uint4 found;
+    memcpy(&found, from.data() + at, 16);
+    return found;
+  }
+  uint4 query_run(const Task& task, int m, int d) const { return run(q, (task.number * rows + m) * depth + d); }
+  KeyRow key_row(const Task& task, int n) const { return {task.number, n}; }
+  ValueRow value_row(const Task& task, int n) const { return {task.number, n}; }
+  uint4 key_run(const KeyRow& row, int d) const { return run(k, (row.task * keys + row.n) * depth + d); }
+  uint4 value_run(const ValueRow& row, int e) const { return run(v, (row.task * keys + row.n) * width + e); }
+  uint4 key_words(const KeyRow&, const uint4& found) const { return found; }
+  uint4 value_words(const ValueRow&, const uint4& found) const { return found; }
   bfloat16 value(const Task& task, int n, int e) const { return v[(task.number * keys + n) * width + e]; }
   void row_results(const Task& task, int, int row, float top, float total) const {
     tops[task.number * rows + row] = top, totals[task.number * rows + row] = total;
@@ -225,9 +260,46 @@ struct Config {
   static constexpr bool overlap = overlaps, take_turns = overlaps;
 };
 
+template <int warps_of_block, int tiles, int block_d, int block_e, int splits, bool is_whole>
+struct Decode {
+  using Key = bfloat16;
+  using Value = bfloat16;
+  static constexpr int warps = warps_of_block, row_tiles = tiles, ahead = 3 - tiles, most_splits = splits;
+  static constexpr int depth = block_d, width = block_e;
+  static constexpr bool whole = is_whole, masked = true;
+};
+
 template <class C>
-void whole(int tasks, int rows, int keys, int depth, int width, int shift, int clusters, int splits) {
+struct Wgmma {
+  static constexpr int row_tiles = 0;
   using Shape = jitgen::AttentionShape<C>;
+  using Kernel = jitgen::AttentionKernel<C, Operands<0>>;
+  static int blocks(int, int, int clusters) { return clusters; }
+  static void run(const Kernel& kernel) {
+    if (threadIdx.x == 0) kernel.initialise();
+    cluster->all->arrive_and_wait();
+    if (threadIdx.x >= Shape::consumers) {
+      kernel.produce();
+    } else {
+      kernel.consume();
+    }
+  }
+  static uint8_t* memory() { return block->memory; }
+};
+template <class C>
+struct FewRows {
+  static constexpr int row_tiles = C::row_tiles;
+  using Shape = jitgen::DecodeShape<C>;
+  using Kernel = jitgen::DecodeKernel<C, Operands<row_tiles>>;
+  static int blocks(int tasks, int rows, int) { return tasks * ((rows + Shape::rows - 1) / Shape::rows); }
+  static void run(const Kernel& kernel) { kernel.run(); }
+  static float* memory() { return reinterpret_cast<float*>(block->memory); }
+};
+
+template <class Of>
+void whole(int tasks, int rows, int keys, int depth, int width, int shift, int clusters, int splits) {
+  using Shape = typename Of::Shape;
+  clusters = Of::blocks(tasks, rows, clusters);
   std::srand(rows + keys);
   const auto random = [](size_t count) {
     std::vector<bfloat16> found(count);
@@ -236,7 +308,7 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
   };
   const auto q = random(tasks * rows * depth), k = random(tasks * keys * depth), v = random(tasks * keys * width);
   std::vector<float> out(tasks * rows * width, NAN), tops(tasks * rows, NAN), totals(tasks * rows, NAN);
-  const Operands operands{tasks, rows, keys, depth, width, shift, q, k, v, out, tops, totals};
+  const Operands<Of::row_tiles> operands{tasks, rows, keys, depth, width, shift, q, k, v, out, tops, totals};
   std::vector<std::thread> threads;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Meeting>> meetings;
@@ -245,21 +317,18 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
   for (int number = 0; number < clusters; ++number) {
     meetings.push_back(std::make_unique<Meeting>(Shape::threads * splits));
     all[number].all = meetings.back().get();
-    for (int rank = 0; rank < splits; ++rank) all[number].blocks.push_back(blocks[number * splits + rank].get());
+    for (int rank = 0; rank < splits; ++rank) {
+      all[number].blocks.push_back(blocks[number * splits + rank].get());
+      meetings.push_back(std::make_unique<Meeting>(Shape::threads));
+      all[number].blocks.back()->all = meetings.back().get();
+    }
   }
   for (int number = 0; number < clusters * splits; ++number) {
     for (int thread = 0; thread < Shape::threads; ++thread) {
       threads.emplace_back([&, number, thread] {
         threadIdx.x = thread, blockIdx.x = number, gridDim.x = clusters * splits;
         block = blocks[number].get(), cluster = &all[number / splits], warp = &block->warps[thread / 32];
-        const jitgen::AttentionKernel<C, Operands> kernel{operands, block->memory, 0, number % splits, splits};
-        if (thread == 0) kernel.initialise();
-        cluster->all->arrive_and_wait();
-        if (thread >= Shape::consumers) {
-          kernel.produce();
-        } else {
-          kernel.consume();
-        }
+        Of::run(typename Of::Kernel{operands, Of::memory(), 0, number % splits, splits});
       });
     }
   }
@@ -311,12 +380,14 @@ PTX = {
 def run(main: str, folder: Path) -> None:
     """Compile and run ``main`` with the headers of the kernel, in which two pieces of PTX are C++."""
     (folder / "jitgen").mkdir()
-    for name in ("walk", "wgmma"):
-        text = (templates_directory() / f"attention/include/jitgen/attention_{name}.cuh").read_text()
+    missing = set(PTX)
+    for header in (templates_directory() / "attention/include/jitgen").glob("*.cuh"):
+        text = header.read_text()
         for ptx, plain in PTX.items():
-            assert name == "walk" or ptx in text
+            missing -= {ptx} if ptx in text else set()
             text = text.replace(ptx, plain)
-        (folder / f"jitgen/attention_{name}.cuh").write_text(text)
+        (folder / f"jitgen/{header.name}").write_text(text)
+    assert not missing
     for name in ("ptx", "wgmma_ptx"):
         (folder / f"jitgen/{name}.cuh").write_text((Path(__file__).parents[1] / "host_warp.hpp").read_text())
     (folder / "main.cpp").write_text(main)
@@ -350,18 +421,28 @@ def test_every_result_once_in_its_place(width: int, tmp_path: Path) -> None:
 
 CASES = {
     "a cluster of three, two blocks of rows, several rounds": (
-        "Config<1, 32, 64, 64, 64, 8>",
+        "Wgmma<Config<1, 32, 64, 64, 64, 8>>",
         "5, 70, 100, 64, 64, 30, 2, 3",
     ),
-    "more blocks of a cluster than tiles": ("Config<1, 64, 64, 128, 128, 8>", "2, 9, 60, 64, 128, 100, 2, 4"),
-    "one warpgroup, 96 columns": ("Config<1, 32, 32, 96, 32, 1>", "3, 40, 70, 20, 90, 20, 2, 1"),
-    "two warpgroups": ("Config<2, 32, 64, 64, 32, 1>", "3, 150, 200, 64, 64, 5, 2, 1"),
-    "three warpgroups, no turns": ("Config<3, 32, 32, 32, 32, 1, false>", "2, 200, 90, 24, 30, 400, 1, 1"),
+    "more blocks of a cluster than tiles": ("Wgmma<Config<1, 64, 64, 128, 128, 8>>", "2, 9, 60, 64, 128, 100, 2, 4"),
+    "one warpgroup, 96 columns": ("Wgmma<Config<1, 32, 32, 96, 32, 1>>", "3, 40, 70, 20, 90, 20, 2, 1"),
+    "two warpgroups": ("Wgmma<Config<2, 32, 64, 64, 32, 1>>", "3, 150, 200, 64, 64, 5, 2, 1"),
+    "three warpgroups, no turns": ("Wgmma<Config<3, 32, 32, 32, 32, 1, false>>", "2, 200, 90, 24, 30, 400, 1, 1"),
+    "warpgroups that see other tiles": ("Wgmma<Config<3, 16, 32, 32, 32, 1>>", "2, 192, 700, 32, 32, 0, 2, 1"),
+    "few rows": ("FewRows<Decode<2, 1, 64, 128, 8, true>>", "3, 5, 300, 64, 128, 250, 0, 1"),
+    "few rows in a cluster, of no whole runs": (
+        "FewRows<Decode<2, 2, 64, 64, 8, false>>",
+        "2, 14, 333, 40, 56, 400, 0, 3",
+    ),
+    "few rows, more blocks of a cluster than tiles": (
+        "FewRows<Decode<4, 1, 96, 64, 8, true>>",
+        "2, 11, 70, 96, 64, 60, 0, 4",
+    ),
 }
-"""The kernel's Config; tasks, M, N, D, E, the mask's shift, clusters and blocks of each."""
+"""The kernel and its Config; tasks, M, N, D, E, the mask's shift, clusters and blocks of each."""
 
 
-@pytest.mark.quick(where=lambda case: case.startswith("a cluster"))
+@pytest.mark.quick(where=lambda case: case.startswith(("a cluster", "few rows in")))
 @pytest.mark.parametrize("case", CASES)
 def test_the_whole_kernel(case: str, tmp_path: Path) -> None:
     """All of its threads, barriers and exchanges on the CPU, over shared memory that is poisoned."""

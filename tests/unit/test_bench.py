@@ -24,10 +24,12 @@ from jitgen.bench import (
     ahead,
     attention,
     columns,
+    formats,
     intensity,
     markdown,
     measurement,
     overhead,
+    packing,
     reductions,
     rows,
     streaming,
@@ -418,6 +420,28 @@ def test_sizes_stand_side_by_side_in_a_table() -> None:
 def test_the_command_knows_the_groups() -> None:
     assert set(suite.GROUPS) == {*cli.GROUPS, *suite.NOT_BY_DEFAULT}
     assert CliRunner().invoke(jitgen, ["bench", "nothing"]).exit_code == 2
+
+
+def test_formats_are_timed_beside_int4() -> None:
+    for device, ranges in formats.ROWS.items():
+        for name, (least, most) in ranges.items():
+            count, columns, length = formats.draw(random.Random(3), device, name)
+            assert least <= count <= most
+            assert formats.WEIGHTS[device][0] * 0.9 < columns * length < formats.WEIGHTS[device][1] * 1.1
+    found = list(formats.measure(("int2", "nvfp4"), formats.FEW, (1, 40, 256), torch.float32, "cpp", TINY))
+    assert [each.name for each in found] == ["int2, few rows", "nvfp4, few rows"]
+    assert all(set(each.seconds) == {"jitgen", "int4"} and (each.error or 1) < 1e-6 for each in found)
+    first, second = formats.summary(found)
+    assert first.startswith("cpp, few rows: int2 takes")
+    assert "nvfp4" in second
+
+
+def test_packing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "SHAPES", {"cpu": (32, 256)})
+    monkeypatch.setattr(packing, "NAMES", ("int4",))
+    found = list(packing.run(TINY))
+    assert [each.name for each in found] == ["int4, mse", "int4, absmax"]
+    assert all("packing 7e+09 weights as int4" in line for line in packing.summary(found))
 
 
 def test_buffers_are_larger_than_the_cache() -> None:

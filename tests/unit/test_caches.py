@@ -275,6 +275,19 @@ def test_rotary(interleaved: bool, rotary: int) -> None:
     torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
 
 
+def test_complex_rotations_say_how_to_write_them() -> None:
+    def rotate(x: Any, freqs: Any) -> Any:
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * freqs).flatten(-2)
+
+    x, angle = sample((BATCH, HEADS, 5, DEPTH)), sample((5, DEPTH // 2), seed=1)
+    freqs = torch.polar(torch.ones_like(angle), angle)
+    for args in ((x, freqs), (x, angle)):
+        with pytest.raises(jitgen.UnsupportedError, match="interleaved=True"):
+            jitgen.jit(rotate)(*args)
+    found = jitgen.jit(functional.rotary)(x, freqs.real, freqs.imag, True)
+    torch.testing.assert_close(found, rotate(x, freqs), atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_normed_and_rotated_queries_and_keys_are_two_kernels_before_attention() -> None:
     def attend(q: Any, k: Any, v: Any, weight: Any, cos: Any, sin: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -428,3 +430,50 @@ def test_metadata_of_torchao_of_another_shape_is_an_error(value: Any, tmp_path: 
     )
     with pytest.raises(FormatError):
         jitgen.load_quantized(tmp_path / "m.safetensors")
+
+
+_LOAD = """
+import sys, threading, torch, jitgen
+peak, done = 0, threading.Event()
+def anonymous():
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith("RssAnon")).split()[1]) // 1024
+def watch():
+    global peak
+    while not done.wait(0.005):
+        peak = max(peak, anonymous() - before)
+torch.zeros(8).view(torch.uint8).any()
+import jitgen.checkpoints.load
+before = anonymous()
+threading.Thread(target=watch, daemon=True).start()
+state = jitgen.load_quantized(sys.argv[1])
+done.set()
+print(len(state), sum(weight.numel() for weight in state.values()), peak)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_file_of_4_gib_is_read_a_weight_at_a_time(tmp_path: Path) -> None:
+    weights, rows, columns = 64, 8192, 8192
+    header: dict[str, Any] = {}
+    at = 0
+    for number in range(weights):
+        for name, dtype, shape, size in (
+            ("weight", "F8_E4M3", [rows, columns], rows * columns),
+            ("weight_scale", "F32", [rows, 1], rows * 4),
+        ):
+            header[f"layers.{number}.{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+    text = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    with open(path, "wb") as file:  # sparse: zeros that take no space
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    assert path.stat().st_size > 4 << 30
+    done = subprocess.run([sys.executable, "-c", _LOAD, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, elements, megabytes = map(int, done.stdout.split())
+    assert (count, elements) == (weights, weights * rows * columns)
+    # A weight has 64 MiB, and its check needs two more of that size; the file itself stays mapped.
+    assert megabytes < 400, megabytes

@@ -146,3 +146,19 @@ def test_torch_finds_the_backend_by_its_entry_point() -> None:
 def test_report_takes_models_and_functions_alone() -> None:
     with pytest.raises(TypeError, match="model or a compiled function"):
         jitgen.report(3)
+
+
+def test_a_model_without_numbered_layers_is_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitgen.dynamo.cut.MAX_NODES", 7)
+
+    def deep(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            low, high = torch.aminmax(x, dim=-1, keepdim=True)
+            x = (x - low) / (high - low + 1)
+        return x
+
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(torch.compile(deep, backend="jitgen", fullgraph=True)(x), deep(x))
+    parts = [part for part in backend.compiled()[-1].parts if part.program is not None]
+    assert len(parts) > 2
+    assert all(len(part.segment.nodes) <= 7 + 2 for part in parts), "the two items of a result are kept with it"

@@ -29,13 +29,7 @@ square = jitgen.quantize(torch.randn(64, 64), "int8")
 x, bias = torch.randn(2, 64), torch.randn(32)
 
 
-def under_autocast() -> Any:
-    with torch.autocast("cpu", torch.bfloat16):
-        return F.linear(x, weight)
-
-
 CAUSES: dict[str, tuple[Callable[[], Any], str]] = {
-    "autocast": (under_autocast, "disable it"),
     "torch.float64": (lambda: F.linear(x.double(), weight), "cast it"),
     "transposed": (lambda: x @ square, "quantise the transpose"),
     "no F.linear": (lambda: torch.addmm(bias, x, weight.t(), beta=2), "call F.linear"),

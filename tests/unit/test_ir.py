@@ -325,7 +325,7 @@ ALLOWED: dict[str, set[str]] = {
     "quant": {"errors", "spec", "ir", "progress"},
     "trace": {"errors", "spec", "ir", "quant"},
     "checkpoints": {"errors", "spec", "quant"},
-    "huggingface": {"errors", "quant"},
+    "huggingface": {"errors", "quant", "call"},
     "gradients": {"errors", "spec", "ir"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
     "families": {"errors", "spec", "chips", "device", "tuned", "fingerprint", "ir", "codegen", "quant", "_version"},

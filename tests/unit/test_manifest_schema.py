@@ -348,7 +348,7 @@ REFUSED: list[tuple[Any, ...]] = [
         *("activation is a quantised weight", AT % "contract"),
     ),
     ("quantised", NODE % ("dequantize", "attrs[0]"), "int9", "none of int8, int4, uint4"),
-    ("quantised", NODE % ("dequantize", "attrs[2]"), "mma", "none of portable"),
+    ("quantised", NODE % ("dequantize", "attrs[2]"), "another", "none of portable"),
     *(
         ("quantised", NODE % ("dequantize", "attrs[1]"), group, "group_size", AT % "dequantize")
         for group in (7, "32", 32.0, True, [32])

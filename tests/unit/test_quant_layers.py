@@ -199,3 +199,12 @@ def test_equality_is_of_codes_and_scales() -> None:
 def test_an_order_of_columns_is_not_made() -> None:
     with pytest.raises(FormatError, match=r"without \.ordered"):
         jitgen.quantize(torch.randn(8, 64), "int4.ordered", 32)
+
+
+def test_an_error_names_the_line_that_calls_the_layer() -> None:
+    layer = nn.Linear(64, 5)
+    jitgen.quantize_(layer, "int8")
+    with pytest.raises(
+        jitgen.TraceError, match=r"63 is not 64\n  at .*test_quant_layers.py:\d+\n    layer\(torch.randn\(3, 63\)\)"
+    ):
+        layer(torch.randn(3, 63))

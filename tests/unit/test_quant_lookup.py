@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import jitgen
-from jitgen.errors import UnsupportedError
+from jitgen.errors import JitgenError, UnsupportedError
 from jitgen.quant import lookup
 from jitgen.quant.formats import FORMATS, find
 
@@ -57,27 +57,32 @@ def test_an_index_out_of_range_is_an_error(wrong: int) -> None:
         F.embedding(torch.tensor([0, wrong]), weight)
 
 
-def test_an_embedding_and_its_tied_output_layer_in_one_function(tmp_path: Path) -> None:
+def test_an_embedding_and_its_output_layer_in_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     embedding = nn.Embedding(37, 64)
     jitgen.quantize_(embedding, "int8", embeddings=True)
     dense = embedding.weight.dequantize()
 
-    @jitgen.jit
-    def logits(index: torch.Tensor) -> torch.Tensor:
+    def function(index: torch.Tensor) -> torch.Tensor:
         return F.linear(torch.tanh(embedding(index)), embedding.weight)
 
+    logits = jitgen.jit(function)
     exact = F.linear(torch.tanh(dense[INDEX]), dense)
-    with (
-        jitgen.record(tmp_path / "specs.json"),
-        pytest.warns(jitgen.CacheWarning, match="divide it into two functions"),
-    ):
-        torch.testing.assert_close(logits(INDEX), exact)
     with jitgen.record(tmp_path / "specs.json"):
+        torch.testing.assert_close(logits(INDEX), exact)
+    (entry,) = json.loads((tmp_path / "specs.json").read_text())["entries"]
+    assert '"cpu"' in json.dumps(entry["graph"])  # the weight keeps its layout
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    jitgen.prewarm(tmp_path / "specs.json", targets=["cpu"], jobs=1)
+    with jitgen.strict():
+        torch.testing.assert_close(jitgen.jit(function)(INDEX), exact)
+    with pytest.raises(JitgenError, match="record it with this backend"):
+        jitgen.prewarm(tmp_path / "specs.json", targets=["sm_90a"], jobs=1)
+    with jitgen.record(tmp_path / "apart.json"):
         hidden = embedding(INDEX)
         torch.testing.assert_close(F.linear(torch.tanh(hidden), embedding.weight), exact)
-    assert len(json.loads((tmp_path / "specs.json").read_text())["entries"]) >= 2
-    jitgen.prewarm(tmp_path / "specs.json", targets=["cpu"], jobs=1)
+    assert len(json.loads((tmp_path / "apart.json").read_text())["entries"]) >= 2
+    jitgen.prewarm(tmp_path / "apart.json", targets=["cpu"], jobs=1)
 
 
 def test_what_has_no_kernel() -> None:

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -518,9 +519,17 @@ def test_gradients_flow_to_activations() -> None:
 
 
 def test_autocast() -> None:
-    weight, x = quantised(), torch.randn(3, 100)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert F.linear(x, weight).dtype == torch.bfloat16
+    """The kernel's product, and no product of the dequantised weight in torch."""
+    weight, x = quantised(), torch.randn(3, 100, requires_grad=True)
+    bias = torch.randn(weight.shape[0])
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error", jitgen.FallbackWarning)
+        found = F.linear(x, weight, bias)
+    assert torch.equal(found, F.linear(x.bfloat16(), weight, bias.bfloat16()))
+    assert found.dtype == torch.bfloat16
+    found.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import jitgen
 from jitgen.compile import host
@@ -326,3 +327,62 @@ def test_a_quantised_model_is_exported_to_a_file(format: str, called_before: boo
         torch.testing.assert_close(loaded.module()(y), expected)
         torch.export.save(loaded, io.BytesIO())
         torch.testing.assert_close(each.module()(y), expected)
+
+
+# ----------------------------------------------------------------------------------------------- torch's other tracers
+
+
+@jitgen.jit
+def rectified(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ weight) + 1
+
+
+def test_make_fx_records_an_operator() -> None:
+    x, weight = torch.randn(3, 4), torch.randn(4, 5)
+    layer = torch.nn.Linear(64, 4)
+    jitgen.quantize_(layer, "int8")
+    wide = torch.randn(3, 64)
+    for function, example in (
+        (lambda x: rectified(x * 2, weight) * 3, x),
+        (lambda x: rectified(layer(x), weight), wide),
+    ):
+        function(example)  # a warm call is no other than a cold one
+        graph = make_fx(function)(example)
+        assert any("jitgen" in str(node.target) for node in graph.graph.nodes)
+        other = torch.randn_like(example)
+        torch.testing.assert_close(graph(other), function(other))
+    plan = rectified.bind(x, weight)
+    for call in (lambda x: plan(x, weight), lambda x: rectified(x, weight, out=torch.empty(3, 5))):
+        with pytest.raises(jitgen.UnsupportedError, match="make_fx"):
+            make_fx(call)(x)
+
+
+def test_a_counter_of_operations_sees_an_operator() -> None:
+    seen: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x, weight = torch.randn(3, 4), torch.randn(4, 5)
+    expected = rectified(x, weight)
+    with Log():
+        torch.testing.assert_close(rectified(x, weight), expected)
+    assert "jitgen.call.default" in seen
+    weight.requires_grad_(True)
+    with Log():
+        rectified(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, ((x @ weight > 0).float().T @ x).T)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tracers_that_would_record_constants_are_refused() -> None:
+    x, weight = torch.randn(3, 4), torch.randn(4, 5)
+    rectified(x, weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(jitgen.UnsupportedError, match=r"torch\.export\.export"):
+            torch.jit.trace(lambda x: rectified(x, weight), (x,))
+    with pytest.raises(jitgen.UnsupportedError, match=r"torch\.fx\.wrap"):
+        torch.fx.symbolic_trace(lambda x: rectified(x, weight))

@@ -75,7 +75,7 @@ def test_what_needs_more_than_a_kernel_is_f_linear() -> None:
     exact = F.linear(row, layer.weight.dequantize(), layer.bias)
     torch.testing.assert_close(layer(row), exact)
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
-        warnings.simplefilter("ignore", jitgen.FallbackWarning)
+        warnings.simplefilter("error", jitgen.FallbackWarning)
         assert layer(row).dtype == torch.bfloat16
     traced = jitgen.jit(lambda row: torch.relu(layer(row)))
     torch.testing.assert_close(traced(row), torch.relu(exact))
@@ -111,3 +111,12 @@ def test_a_subclass_of_linear_keeps_its_forward() -> None:
     assert isinstance(layer.weight, QTensor)
     row = torch.randn(2, 64)
     torch.testing.assert_close(layer(row), 2 * F.linear(row, layer.weight.dequantize()))
+
+
+def test_calls_of_a_step_with_gradients() -> None:
+    """A call whose gradients are computed and its backward: of jitgen's functions, about twenty."""
+    gated = jitgen.jit(lambda x, weight: F.silu(x * weight))
+    left, right, grad = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
+    names = python_calls(lambda: torch.autograd.grad(gated(left, right), (left, right), grad))
+    assert "specialize" not in names
+    assert len(names) <= 140, "most of them torch's own"

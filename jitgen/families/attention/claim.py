@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.match import Attention, exponential_behind, matched, obstacle
+from jitgen.families.attention.match import Attention, exponential_behind, matched, obstacle, spread_rows
 from jitgen.families.attention.results import last_of, undone
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
@@ -31,8 +31,9 @@ from jitgen.ir.regions import Movement, Region, Store
 from jitgen.ir.views import Mover
 
 NAME = "attention"
-MOST_DEPTH = 512
-"""D and E of a kernel at most: a tile of keys and values is in the cache, or in registers, as a whole."""
+MOST_DEPTH, MOST_WIDTH = 576, 512
+"""D and E of a kernel at most, those of DeepSeek's latent keys: a tile of keys and values is in the cache, or in
+registers, as a whole."""
 MOST_CUDA_DEPTH = 256
 """The same for the cuda dialect, whose sums are in the registers of one warpgroup."""
 
@@ -71,17 +72,21 @@ class Fusion:
         return "one kernel" if fused else "products and a softmax"
 
 
-def decide(question: Fusion, device: Device) -> Decision:
-    """Whether the device's dialect computes ``question`` in one kernel."""
+def decide(question: Any, device: Device) -> Decision:
+    """Whether the device's dialect computes ``question``, a ``Fusion`` or a ``Reading``, in one kernel."""
+    if not isinstance(question, Fusion):
+        from jitgen.families.attention.reading import reads_computed
+
+        return reads_computed(question, device)
     if question.obstacle:
         return Decision(False, question.obstacle)
     if question.width == 0:
         return Decision(False, "values of no width leave only what is computed beside them")
     if device.dialect == "cuda":
         against = _cuda_obstacle(question, device)
-        return Decision(not against, against or "scores and weights stay in the kernel")
-    if max(question.depth, question.width) > MOST_DEPTH:
-        return Decision(False, f"heads of more than {MOST_DEPTH} elements")
+        return Decision(not against, against or "scores and weights stay in the kernel", bool(against))
+    if question.depth > MOST_DEPTH or question.width > MOST_WIDTH:
+        return Decision(False, f"keys of more than {MOST_DEPTH} elements, or values of more than {MOST_WIDTH}")
     if device.dialect == "triton" and question.dtypes[1] == "float64":
         return Decision(False, "float64 has no tensor cores")
     return Decision(True, "scores and weights stay in the kernel")
@@ -98,7 +103,7 @@ def _cuda_obstacle(question: Fusion, device: Device) -> str:
     if not set(question.dtypes) <= {"bfloat16", "float16"}:
         return "the cuda dialect's kernel takes keys and values of 16 bits; backend='triton' has one for float32"
     if max(question.depth, question.width) > MOST_CUDA_DEPTH:
-        return f"heads of more than {MOST_CUDA_DEPTH} elements; backend='triton' takes up to {MOST_DEPTH}"
+        return f"heads of more than {MOST_CUDA_DEPTH} elements; backend='triton' takes up to {MOST_WIDTH}"
     return ""
 
 
@@ -229,6 +234,8 @@ def _stray_row_value(
     """Why not, where a value of its rows is used by anything but its ends, and results beside these."""
     behind = [value for value in values if _is_behind_row(value, of, stops)]
     whole = all(undone(0, end, of, mover) is not None for end in ends)
+    # Other views of a row's value than to spread it along the result, which the kernel does not compute.
+    whole = whole and not any(_is_behind_row(end, of, set(map(id, spread_rows(end, of)))) for end in ends)
     if whole and not behind:
         return None
     if whole and ends and all(_row_store(0, value, of, mover) is not None for value in behind):

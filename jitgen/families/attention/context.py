@@ -65,14 +65,21 @@ class Rule:
     Attributes:
         operands: what it reads.
         lines: its statements, of the accumulator ``acc0``.
+        levels: for each of these, what its value depends on: ``"task"``, ``"row"``, ``"key"`` or ``"both"``.
         value: the name of the score.
         scalars: run-time scalars: name to type.
+        instructions, names, by_position: what the lines are printed from, the names of values, and the lines by the
+            positions of instructions.
     """
 
     operands: tuple[Operand, ...]
     lines: tuple[Line, ...]
+    levels: tuple[str, ...]
     value: str
     scalars: dict[str, str]
+    instructions: tuple[Instruction, ...]
+    names: dict[int, str]
+    by_position: dict[int, Line]
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,17 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         read = tuple(dict.fromkeys(i.attr for i in instructions if i.op in ("load", "iota")))
         types = {i.attr: dialect.types[i.dtype] for i in instructions if i.op in ("load", "iota")}
         mine = tuple(replace(operand(index, text.values[index]), type=types[index]) for index in read)
-        return Rule(mine, tuple(text.lines.values()), text.names[len(instructions) - 1], dict(text.scalars))
+        levels = _levels(instructions, {each.index: each.kind for each in mine})
+        return Rule(
+            operands=mine,
+            lines=tuple(text.lines.values()),
+            levels=tuple(levels[position] for position in text.lines),
+            value=text.names[len(instructions) - 1],
+            scalars=dict(text.scalars),
+            instructions=tuple(instructions),
+            names=text.names,
+            by_position=text.lines,
+        )
 
     def computed(contraction: Contraction) -> Computed | None:
         if not contraction.w:
@@ -244,6 +261,22 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Attention:
         packed=tuple(f"g{dim}" for dim in range(layout.packed)),
         accumulator=dialect.types[compute_dtype(weights.dtype)],
     )
+
+
+def _levels(instructions: Sequence[Instruction], kinds: Mapping[int, str]) -> list[str]:
+    """What each instruction of a rule depends on; see ``Rule.levels``.
+
+    Args:
+        kinds: of the operands that it reads, by their indices.
+    """
+    found: list[str] = []
+    for instruction in instructions:
+        own = {"both"} if instruction.op == "contract" else {found[argument] for argument in instruction.args}
+        if instruction.op in ("load", "iota"):
+            own = {kinds[instruction.attr]}
+        own -= {"task"}
+        found.append("both" if len(own) > 1 else next(iter(own), "task"))
+    return found
 
 
 def _shared(instructions: Sequence[Instruction], operands: Mapping[int, Operand]) -> frozenset[int]:

@@ -140,7 +140,11 @@ def _rule(rule: Rule, is_open: bool) -> dict[str, Any]:
         "by_task": [o for o in rule.operands if o.kind == "task"],
         "by_row": [o for o in rule.operands if o.kind == "row"],
         "by_both": [o for o in rule.operands if o.kind == "both"],
-        "lines": rule.lines,
+        "lines": [line for line, level in zip(rule.lines, rule.levels, strict=True) if level == "both"],
+        **{
+            f"of_{level}": [line for line, own in zip(rule.lines, rule.levels, strict=True) if own == level]
+            for level in ("task", "row", "key")
+        },
         "value": rule.value,
     }
 

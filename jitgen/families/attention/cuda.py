@@ -1,4 +1,5 @@
-"""The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` walks.
+"""The context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
+``attention_decode.cuh`` walks.
 
 Both producer and consumers compute which tiles of keys a block of rows sees, from the rule's bounds. What the rule
 reads is loaded where it changes: once for a task, once for a thread's rows, once for a key, or for each score.
@@ -13,7 +14,10 @@ from jitgen.codegen.printing import Built
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
 from jitgen.families.attention.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
+from jitgen.families.attention.decode import DecodeSchedule
+from jitgen.families.attention.elements import elements
 from jitgen.families.attention.layout import Layout
+from jitgen.families.attention.ramps import split
 from jitgen.families.attention.wgmma import BATCH_RANK, WIDTHS, WgmmaSchedule
 from jitgen.ir.program import Kernel
 
@@ -22,7 +26,9 @@ RUN = 8
 """Columns of a row of results that one thread computes at a time: 16 bytes of 16-bit elements."""
 
 
-def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention, dialect: Dialect) -> Built:
+def build(
+    kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, of: Attention, dialect: Dialect
+) -> Built:
     """Template context and source options; see ``attention/render.py``."""
     (body,) = kernel.bodies
     scores = list(of.rule.operands)
@@ -39,6 +45,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
     integers = [f"Index {name}" for name in of.integers]
     scalars = [f"{kind} {name}" for name, kind in of.scalars]
     fields = [*pointers, *integers, *scalars]
+    mainloop = _mainloop(of, schedule, dialect)
     row_ends = [o for o in scores if o.kind == "row" and _is_read(o, text)]
     return {
         "maps": maps,
@@ -46,8 +53,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
         "fields": [*(f"const jitgen::TensorMap& {name}_map" for name in maps), *fields],
         "arguments": [*(f"{name}_map" for name in maps), *(field.rpartition(" ")[2] for field in fields)],
         "index": "int64_t" if schedule.wide else "int32_t",
-        "config": _config(of, schedule),
-        "own_atom": _own_atom(of, schedule),
+        **mainloop,
         "accumulator": of.accumulator,
         "ranges": schedule.splits,
         "tasks": " * ".join(of.batch) or "1",
@@ -67,13 +73,22 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
         "factor_lines": of.factor_lines,
         "factor": of.factor,
         "is_checked": bool(of.factor) and of.linear,
-        "rules": {"open": _rule(of.unmasked), "masked": _rule(of.rule)},
+        "rules": {
+            "open": _rule(of.unmasked, layout, mainloop["fragment"]["place"]),
+            "masked": _rule(of.rule, layout, mainloop["fragment"]["place"]),
+        },
         "query": [_element(o, row_offset(o, layout, "task.at{}"), "d") for o in of.query],
         "query_lines": of.query_lines,
         "query_value": of.query_value,
+        "query_is_vector": _is_vector_query(of, layout),
         "coordinates": {name: _coordinates(_named(of, name), layout) for name in maps},
-        "key": of.key,
-        "value": of.value,
+        "gathers": any(operand.gathered for operand in of.operands),
+        "key_storage": dialect.storage_types[of.key_dtype],
+        "value_storage": dialect.storage_types[of.value_dtype],
+        "elements": [
+            elements("key", of.key, of.computed_key, dialect),
+            elements("value", of.value, of.computed_value, dialect),
+        ],
         "row_loads": [_single(o, layout) for o in of.row_loads],
         "row_lines": of.row_lines,
         "loads": [_run(o, layout, schedule) for o in of.loads],
@@ -85,8 +100,62 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Attention
     }, {"fmad": True}
 
 
+def _mainloop(of: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
+    """What differs between the mainloops: their Config, and which scores a thread has."""
+    if isinstance(schedule, DecodeSchedule):
+        of_lane = {
+            "places": "2",
+            "place": "8 * i",
+            "rows": str(2 * schedule.row_tiles),
+            "row": "r / 2 * 8 + r % 2",
+            "row_words": "r and r + 1" if schedule.row_tiles == 1 else "r, r + 1, r + 8 and r + 9",
+            "score": "r / 2 * 4 + i * 2 + r % 2",
+        }
+        return {
+            "mainloop": "decode",
+            "shape": "DecodeShape",
+            "blocks": schedule.blocks,
+            "config": _decode_config(of, schedule),
+            "fragment": of_lane,
+            "own_atom": None,
+        }
+    of_thread = {
+        "places": "n / 2",
+        "place": "i / 2 * 8 + i % 2",
+        "rows": "2",
+        "row": "8 * r",
+        "row_words": "r and r + 8",
+        "score": "i / 2 * 4 + r * 2 + i % 2",
+    }
+    return {
+        "mainloop": "wgmma",
+        "shape": "AttentionShape",
+        "blocks": 1,
+        "config": _config(of, schedule),
+        "fragment": of_thread,
+        "own_atom": _own_atom(of, schedule, dialect.storage_types[of.key_dtype]),
+    }
+
+
+def _decode_config(of: Attention, schedule: DecodeSchedule) -> list[tuple[str, str, str]]:
+    """(type, name, value) of each member of the Config of ``attention_decode.cuh``."""
+    numbers = {
+        "warps": schedule.warps,
+        "row_tiles": schedule.row_tiles,
+        "ahead": schedule.ahead,
+        "depth": schedule.block_d,
+        "width": schedule.block_e,
+        "most_splits": schedule.cluster_splits,
+    }
+    flags = {"whole": schedule.whole, "masked": of.masked}
+    return [
+        *(("int", name, str(number)) for name, number in numbers.items()),
+        *(("bool", name, str(flag).lower()) for name, flag in flags.items()),
+    ]
+
+
 def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]]:
-    """(type, name, value) of each member of the mainloop's Config."""
+    """(type, name, value) of each member of the Config of ``attention_wgmma.cuh``."""
     numbers = {
         "warpgroups": schedule.warpgroups,
         "keys": schedule.block_n,
@@ -104,7 +173,7 @@ def _config(of: Attention, schedule: WgmmaSchedule) -> list[tuple[str, str, str]
     ]
 
 
-def _own_atom(of: Attention, schedule: WgmmaSchedule) -> dict[str, Any] | None:
+def _own_atom(of: Attention, schedule: WgmmaSchedule, storage: str) -> dict[str, Any] | None:
     """The wgmma of the scores where the header has none of that n; None where it has one."""
     if schedule.block_n in WIDTHS:
         return None
@@ -112,8 +181,8 @@ def _own_atom(of: Attention, schedule: WgmmaSchedule) -> dict[str, Any] | None:
     return {
         "n": schedule.block_n,
         "sums": sums,
-        "element": of.key.storage,
-        "type": "bf16" if of.key.dtype == "bfloat16" else "f16",
+        "element": storage,
+        "type": "bf16" if of.key_dtype == "bfloat16" else "f16",
         "registers": ", ".join(f"%{i}" for i in range(sums)),
         "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
     }
@@ -132,6 +201,14 @@ def _ends(operand: Operand) -> Ends:
 
 def _is_read(operand: Operand, text: str) -> bool:
     return f"low_of{operand.index}" in text or f"high_of{operand.index}" in text
+
+
+def _is_vector_query(of: Attention, layout: Layout) -> bool:
+    """Whether eight neighbours of the query are 16 bytes of memory."""
+    if len(of.query) != 1 or of.query_lines:
+        return False
+    (query,) = of.query
+    return bool(query.pointer) and query.dtype == of.key_dtype and query.kind == "contiguous" and layout.unit >= RUN
 
 
 def _named(of: Attention, name: str) -> Operand:
@@ -155,30 +232,40 @@ def _element(operand: Operand, row: str, column: str) -> dict[str, Any]:
     step = column if operand.kind == "contiguous" else f"{column} * {operand.own[1]}"
     at = f"{row} + {step}" if operand.kind not in ("row", "task") else row
     expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
-    return {"type": operand.type, "value": operand.value, "expression": expression}
-
-
-def _rule(rule: Rule) -> dict[str, Any]:
-    """The lines of a rule, and where each of its operands comes from."""
-    by_key, by_row, by_both, by_task = [], [], [], []
-    for o in rule.operands:
-        source = {"type": o.type, "value": o.value}
-        if o.kind == "key":
-            at = f"task.at{o.index} + column * {o.own[1]}"
-            by_key.append(source | {"expression": _loaded(o, at)})
-        elif o.kind == "row":
-            by_row.append(source | {"expression": f"{o.type}(of_rows.x{o.index}[r])"})
-        elif o.kind == "task":
-            by_task.append(source | {"expression": f"{o.type}(task.x{o.index})"})
-        else:
-            at = f"of_rows.at{o.index}[r] + column * {o.own[1]}"
-            by_both.append(source | {"expression": _loaded(o, at)})
     return {
-        "by_key": by_key,
-        "by_row": by_row,
-        "by_both": by_both,
-        "by_task": by_task,
-        "lines": rule.lines,
+        "type": operand.type,
+        "value": operand.value,
+        "expression": expression,
+        "pointer": operand.pointer,
+        "offset": row,
+    }
+
+
+def _rule(rule: Rule, layout: Layout, distance: str) -> dict[str, Any]:
+    """The lines of a rule, and where each of its operands comes from."""
+    found = split(rule, distance, layout.counts)
+    sources: dict[str, list[dict[str, Any]]] = {"key": [], "row": [], "both": [], "task": []}
+    starts: dict[str, list[dict[str, Any]]] = {"row": [], "task": []}
+    for o in rule.operands:
+        expression = {
+            "key": _loaded(o, f"task.at{o.index} + column * {o.own[1]}"),
+            "row": f"{o.type}(of_rows.x{o.index}[r])",
+            "task": f"{o.type}(task.x{o.index})",
+            "both": _loaded(o, f"of_rows.at{o.index}[r] + column * {o.own[1]}"),
+        }[o.kind]
+        source = {"type": o.type, "value": o.value, "expression": expression}
+        if o.index in found.operands:
+            sources[o.kind].append(source)
+        if o.index in found.row_operands:
+            starts[o.kind].append(source)
+    return {
+        **{f"by_{kind}": each for kind, each in sources.items()},
+        "starts": [*starts["task"], *starts["row"]],
+        "row_lines": found.row_lines,
+        "kept": found.kept,
+        "lines": found.lines,
+        "needs_column": found.needs_column,
+        "knows_existence": found.knows_existence,
         "value": rule.value,
         "is_plain": not rule.lines and not rule.operands,
     }
@@ -202,7 +289,7 @@ def _single(operand: Operand, layout: Layout, splits: int = 1) -> dict[str, Any]
     }
 
 
-def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule) -> dict[str, Any]:
+def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
     """An operand of which one thread takes ``RUN`` neighbours of a row, in one access if ``is_vector``."""
     at = row_offset(operand, layout, "task.at{}")
     if schedule.splits > 1 and operand.role == "store":

@@ -102,9 +102,10 @@ def launch(
     blocks = -(-geometry.packed_rows // schedule.block_m)
     attributes = frozenset({OVERLAPS} if device.overlaps_launches else ())
     if device.dialect == "cuda":
-        from jitgen.families.attention.wgmma import cluster
+        from jitgen.families.attention import decode, wgmma
 
-        sharing = cluster(schedule, geometry, device.model)
+        is_decode = isinstance(schedule, decode.DecodeSchedule)
+        sharing = (decode if is_decode else wgmma).cluster(schedule, geometry, device.model)
         return LaunchShape(
             grid=(sharing * max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),
             block=(schedule.threads, 1, 1),
@@ -112,7 +113,7 @@ def launch(
             any_cluster=schedule.cluster_splits > 1,
             shared_bytes=schedule.shared_bytes,
             attributes=attributes,
-            persistence=Persistence("clusters" if sharing > 1 else "multiprocessors"),
+            persistence=None if is_decode else Persistence("clusters" if sharing > 1 else "multiprocessors"),
         )
     return LaunchShape(
         grid=(max(geometry.tasks * blocks * schedule.splits, 1), 1, 1),

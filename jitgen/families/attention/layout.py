@@ -41,6 +41,7 @@ class Layout:
         unit: the largest power of two, at most 16, that D, E and the strides and addresses of contiguous operands are
             multiples of (GPU; else 1).
         wide: whether an index can reach 2**31, or a size 2**30.
+        counts: whether all indices of keys that the rule reads step by 1 (GPU; else False).
     """
 
     batch: int
@@ -48,6 +49,7 @@ class Layout:
     operands: tuple[str, ...]
     unit: int
     wide: bool
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,9 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     ]
     wide = max((*reach, 0)) >= INDEX_LIMIT or max((rows, keys, *large)) >= MOST_INDEX
     unit = _unit(body, geometry, kinds, call) if call.is_gpu else 1
-    return (Layout(len(batch), len(packed), kinds, unit, wide),), (geometry,)
+    steps = [step[-1] for o, step in zip(body.operands, strides, strict=True) if o.kind == "score" and o.buffer is None]
+    counts = call.is_gpu and all(step in (0, 1) for step in steps)
+    return (Layout(len(batch), len(packed), kinds, unit, wide, counts),), (geometry,)
 
 
 def _free(view: Strided) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import at_own_coordinates, varies
+from jitgen.ir.analysis import at_own_coordinates, is_pointwise, varies
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.graph import Node, topological
@@ -130,9 +130,9 @@ def linear_operand(node: Node, last: Sequence[int]) -> int | None:
     return None
 
 
-def row_sources(roots: Sequence[Node], leaves: Sequence[Node] = ()) -> list[Node]:
-    """The reductions that ``roots``, values of a row, are computed from without another one or ``leaves`` between."""
-    found, stack, seen = [], list(roots), set(map(id, leaves))
+def row_sources(roots: Sequence[Node]) -> list[Node]:
+    """The reductions that ``roots``, values of a row, are computed from without another one between."""
+    found, stack, seen = [], list(roots), set()
     while stack:
         node = stack.pop()
         if id(node) in seen:
@@ -141,6 +141,22 @@ def row_sources(roots: Sequence[Node], leaves: Sequence[Node] = ()) -> list[Node
         if node.op == "reduce":
             found.append(node)
         else:
+            stack.extend(node.inputs)
+    return found
+
+
+def spread_rows(root: Node, of: Attention) -> list[Node]:
+    """The maxima and sums of rows, spread along the result, that ``root``, computed pointwise of it, is computed of."""
+    found, stack, seen = [], [root], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or node is of.result:
+            continue
+        seen.add(id(node))
+        source = node.inputs[0] if node.op == "view" and node.attrs[0] == "expand" else node
+        if node.shape == of.result.shape and source.op == "reduce" and of.is_row_reduction(source):
+            found.append(node)
+        elif is_pointwise(node):
             stack.extend(node.inputs)
     return found
 

@@ -23,7 +23,11 @@ def _products(a: Range, b: Range) -> Range:
     return min(found), max(found)
 
 
-_RULES: dict[str, Callable[..., Range]] = {
+def _quotients(a: Range, b: Range) -> Range | None:
+    return (a[0] // b[0], a[1] // b[0]) if b[0] == b[1] > 0 else None
+
+
+_RULES: dict[str, Callable[..., Range | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
     "mul": _products,
@@ -31,6 +35,8 @@ _RULES: dict[str, Callable[..., Range]] = {
     "abs": lambda a: (0, max(abs(a[0]), abs(a[1]))),
     "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "floor_divide": _quotients,
+    "remainder": lambda a, b: (0, b[0] - 1) if b[0] == b[1] > 0 else None,
 }
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 

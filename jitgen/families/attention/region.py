@@ -12,8 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jitgen.families.attention.heads import shared_heads, split_shape, with_split
-from jitgen.families.attention.match import STOPS, Attention, is_copy, linear_operand, row_sources, sums, tops
+from jitgen.families.attention.match import (
+    STOPS,
+    Attention,
+    is_copy,
+    linear_operand,
+    row_sources,
+    spread_rows,
+    sums,
+    tops,
+)
 from jitgen.families.family import Partition
+from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import Node, Shape, topological, under_views
@@ -94,13 +104,13 @@ class _Builder:
         shares = self._with_factors(weighted, values)
         found = []
         for store in stores:
-            inner = {id(of.result): self.result}
-            inner |= {
-                id(node): self._row(node)
-                for node in row_sources([store.value], [of.result])
-                if of.is_row_reduction(node)
-            }
-            value = self._in_place(store.value, inner, {id(self._split(self.result)): shares, **values})
+            inner, outer = {id(of.result): self.result}, {id(self._split(self.result)): shares}
+            for number, node in enumerate(spread_rows(store.value, of)):
+                inner[id(node)] = self._placeholder(node.dtype, of.result.shape, -5 - number)
+                source = node.inputs[0] if node.op == "view" else node
+                outer[id(self._split(inner[id(node)]))] = self._spread(source, values, weighted)
+            value = self._in_place(store.value, inner, outer)
+            assert not any(node.op == "input" and node.attrs[0] < 0 for node in topological([value]))
             found.append(self._store(store, value))
         for store in beside:
             value = mover.substituted(self._split(self._row(store.value)), dict(values))
@@ -223,6 +233,17 @@ class _Builder:
         shape = (*product.shape[:-2], *right.shape[-2:])
         return left, self.mover.move(right, ("expand",), shape) if right.shape != shape else right
 
+    def _reads(self, computed: Node, inner: int, what: str) -> bool:
+        """Whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
+        if self.partition.device.dialect != "cuda":
+            return True
+        from jitgen.families.attention.reading import Reading
+
+        varied = varying(topological([computed]))[id(computed)]
+        sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
+        question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner])
+        return self.partition.decide("attention", question).fused
+
     def _product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:
         attrs: tuple[Any, ...] = (equation(len(shape) - 2, 1), *like.attrs[1:])
         return self.make("contract", (left, right), like.dtype, shape, attrs, like.location)
@@ -242,12 +263,12 @@ class _Builder:
         if under_views(operand).op == "input":
             return operand
         rank = len(operand.shape)
-        if self.partition.device.dialect != "cuda":  # whose kernels copy tiles of tensors
-            from jitgen.families.attention.computed import in_kernel
+        from jitgen.families.attention.computed import in_kernel
 
-            computed = in_kernel(operand, rank - 2 if transposed else rank - 1, self.mover)
-            if computed is not None:
-                return computed
+        inner = rank - 2 if transposed else rank - 1
+        computed = in_kernel(operand, inner, self.mover)
+        if computed is not None and self._reads(computed, inner, "values" if transposed else "keys"):
+            return computed
         swap = ("permute", (*range(rank - 2), rank - 1, rank - 2))
         rows = (*operand.shape[:-2], operand.shape[-1], operand.shape[-2])
         node = self.mover.move(operand, swap, rows) if transposed else operand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from jitgen.families.attention.layout import PACKED_ROWS
 from jitgen.families.attention.match import matched, row_sources, row_values
 from jitgen.families.family import Problem, SizeBuckets
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Graph, topological, under_views
+from jitgen.ir.analysis import is_pointwise
+from jitgen.ir.graph import Builder, Graph, Node, topological, under_views
 from jitgen.ir.views import Mover
 
 FEW_ROWS = 8
@@ -25,8 +27,10 @@ SPLIT_ROWS = 16
 """Rows that share keys, up to which keys are split among programs: one block of rows has them all."""
 SPLIT_TASKS = (31, 127)
 """Tasks up to which keys are split into 16 and 4 ranges."""
-CLUSTER_TASKS = 4
-"""Tasks from which on a cluster for each of them occupies enough of a GPU."""
+CLUSTER_TASKS = 8
+"""Tasks beyond which a cluster for each of them occupies enough of a GPU."""
+CUDA_SPLITS = 32
+"""Ranges of the keys in CUDA, of eight tasks on some 130 multiprocessors that hold three blocks each."""
 SPLIT_KEYS = (511, 4095)
 """Keys up to which they are not split, and split into 4 ranges."""
 
@@ -112,10 +116,10 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 
 def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     """Into how many ranges the keys are cut where few programs would walk many keys: a GPU has some hundred programs at
-    once. ``rows`` share their keys. The bounds are those of ``buckets``. In CUDA the blocks of a cluster share keys, so
-    that this is for the fewest tasks."""
+    once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the
+    blocks of a cluster share keys, so that this is for the fewest tasks."""
     if dialect == "cuda":
-        return 16 if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
+        return CUDA_SPLITS if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
         return 1
     return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
@@ -146,8 +150,21 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         inside = [each for each in topological(graph.results) if id(under_views(images[id(each)])) in computed]
         found.append(SizeBuckets(rows, ends, inside=tuple(inside)))
         found.append(SizeBuckets(keys, of_keys))
-        found.append(SizeBuckets(symbols.product(lead), of_tasks))
+        shared = _heads_that_share(of.product.inputs[1], lead, keys, environment)
+        found.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
     return found
+
+
+def _heads_that_share(key: Node, lead: Sequence[Any], keys: Any, environment: Mapping[str, Any]) -> int:
+    """How many of the batch and heads ``lead`` share each of the matrices of keys that ``key`` repeats."""
+    sizes, node = [], key
+    while True:
+        sizes.append(symbols.evaluate(symbols.product(node.shape), environment))
+        if node.op != "view" and not is_pointwise(node):
+            break
+        node = max(node.inputs, key=lambda each: symbols.evaluate(symbols.product(each.shape), environment))
+    repeated = math.prod(symbols.evaluate(size, environment) for size in (*lead, keys, key.shape[-1]))
+    return max(repeated // max(min(sizes), 1), 1) if len(sizes) > 1 else 1
 
 
 def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -8,6 +8,7 @@ pointwise kernel behind it joins the ranges in their order and computes the resu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,14 +17,18 @@ from jitgen.device import Device
 from jitgen.families.attention.layout import SOURCES
 from jitgen.families.attention.schedule import splits
 from jitgen.families.family import ANY_FAMILY, KernelRewrite
+from jitgen.families.operands import locate
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Instruction, Operand
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Stage, grid_axes
+from jitgen.ir.views import NotViewable, Strided, contiguous_strides
 
 READ = ("query", "key", "value", "score", *SOURCES)
 """Kinds of operand that the walk over the keys reads; others are the results' own."""
+KEYS = ("key", "value", *SOURCES)
+"""Those of keys and values."""
 DIALECTS = ("triton", "cuda")
 """Dialects whose kernels walk one range of the keys each."""
 DTYPE = "float32"
@@ -39,11 +44,9 @@ def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -
         i.dtype != DTYPE for i in body.instructions if i.op in ("contract", "reduce")
     ):
         return None
-    *lead, rows, _ = (symbols.evaluate(size, environment) for size in body.shape)
+    rows = symbols.evaluate(body.shape[-2], environment)
     keys = symbols.evaluate(body.contractions[1].length, environment)
-    tasks = symbols.product(lead)
-    assert isinstance(tasks, int)
-    count = splits(tasks, rows, keys, device.dialect)
+    count = splits(_tasks(body, environment), rows, keys, device.dialect)
     if count == 1:
         return None
     column = (*body.shape[:-1], 1)
@@ -63,6 +66,23 @@ def split_keys(kernel: Kernel, environment: Mapping[str, Any], device: Device) -
         return walk, *joins
 
     return KernelRewrite(tuple(Buffer(DTYPE, shape, contiguous=True) for shape in shapes), kernels)
+
+
+def _tasks(body: Body, environment: Mapping[str, Any]) -> int:
+    """The batch and heads of ``body`` that have keys and values of their own: others' rows are packed into tiles."""
+    lead = [symbols.evaluate(size, environment) for size in body.shape[:-2]]
+    own = [False] * len(lead)
+    for operand in body.operands:
+        if operand.kind not in KEYS:
+            continue
+        sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
+        base = Strided(sizes, contiguous_strides(sizes))
+        try:
+            strides = locate(operand.movements, base, environment).strides
+        except NotViewable:
+            return math.prod(lead)
+        own = [differs or strides[dim] != 0 for dim, differs in enumerate(own)]
+    return math.prod(size for size, differs in zip(lead, own, strict=True) if differs)
 
 
 def _range(temporary: Operand, kind: str, number: int, shape: Shape | None = None) -> Operand:

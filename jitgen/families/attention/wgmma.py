@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitgen.chips import Chip
+from jitgen.families.attention import decode
 from jitgen.families.attention.bounds import masks_of
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.families.attention.scales import scaled
@@ -96,12 +98,15 @@ class WgmmaSchedule:
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.block_m * deep + self.stages * self.block_n * (deep + wide)
         staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
-        barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 4) * 16
+        barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 2) * 16
         return tiles * 2 * CHUNK + staging + barriers + tickets
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: bool = True) -> list[WgmmaSchedule]:
+def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: bool = True) -> list[Any]:
     """The schedules for a kernel with this body, by the shape of its heads and the rows of a call."""
+    few = decode.candidates(body, layout, geometry, most_rows(geometry))
+    if few:
+        return list(few)
     deep = -(-max(geometry.depth, 1) // 16) * 16
     wide = next(width for width in WIDTHS if geometry.width <= width)
     large = max(deep, wide)
@@ -111,7 +116,7 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: 
         warpgroups, keys, most_stages = 1, 128 if large <= 128 else 64 if large <= 192 or not shares else 32, 4
     else:
         plain = whole and not masks_of(rule) and scaled(rule).linear and body.contractions[0].dtype == "bfloat16"
-        warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain)
+        warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain, scaled(rule).linear)
     found = WgmmaSchedule(
         warpgroups,
         keys,
@@ -130,20 +135,31 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: 
 
 def few_rows(geometry: Geometry) -> bool:
     """Whether one warpgroup has all rows that share keys. The answer is the same for all rows of one bucket."""
-    end = next((end for end in FEW_ROWS if geometry.rows <= end), None)
-    return end is not None and end * math.prod(geometry.packed) <= ROWS
+    return most_rows(geometry) <= ROWS
 
 
-def _tiles(large: int, rows: int, plain: bool) -> tuple[int, int, int]:
+def most_rows(geometry: Geometry) -> int:
+    """Rows that share keys, at most, in the bucket of this call; more than ``ROWS`` where it has many."""
+    return bucket_end(geometry.rows) * math.prod(geometry.packed)
+
+
+def bucket_end(rows: int) -> int:
+    """The most rows of the bucket of ``rows``; more than ``ROWS`` of those that have none here."""
+    return next((end for end in FEW_ROWS if rows <= end), ROWS + 1)
+
+
+def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, int]:
     """Warpgroups, keys of a tile, and stages at most, for heads of ``large`` elements. ``plain``: whether scores are
-    bfloat16 products by a number, of heads of whole chunks.
+    bfloat16 products by a number, of heads of whole chunks. ``linear``: whether scores are products and masks.
+
+    Three warpgroups have 160 registers a thread: with a rule beside the scores of 128 keys some of these are spilled.
 
     On an H200 (bf16, 4096 rows, of the speed of cuDNN): heads of 64 elements 1.01 with three warpgroups and 0.88 with
     two; of 128 elements 0.97 with tiles of 160 keys, 0.96 with 128 and 0.92 with 176. With a causal mask tiles of 128
     keys are faster than of 160, by 1 %.
     """
     if large <= 64:
-        return 3 if rows > 2 * ROWS else 2, 128, 2
+        return (3, 128 if linear else 112, 2) if rows > 2 * ROWS else (2, 128, 2)
     if large <= 128:
         return 2, 160 if plain else 128, 2
     return 2, 96 if large <= 192 else 64, 2
@@ -177,14 +193,13 @@ def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
 def copied(body: Body, layout: Layout, geometry: Geometry) -> tuple[bool, bool, bool]:
     """Whether tensor maps describe the query, the keys and the values: 16-byte aligned rows, strides that are not
     negative, and few batch dimensions. A query that is computed, or whose rows are packed, is not copied."""
-    queries = body.contractions[0]
-    (key,), (value,) = queries.weight, body.contractions[1].weight
+    queries, weights = body.contractions
     query = queries.x[0].attr
     plain = [i.op for i in queries.x] == ["load"] and body.operands[query].dtype == queries.dtype
     return (
         plain and not layout.packed and _is_mappable(body, layout, geometry, query, geometry.rows, 0),
-        _is_mappable(body, layout, geometry, key, geometry.keys, 0),
-        _is_mappable(body, layout, geometry, value, geometry.keys, 1),
+        not queries.w and _is_mappable(body, layout, geometry, queries.weight[0], geometry.keys, 0),
+        not weights.w and _is_mappable(body, layout, geometry, weights.weight[0], geometry.keys, 1),
     )
 
 

@@ -118,6 +118,8 @@ class _Mainloop:
 
 PLANES_HEADER = "jitgen/gemm_planes.cuh"
 """The header of weights whose codes are in bit planes; it follows that of the mainloop."""
+WGMMA_PLANES_HEADER = "jitgen/gemm_wgmma_planes.cuh"
+"""The same for the wgmma mainloop."""
 
 _MAINLOOPS = {
     "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
@@ -186,6 +188,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     assert first.x is not None
     count = len(products.regions[0].contractions)
     quantised = isinstance(schedule.tilings[0], WgmmaQuantized)
+    planes = quantised and not formats.find(first.contraction.format or "").tiled
     names = [f"map{number}" for number in range(1 + count * len(products.regions))]
     parameters = [f"const __grid_constant__ jitgen::TensorMap {name}" for name in names]
     parameters += [f"{pointer_type(operand)} {operand.pointer}" for operand in products.pointers]
@@ -210,7 +213,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "parameters": parameters,
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
-        "mainloop": (f"jitgen/gemm_{schedule.path}.cuh",),
+        "mainloop": (f"jitgen/gemm_{schedule.path}.cuh", *((WGMMA_PLANES_HEADER,) if planes else ())),
         "prologue": None,
         "tilings": [
             {
@@ -371,7 +374,7 @@ def _biased(format: formats.Format, group_size: int | None) -> bool:
     """Whether codes may be decoded with a bias, which is removed through the sum of x: of a group of 32 at least."""
     if format.tiled:
         return format.bits == 4
-    whole = isinstance(format.code, formats.Integer) and format.bits < 8 and format.zeros != "float"
+    whole = isinstance(format.code, formats.Integer) and format.bits < 8
     return whole and (group_size is None or group_size % 32 == 0)
 
 

@@ -47,10 +47,10 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     tiles, depth = warpgroups * schedule.blocks_of_rows * 4, schedule.block_k
     group = first.group_size or depth
     # K's of a stage that are certainly of one group, and the scales of a stage: one for each row of a tile and group.
-    in_one_group = depth if group % depth == 0 else CHUNK if group % CHUNK == 0 else CHUNK // 2
+    in_one_group = next(k for k in (depth, CHUNK, CHUNK // 2, CHUNK // 4) if group % k == 0)
     scales = tiles * (depth // in_one_group) * 16
     scale_bytes = scales * format.scale_dtype.itemsize if first.group_size is not None else 0
-    zero_bytes = scales if format.zero_point else 0
+    zero_bytes = scales * format.zero_dtype.itemsize if format.zero_point else 0
     stage = (schedule.block_m * 2 + tiles * 2 * format.bits) * depth + scale_bytes + zero_bytes
     tokens = 16 if schedule.block_m % 32 else 32 // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
@@ -86,7 +86,9 @@ def weights_of(contractions: Sequence[Contraction], columns: Sequence[int], leng
     first = contractions[0]
     format = formats.find(first.format or "")
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
-    light = first.dtype == "bfloat16" and format.bits == 4 and few_registers and not format.zero_point
+    if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
+        few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
+    light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
     return Weights(tuple(columns), length, len(contractions), format.bits, light, chip)
 
 

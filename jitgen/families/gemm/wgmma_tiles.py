@@ -149,7 +149,7 @@ def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
                 continue  # another shape was always faster
             if not weights.light and (warpgroups > 2 or warpgroups * resident > 2):
                 continue
-            span = 2 if weights.bits == 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
+            span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
             splits = max(weights.chip.resident_clusters)
             yield Tiles(tokens, warpgroups, blocks, span, most_splits=splits, resident=resident)
 

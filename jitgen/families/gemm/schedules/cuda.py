@@ -159,12 +159,11 @@ def _takes_wgmma(problem: Problem) -> bool:
         return False
     if problem.target.arch != "sm_90a" or problem.rows <= MMA_ROWS or problem.length < CHUNK or not _mappable(problem):
         return False
-    if problem.quantized and not formats.find(problem.contractions[0].format or "").tiled:
-        return False  # these mainloops decode the formats that have layouts of their own
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not problem.quantized):
         return False
     group = problem.contractions[0].group_size
-    group_fits = group is None or group % CHUNK == 0 or group == 32
+    tiled = not problem.quantized or formats.find(problem.contractions[0].format or "").tiled
+    group_fits = group is None or group % CHUNK == 0 or group == 32 or (group == 16 and not tiled)
     return len(problem.contractions) <= 2 and 0 not in problem.columns and group_fits
 
 

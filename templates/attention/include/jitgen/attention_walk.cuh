@@ -48,48 +48,74 @@ struct PieceWalk {
   }
 };
 
-// What consumers learn of a tile of keys: its number, whether no mask hides any of its scores, and whether it is the
-// last one of its piece.
+// What a warpgroup of consumers learns of a tile of keys: its number, whether the warpgroup's rows see any of it, whether no
+// mask hides any of its scores, whether it is the last one that they see, as far as the producer knows, and whether it is
+// the last one of its piece, for all. Packed: four bits for each of up to three warpgroups, and one for the end of the piece.
 struct TileTicket {
   int tile;
-  bool open, last;
-  JITGEN_DEVICE TileTicket(int tile, bool open, bool last) : tile(tile), open(open), last(last) {}
-  JITGEN_DEVICE explicit TileTicket(int packed) : tile(packed >> 2), open(packed & 2), last(packed & 1) {}
-  JITGEN_DEVICE int packed() const { return tile << 2 | int(open) << 1 | int(last); }
+  bool seen, open, last, ends;
+  JITGEN_DEVICE TileTicket(uint64_t packed, int warpgroup)
+      : tile(int(packed >> 16)),
+        seen(packed >> 4 * warpgroup & 1),
+        open(packed >> 4 * warpgroup & 2),
+        last(packed >> 4 * warpgroup & 4 || packed >> 15 & 1),
+        ends(packed >> 15 & 1) {}
+  static JITGEN_DEVICE uint64_t of_warpgroup(bool seen, bool open, bool last, int warpgroup) {
+    return uint64_t(int(seen) | int(open) << 1 | int(last) << 2) << 4 * warpgroup;
+  }
+  static JITGEN_DEVICE uint64_t of_tile(int tile) { return uint64_t(tile) << 16; }
+  static constexpr uint64_t of_end = 1u << 15;
 };
 
-// Tiles `begin` to `end` of a piece, from the last to the first, without those that a mask hides as a whole. `open`: no
-// mask hides any score of the tile, and all its keys exist. With masks, the lanes of a warp look at 32 tiles at once:
-// all of them call `next`.
+// Tiles `begin` to `end` of a piece, from the last to the first, without those that a mask hides as a whole. With masks,
+// the lanes of a warp look at 32 tiles at once, for the rows of each warpgroup: all of them call `next`.
+template <int warpgroups>
 struct MaskedTiles {
   int group, begin, end;
-  uint32_t seen = 0, opened = 0;
+  uint32_t seen[warpgroups] = {}, opened[warpgroups] = {};
   int tile = 0;
-  bool open = false;
+  uint64_t ticket = 0;
+  bool open = false;  // for the first warpgroup
 
   JITGEN_DEVICE MaskedTiles(int begin, int end) : group((end + 31) / 32), begin(begin), end(end) {}
 
-  // look(tile): bit 0 whether some score is seen, bit 1 whether all are.
+  // look(tile, exists, warpgroup), called by all lanes: bit 0 whether some score is seen, bit 1 whether all are, of a tile
+  // that exists.
   template <class Look>
   JITGEN_DEVICE bool next(const Look& look) {
-    while (seen == 0) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int w = 0; w < warpgroups; ++w) any |= seen[w];
+    while (any == 0) {
       if (group * 32 <= begin) return false;
       --group;
       const int mine = group * 32 + int(threadIdx.x % 32);
-      const uint32_t found = mine >= begin && mine < end ? look(mine) : 0u;
-      seen = __ballot_sync(0xffffffffu, found & 1u);
-      opened = __ballot_sync(0xffffffffu, found & 2u);
+#pragma unroll
+      for (int w = 0; w < warpgroups; ++w) {
+        const uint32_t found = look(mine, mine >= begin && mine < end, w);
+        seen[w] = __ballot_sync(0xffffffffu, found & 1u);
+        opened[w] = __ballot_sync(0xffffffffu, found & 2u);
+        any |= seen[w];
+      }
     }
-    const int bit = 31 - __clz(seen);
+    const int bit = 31 - __clz(any);
     tile = group * 32 + bit;
-    open = opened >> bit & 1u;
-    seen ^= 1u << bit;
+    open = opened[0] >> bit & 1u;
+    ticket = TileTicket::of_tile(tile);
+#pragma unroll
+    for (int w = 0; w < warpgroups; ++w) {
+      const bool sees = seen[w] >> bit & 1u;
+      seen[w] &= ~(1u << bit);
+      ticket |= TileTicket::of_warpgroup(sees, opened[w] >> bit & 1u, seen[w] == 0 && group * 32 <= begin, w);
+    }
     return true;
   }
 };
 // Every tile, in the same order.
+template <int warpgroups>
 struct AllTiles {
   int begin, tile;
+  uint64_t ticket = 0;
   bool open = false;
 
   JITGEN_DEVICE AllTiles(int begin, int end) : begin(begin), tile(end) {}
@@ -97,18 +123,41 @@ struct AllTiles {
   JITGEN_DEVICE bool next(const Look& look) {
     if (tile <= begin) return false;
     --tile;
-    open = look(tile) & 2u;
+    open = look(tile, true, 0) & 2u;
+    ticket = TileTicket::of_tile(tile);
+#pragma unroll
+    for (int w = 0; w < warpgroups; ++w) ticket |= TileTicket::of_warpgroup(true, open, tile == begin, w);
     return true;
   }
 };
 
-template <bool masked>
-struct TilesOf {
-  using type = MaskedTiles;
+// Tiles `begin` to `end`.
+struct TileRange {
+  int begin, end;
 };
-template <>
-struct TilesOf<false> {
-  using type = AllTiles;
+// Share `number` of `shares` equal ones of the tiles from the first to the last that masks leave, of `all`. Called by whole
+// warps.
+template <bool masked, class Look>
+JITGEN_DEVICE TileRange share_of(int all, int number, int shares, const Look& look) {
+  int first = 0, count = all;
+  if (masked && shares > 1) {
+    Ends seen = {all, 0};
+    for (int tile = int(threadIdx.x % 32); tile < all; tile += 32) {
+      if (look(tile, true, 0) & 1u) seen = {lesser(seen.low, tile), tile + 1};
+    }
+    seen = ends_of_warp(seen);
+    first = int(seen.low), count = seen.high > seen.low ? int(seen.high - seen.low) : 0;
+  }
+  return {first + int(int64_t(count) * number / shares), first + int(int64_t(count) * (number + 1) / shares)};
+}
+
+template <bool masked, int warpgroups>
+struct TilesOf {
+  using type = MaskedTiles<warpgroups>;
+};
+template <int warpgroups>
+struct TilesOf<false, warpgroups> {
+  using type = AllTiles<warpgroups>;
 };
 
 }  // namespace jitgen

@@ -52,6 +52,16 @@ JITGEN_DEVICE uint32_t block_of_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+JITGEN_DEVICE int cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return int(rank);
+}
+JITGEN_DEVICE int cluster_blocks() {
+  uint32_t count;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return int(count);
+}
 // A cluster's threads see each other's shared-memory writes made before arrive_release after wait_acquire.
 JITGEN_DEVICE void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 JITGEN_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
@@ -68,6 +78,13 @@ JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, double value)
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote), "d"(value) : "memory");
 }
+JITGEN_DEVICE void store_to_block(uint32_t address, uint32_t rank, float4 values) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(values.x), "f"(values.y),
+               "f"(values.z), "f"(values.w)
+               : "memory");
+}
 
 // ----------------------------------------------------------------------------------------------------------- fragments
 
@@ -83,6 +100,13 @@ JITGEN_DEVICE void load_matrices_transposed(uint32_t (&fragment)[4], uint32_t ad
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
                : "r"(address)
                : "memory");
+}
+
+// The transpose of an 8x8 matrix of 16-bit elements, of which lane 4g+t has elements 2t and 2t+1 of row g.
+JITGEN_DEVICE uint32_t transposed_matrix(uint32_t pair) {
+  uint32_t found;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(found) : "r"(pair));
+  return found;
 }
 
 // sum[16 x 8] = a[16 x 16] b[16 x 8] + start. Lane 4g+t holds a's rows g and g+8 at columns 2t, 2t+1, 2t+8, 2t+9 (in
@@ -146,6 +170,29 @@ JITGEN_DEVICE uint32_t fma_pair<float16>(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t result;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
   return result;
+}
+
+// Of bfloat16 numbers.
+JITGEN_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+JITGEN_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+// Two floats, each rounded to Element.
+template <class Element>
+JITGEN_DEVICE uint32_t round_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (is_bfloat16<Element>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
 }
 
 }  // namespace jitgen

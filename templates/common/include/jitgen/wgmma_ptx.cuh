@@ -55,16 +55,6 @@ JITGEN_DEVICE void registers_deal() {
 
 // --------------------------------------------------------------------------------------------------------- clusters
 
-JITGEN_DEVICE int cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return int(rank);
-}
-JITGEN_DEVICE int cluster_blocks() {
-  uint32_t count;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-  return int(count);
-}
 JITGEN_DEVICE void cluster_sync() {  // all threads of all blocks
   cluster_arrive_release();
   cluster_wait_acquire();

@@ -24,10 +24,12 @@ constexpr uint32_t power_of_two(int exponent) {
 constexpr uint32_t minus_zeros = 0x80008000u;
 
 // Whole numbers, `step` apart; that of code 0 is `first`, and a code has `bits` bits.
-template <int bits, int step, int first>
+template <int bits, int step_, int first>
 struct IntegerCodes {
-  // Whether a pair minus a zero-point of at most 127 is exact where it is computed as a pair.
-  static constexpr bool paired = bits < 8;
+  static constexpr int step = step_;
+  static constexpr bool floats = false, looked_up = false;
+  static constexpr bool paired = true, bytes = bits == 8;
+  static constexpr int first_number = first;
 
   // A code shifted by `biased_shift` is in the upper bits of a bfloat16's mantissa. With the exponent of `base` it is the
   // number plus `added`, which is no larger than three times the largest number: a sum of products loses little when the
@@ -35,16 +37,21 @@ struct IntegerCodes {
   static constexpr int biased_shift = 7 - bits, base = step << bits;
   static constexpr float added = float(base - first);
   static constexpr uint32_t biased_exponent = uint32_t(127 + bits + (step - 1)) << 7;
-  JITGEN_DEVICE static uint32_t biased(uint32_t shifted_codes) { return shifted_codes | biased_exponent * 0x00010001u; }
 
   JITGEN_DEVICE static float number(uint32_t code) { return float(int(code) * step + first); }
 
   // The code is written to the mantissa of 128 (bfloat16) or 1024 (float16), which is subtracted with the zero-point.
   template <class Element>
+  static constexpr uint32_t base_of = bytes && is_bfloat16<Element> ? 0u : pair_of<Element>(0x4300u, 0x6400u);
+  template <class Element>
   JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t zeros = 0) {
-    constexpr uint32_t base = pair_of<Element>(0x4300u, 0x6400u), minus_base = base | minus_zeros;
+    constexpr uint32_t base = base_of<Element>, minus_base = base | minus_zeros;
     constexpr uint32_t one = power_of_two<Element>(0);
-    if constexpr (step == 1) {
+    if constexpr (bytes && is_bfloat16<Element>) {
+      // A byte is a bfloat16 number, times 2^-133. Minus a zero-point it is exact; 2^127 and 2^6 make it what it is.
+      const uint32_t less = subtract_pair(codes, zeros + uint32_t(-first) * 0x00010001u);
+      return multiply_pair(multiply_pair(less, 0x7f007f00u), power_of_two<Element>(6));
+    } else if constexpr (step == 1) {
       return fma_pair<Element>(codes | base, one, minus_base + uint32_t(-first) * 0x00010001u + zeros);
     } else {
       static_assert(step == 2 && first == -1, "");
@@ -58,10 +65,10 @@ struct IntegerCodes {
 // is then re-biased by a multiplication: exactly, subnormals included.
 template <int exponent, int mantissa, int bias>
 struct FloatCodes {
-  static constexpr bool paired = true;
-  static constexpr int biased_shift = 0;
+  static constexpr bool paired = true, bytes = false, floats = true, looked_up = false;
+  static constexpr int step = 0, biased_shift = 0, first_number = 0;
+  static constexpr uint32_t biased_exponent = 0;
   static constexpr float added = 0.0f;
-  JITGEN_DEVICE static uint32_t biased(uint32_t codes) { return codes; }  // never used
   static constexpr int magnitude_bits = exponent + mantissa;
   static constexpr uint32_t magnitude = (1u << magnitude_bits) - 1;
 
@@ -70,11 +77,11 @@ struct FloatCodes {
     const float value = wide * __int_as_float(int(uint32_t(254 - bias) << 23));
     return __int_as_float(__float_as_int(value) | int(code >> magnitude_bits << 31));
   }
+  // The bit of a half at which the magnitude begins, the sign being the highest one; and the numbers of such a pair.
   template <class Element>
-  JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t = 0) {
-    constexpr int shift = (is_bfloat16<Element> ? 7 : 10) - mantissa;
-    constexpr uint32_t masks = magnitude * 0x00010001u, sign = (magnitude + 1) * 0x00010001u;
-    const uint32_t wide = (codes & masks) << shift | (codes & sign) << (15 - magnitude_bits);
+  static constexpr int place = (is_bfloat16<Element> ? 7 : 10) - mantissa;
+  template <class Element>
+  JITGEN_DEVICE static uint32_t rebias(uint32_t wide) {
     constexpr int more = (is_bfloat16<Element> ? 127 : 15) - bias;
     if constexpr (more == 0) return wide;
     return fma_pair<Element>(wide, power_of_two<Element>(more), minus_zeros);
@@ -84,10 +91,10 @@ struct FloatCodes {
 // Indices into a table of sixteen floats, given as their bits.
 template <uint32_t... words>
 struct TableCodes {
-  static constexpr bool paired = true;
-  static constexpr int biased_shift = 0;
+  static constexpr bool paired = true, bytes = false, floats = false, looked_up = true;
+  static constexpr int step = 0, biased_shift = 0, first_number = 0;
+  static constexpr uint32_t biased_exponent = 0;
   static constexpr float added = 0.0f;
-  JITGEN_DEVICE static uint32_t biased(uint32_t codes) { return codes; }  // never used
 
   // Number i of the table, rounded to Element (to nearest, ties to even).
   template <class Element>
@@ -106,17 +113,33 @@ struct TableCodes {
     for (int i = 0; i < 4; ++i) found |= (rounded<Element>(first + i) >> (8 * byte) & 255u) << (8 * i);
     return found;
   }
-  template <int first, class Element>
-  JITGEN_DEVICE static uint32_t eight(uint32_t selector) {
-    constexpr uint32_t l0 = four<Element>(first, 0), l1 = four<Element>(first + 4, 0);
-    constexpr uint32_t u0 = four<Element>(first, 1), u1 = four<Element>(first + 4, 1);
-    return __byte_perm(__byte_perm(l0, l1, selector), __byte_perm(u0, u1, selector), 0x5140);
+  // Four bytes of the numbers whose indices are the four lowest nibbles of `indices`: all lower or all upper ones.
+  // `above`: 255 in the bytes of the indices from 8 on.
+  template <class Element, int byte>
+  JITGEN_DEVICE static uint32_t look_up(uint32_t indices, uint32_t above) {
+    constexpr uint32_t t0 = four<Element>(0, byte), t1 = four<Element>(4, byte);
+    constexpr uint32_t t2 = four<Element>(8, byte), t3 = four<Element>(12, byte);
+    return (__byte_perm(t0, t1, indices) & ~above) | (__byte_perm(t2, t3, indices) & above);
   }
+  // The pairs of a word that has the low halves of four pairs in its four lowest nibbles and their high halves in the
+  // others. A byte permutation is a look-up in eight bytes, of four indices at once.
   template <class Element>
-  JITGEN_DEVICE static uint32_t pair(uint32_t codes, uint32_t = 0) {
-    const uint32_t selector = (codes & 7u) | (codes >> 12 & 0x70u);
-    const uint32_t upper = (codes >> 3 & 0x00010001u) * 0xffffu;
-    return (eight<0, Element>(selector) & ~upper) | (eight<8, Element>(selector) & upper);
+  JITGEN_DEVICE static void pairs(uint32_t (&a)[4], uint32_t word) {
+    const uint32_t indices = word & 0x77777777u, highest = word >> 3 & 0x11111111u;
+    uint32_t low[2], high[2];  // bytes of the numbers in the low halves, and in the high ones
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t above = __byte_perm(0x0000ff00u, 0, half ? highest >> 16 : highest);
+      low[half] = look_up<Element, 0>(half ? indices >> 16 : indices, above);
+      high[half] = look_up<Element, 1>(half ? indices >> 16 : indices, above);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t first = __byte_perm(low[0], high[0], i ? 0x7362 : 0x5140);
+      const uint32_t second = __byte_perm(low[1], high[1], i ? 0x7362 : 0x5140);
+      a[i] = __byte_perm(first, second, 0x5410);
+      a[i + 1] = __byte_perm(first, second, 0x7632);
+    }
   }
   JITGEN_DEVICE static float number(uint32_t code) {
     constexpr uint32_t table[16] = {words...};
@@ -146,7 +169,21 @@ JITGEN_DEVICE float number_of(bfloat16 x) { return jitgen::load(x); }
 JITGEN_DEVICE float number_of(float16 x) { return jitgen::load(x); }
 JITGEN_DEVICE float number_of(uint8_t x) { return float(int(x)); }
 JITGEN_DEVICE float number_of(NoZero) { return 0.0f; }
-JITGEN_DEVICE float number_of(E8m0 x) { return __int_as_float(x.bits == 0 ? 0x00400000 : int(uint32_t(x.bits) << 23)); }
+JITGEN_DEVICE float number_of(E8m0 x) {
+  const uint32_t bits = uint32_t(x.bits) << 23;
+  return __int_as_float(int(bits < 0x00400000u ? 0x00400000u : bits));
+}
 JITGEN_DEVICE float number_of(E4m3 x) { return FloatCodes<4, 3, 7>::number(x.bits); }
+
+// Two of them. From compute capability 8.9 on one instruction makes both float16, exactly.
+JITGEN_DEVICE float2 numbers_of(E4m3 x, E4m3 y) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t both;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(uint16_t(x.bits | y.bits << 8)));
+  return {half_to_float(uint16_t(both)), half_to_float(uint16_t(both >> 16))};
+#else
+  return {number_of(x), number_of(y)};
+#endif
+}
 
 }  // namespace jitgen

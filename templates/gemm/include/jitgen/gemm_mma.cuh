@@ -188,15 +188,20 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
         float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         float sum[T][4];  // the sum of x over the part; where the bias is constant, times minus the bias
         if constexpr (!exact) {
+          constexpr bool biased = Weight::planes && !Weight::zero_points;  // x is multiplied by minus the bias at once
           constexpr uint32_t one = 0x3f803f80u;
-          constexpr uint32_t ones[4] = {one, one, one, one};
 #pragma unroll
           for (int t = 0; t < T; ++t) {
 #pragma unroll
             for (int s = 0; s < steps; ++s) {
+              uint32_t ones[4] = {one, one, one, one};
+              if constexpr (biased) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) ones[i] = Weight::minus_bias((part * steps + s) * 4 + i);
+              }
               multiply_add<Element>(sum[t], ones, b[s / 2][t][s % 2 * 2], b[s / 2][t][s % 2 * 2 + 1], s ? sum[t] : zero);
             }
-            if constexpr (!Weight::zero_points) {
+            if constexpr (!Weight::zero_points && !biased) {
 #pragma unroll
               for (int q = 0; q < 2; ++q) sum[t][q] = sum[t][q + 2] = sum[t][q] * -Weight::common_bias;
             }

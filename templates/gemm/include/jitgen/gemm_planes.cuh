@@ -20,10 +20,16 @@ template <class Number>
 struct alignas(2 * sizeof(Number)) NumberPair {
   Number first, second;
 };
+template <>
+struct alignas(4) NumberPair<bfloat16> {
+  uint32_t both;
+};
 template <class Number>
 JITGEN_DEVICE float2 unpack_pair(NumberPair<Number> pair) {
   return {number_of(pair.first), number_of(pair.second)};
 }
+JITGEN_DEVICE float2 unpack_pair(NumberPair<bfloat16> pair) { return unpack_pair(pair.both); }
+JITGEN_DEVICE float2 unpack_pair(NumberPair<E4m3> pair) { return numbers_of(pair.first, pair.second); }
 
 JITGEN_DEVICE uint32_t read_once(const uint32_t* address) {
   uint32_t word;
@@ -42,61 +48,115 @@ struct PlaneWords {
   uint32_t words[bits];
 
   // Reads them from the words of the chunk; those of the plane of p bits are 32 p words from 32 times the wider ones on.
-  JITGEN_DEVICE void read(const uint32_t* chunk, int lane) {
+  // `load` reads a uint32_t, uint2 or uint4 at an address, which may be in shared memory.
+  template <class Load>
+  JITGEN_DEVICE void read(const uint32_t* chunk, int lane, const Load& load) {
     if constexpr ((bits & 8) != 0) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) read_four(0 + 4 * half, chunk + half * 128 + lane * 4);
+      for (int half = 0; half < 2; ++half) read_four(0 + 4 * half, chunk + half * 128 + lane * 4, load);
     }
-    if constexpr ((bits & 4) != 0) read_four(bits & 8, chunk + (bits & 8) * 32 + lane * 4);
+    if constexpr ((bits & 4) != 0) read_four(bits & 8, chunk + (bits & 8) * 32 + lane * 4, load);
     if constexpr ((bits & 2) != 0) {
-      const uint2 two = read_once(reinterpret_cast<const uint2*>(chunk + (bits & 12) * 32 + lane * 2));
+      const uint2 two = load(reinterpret_cast<const uint2*>(chunk + (bits & 12) * 32 + lane * 2));
       words[bits & 12] = two.x;
       words[(bits & 12) + 1] = two.y;
     }
-    if constexpr ((bits & 1) != 0) words[bits & 14] = read_once(chunk + (bits & 14) * 32 + lane);
+    if constexpr ((bits & 1) != 0) words[bits & 14] = load(chunk + (bits & 14) * 32 + lane);
+  }
+  JITGEN_DEVICE void read(const uint32_t* chunk, int lane) {
+    read(chunk, lane, [](const auto* address) { return read_once(address); });
   }
 
-  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`.
-  template <int up = 0>
+  // The pair of codes of register `number` (0..15, a constant) of the chunk's four fragments, shifted to bit `up`, with
+  // the bits of `base` besides; of a code only the lowest `count` bits.
+  template <int up = 0, uint32_t base = 0, int count = bits>
   JITGEN_DEVICE uint32_t pair(int number) const {
-    uint32_t codes = 0;
-    if constexpr ((bits & 8) != 0) codes |= plane<8, 0, up>(number);
-    if constexpr ((bits & 4) != 0) codes |= plane<4, bits & 8, up>(number);
-    if constexpr ((bits & 2) != 0) codes |= plane<2, bits & 12, up>(number);
-    if constexpr ((bits & 1) != 0) codes |= plane<1, bits & 14, up>(number);
+    constexpr int widest = bits & 8 ? 8 : bits & 4 ? 4 : bits & 2 ? 2 : 1;
+    uint32_t codes = shifted<widest, 0, up>(number);
+    if constexpr (base != 0) {
+      codes = and_or<mask_of(widest, 0, up, count), base>(codes);
+    } else {
+      codes &= mask_of(widest, 0, up, count);
+    }
+    if constexpr (widest > 4 && (bits & 4) != 0) add_plane<4, bits & 8, up, count>(codes, number);
+    if constexpr (widest > 2 && (bits & 2) != 0) add_plane<2, bits & 12, up, count>(codes, number);
+    if constexpr (widest > 1 && (bits & 1) != 0) add_plane<1, bits & 14, up, count>(codes, number);
     return codes;
   }
 
+  // The highest bits of that pair of codes, in the highest bits of the halves.
+  JITGEN_DEVICE uint32_t signs(int number) const {
+    constexpr int width = bits & -bits, first = bits - width;
+    return shifted<width, first, 16 - bits>(number) & 0x80008000u;
+  }
+
+  // A pair in whose halves the code of one register is in the mantissa of a bfloat16, the exponent being such that the
+  // code counts as it is: the number is the code, times `step`, plus 2^placed_exponent. Several registers of a word are
+  // taken with one shift, so that their codes are at several bits of the mantissa.
+  static constexpr bool placed = bits <= 2;
+  static constexpr int fields = bits == 2 ? 3 : 5, lowest = bits == 2 ? 1 : 2;  // of a shift; the bit of the first one
+  static JITGEN_DEVICE constexpr int place_of(int number) { return lowest + number % (16 / bits) % fields * bits; }
+  template <int step>
+  static JITGEN_DEVICE constexpr int placed_exponent(int number) { return 7 - place_of(number) + (step - 1); }
+  template <int step>
+  JITGEN_DEVICE uint32_t placed_pair(int number) const {
+    const int shift = number % (16 / bits) / fields * fields * bits - lowest;
+    const uint32_t word = words[number / (16 / bits)];
+    return ((shift >= 0 ? word >> shift : word << -shift) & masks[number % (16 / bits) % fields]) |
+           uint32_t(127 + placed_exponent<step>(number)) * 0x00800080u;
+  }
+  // An instruction takes one constant, so that the masks must be registers: they are what they are plus `zero`, of which
+  // the assembler does not know that it is 0.
+  uint32_t masks[placed ? fields : 1];
+  JITGEN_DEVICE void set_masks(uint32_t zero) {
+    if constexpr (placed) {
+#pragma unroll
+      for (int i = 0; i < fields; ++i) masks[i] = (((1u << bits) - 1) * 0x00010001u << place_of(i)) + zero;
+    }
+  }
+
  private:
-  JITGEN_DEVICE void read_four(int at, const uint32_t* from) {
-    const uint4 four = read_once(reinterpret_cast<const uint4*>(from));
+  template <class Load>
+  JITGEN_DEVICE void read_four(int at, const uint32_t* from, const Load& load) {
+    const uint4 four = load(reinterpret_cast<const uint4*>(from));
     words[at] = four.x;
     words[at + 1] = four.y;
     words[at + 2] = four.z;
     words[at + 3] = four.w;
   }
   // The bits of a plane; both its first word and its lowest bit in a code are `first`.
+  static JITGEN_DEVICE constexpr uint32_t mask_of(int width, int first, int up, int count) {
+    return (((1u << (first + width < count ? first + width : count)) - 1) & ~((1u << first) - 1)) * 0x00010001u << up;
+  }
   template <int width, int first, int up>
-  JITGEN_DEVICE uint32_t plane(int number) const {
+  JITGEN_DEVICE uint32_t shifted(int number) const {
     constexpr int per_word = 16 / width;
-    constexpr uint32_t mask = ((1u << width) - 1) * 0x00010001u << (first + up);
     const uint32_t word = words[first + number / per_word];
     const int shift = number % per_word * width - first - up;
-    return (shift >= 0 ? word >> shift : word << -shift) & mask;
+    return shift >= 0 ? word >> shift : word << -shift;
+  }
+  template <int width, int first, int up, int count>
+  JITGEN_DEVICE void add_plane(uint32_t& codes, int number) const {
+    codes |= shifted<width, first, up>(number) & mask_of(width, first, up, count);
   }
 };
 
 // `Element` is the dtype of x; in the simt mainloop it has no say. `Codes` is a kind of gemm_codes.cuh. With `Zero`
 // uint8_t zero-points are whole numbers up to 127, or 255 for 8-bit codes; they may be floats, or NoZero. With `group`
 // 0 all k's of a row share a scale. `factored`: whether a row has a float factor besides.
-template <class ElementType, int bits_, class Codes_, class Zero, class Scale_, int group_, bool factored_>
+template <class ElementType, int bits_, class Codes_, class Zero_, class Scale_, int group_, bool factored_>
 struct PlaneWeight {
   using Element = ElementType;
   using Kind = Codes_;
+  using Zero = Zero_;
   using Scale = Scale_;
+  using ScalePair = NumberPair<Scale>;
+  using ZeroPair = NumberPair<Zero>;
+  static JITGEN_DEVICE float2 load_pair(const Scale* two) { return {number_of(two[0]), number_of(two[1])}; }
   using Codes = PlaneWords<bits_>;
   static constexpr int bits = bits_, group = group_;
   static constexpr bool zero_points = !same_type<Zero, NoZero>, factored = factored_;
+  static constexpr bool planes = true;
   static constexpr int tiles = 1;
   static constexpr bool constant = true;
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : group % 32 == 0 ? 2 : 4;  // scales of a chunk's row
@@ -125,30 +185,39 @@ struct PlaneWeight {
 
   template <int stride>
   struct Walk {
+    // Where the stride is a multiple of a group, the offset of a scale is linear in the step, as that of a code is.
+    static constexpr int unit = group ? group : 1;
+    static constexpr bool linear = group != 0 && stride * 64 % unit == 0 && (parts == 1 || 64 % unit == 0);
     const uint32_t* codes;
     const Scale* scales;
     const Zero* zeros;
     int first, lane;
+    Codes empty;
 
     JITGEN_DEVICE void start(const PlaneWeight& weight, int tile, int chunks, int first_, int lane_) {
       first = first_;
       lane = lane_;
+      empty.set_masks(uint32_t(chunks) >> 31);
       codes = weight.codes + (int64_t(tile) * chunks + first) * (32 * bits);
-      const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2;
+      const int64_t row = int64_t(tile) * groups(chunks) * 16 + lane / 4 * 2 + (linear ? first * 64 / unit * 16 : 0);
       scales = weight.scales + row;
       zeros = weight.zeros + row;
     }
     JITGEN_DEVICE Codes load_codes(int step) const {
-      Codes result;
+      Codes result = empty;
       result.read(codes + step * (stride * 32 * bits), lane);
       return result;
     }
     JITGEN_DEVICE Scales load_scales(int step) const {
       Scales result;
-      constexpr int unit = group ? group : 1;
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
-        const int place = group == 0 ? 0 : ((first + step * stride) * 64 + part * (64 / parts)) / unit * 16;
+        int place = 0;
+        if constexpr (linear) {
+          place = (step * (stride * 64 / unit) + part * (64 / parts) / unit) * 16;
+        } else if constexpr (group != 0) {
+          place = ((first + step * stride) * 64 + part * (64 / parts)) / unit * 16;
+        }
         result.scale[part] = *reinterpret_cast<const NumberPair<Scale>*>(scales + place);
         if constexpr (zero_points) result.zero[part] = *reinterpret_cast<const NumberPair<Zero>*>(zeros + place);
       }
@@ -156,7 +225,12 @@ struct PlaneWeight {
     }
     JITGEN_DEVICE void advance(int steps) {
       codes += steps * (stride * 32 * bits);
-      first += steps * stride;
+      if constexpr (linear) {
+        scales += steps * (stride * 64 / unit * 16);
+        if constexpr (zero_points) zeros += steps * (stride * 64 / unit * 16);
+      } else {
+        first += steps * stride;
+      }
     }
   };
 
@@ -179,6 +253,14 @@ struct PlaneWeight {
 
   // The bias that `fragment<false>` adds to codes, of all rows without zero-points, and of rows g and g+8 with them.
   static constexpr float common_bias = Kind::added;
+  static constexpr bool placed = Codes::placed && !zero_points && Kind::step > 0;
+  // Without zero-points, minus the bias of the codes of register `number` of a chunk, as a pair: what x is multiplied by
+  // so that the bias is taken off.
+  static JITGEN_DEVICE uint32_t minus_bias(int number) {
+    const float bias = placed ? float(1 << Codes::template placed_exponent<Kind::step>(number)) - Kind::first_number
+                              : common_bias;
+    return (uint32_t(__float_as_int(-bias)) >> 16) * 0x00010001u;
+  }
   static JITGEN_DEVICE float2 bias(const Scales& s, int part) {
     const Offsets zero = offsets(s, part);
     return {common_bias + zero.number[0], common_bias + zero.number[1]};
@@ -188,18 +270,41 @@ struct PlaneWeight {
   // Element. Where not `exact`, codes plus `bias` in bfloat16, one instruction less for each pair.
   template <bool exact>
   static JITGEN_DEVICE void fragment(uint32_t (&a)[4], const Codes& codes, int step, const Offsets& offset, int = 0) {
+    if constexpr (exact && paired) {
+      numbers(a, codes, step, offset.row);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (!exact) {
-        a[i] = Kind::biased(codes.template pair<Kind::biased_shift>(step * 4 + i));
-        continue;
+      for (int i = 0; i < 4; ++i) {
+        const int number = step * 4 + i;
+        if constexpr (exact) {
+          const uint32_t pair = codes.pair(number);
+          a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
+                                    Kind::number(pair >> 16) - offset.number[i & 1]);
+        } else if constexpr (placed) {
+          a[i] = codes.template placed_pair<Kind::step>(number);
+        } else {
+          a[i] = codes.template pair<Kind::biased_shift, Kind::biased_exponent * 0x00010001u>(number);
+        }
       }
-      const uint32_t pair = codes.pair(step * 4 + i);
-      if constexpr (paired) {
-        a[i] = Kind::template pair<Element>(pair, offset.row[i & 1]);
-      } else {
-        a[i] = pack_pair<Element>(Kind::number(pair & 0xffffu) - offset.number[i & 1],
-                                  Kind::number(pair >> 16) - offset.number[i & 1]);
+    }
+  }
+
+  // That fragment as pairs of numbers, less the zero-points of rows g and g+8 in both halves of a word; for `paired`.
+  static JITGEN_DEVICE void numbers(uint32_t (&a)[4], const Codes& codes, int step, const uint32_t (&zeros)[2]) {
+    if constexpr (Kind::looked_up) {
+      static_assert(bits == 4, "a word has the codes of a step");
+      Kind::template pairs<Element>(a, codes.words[step]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int number = step * 4 + i;
+        if constexpr (Kind::floats) {
+          constexpr int up = Kind::template place<Element>;
+          a[i] = Kind::template rebias<Element>(codes.template pair<up, 0, bits - 1>(number) | codes.signs(number));
+        } else {
+          constexpr uint32_t base = Kind::template base_of<Element>;
+          a[i] = Kind::template pair<Element>(codes.template pair<0, base>(number), zeros[i & 1]);
+        }
       }
     }
   }

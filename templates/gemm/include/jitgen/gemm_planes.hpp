@@ -39,16 +39,15 @@ JITGEN_INLINE Words byte_of(Words bytes, int j, int to, uint32_t mask) {
 }
 
 // A sign, `exponent` bits of the given bias and `mantissa` bits in byte `j`, as floats. The bits are read as if there
-// were no subnormals. With N so read and least = 2^(1 - bias), the smallest normal number, a subnormal is
-// N + (N - least), and any other number is N. All of it is exact, and no operand is a subnormal float.
+// were no subnormals. With N so read and least = 2^(1 - bias), the smallest normal number, a subnormal is 2N - least,
+// which is below N, and any other number is N, which is not above it. No operand is a subnormal float.
 template <int exponent, int mantissa, int bias>
 JITGEN_INLINE Floats small_float(Words bytes, int j) {
   constexpr int magnitude_bits = exponent + mantissa;
   constexpr float least = bias == 0 ? 2.0f : 1.0f / (1 << (bias - 1));
   const Words fields = byte_of(bytes, j, 23 - mantissa, (1u << magnitude_bits) - 1);
   const Floats number = (Floats)(fields + (uint32_t(127 - bias) << 23));
-  const Floats beyond = number - least;
-  const Floats value = number + lesser(beyond, Floats{});
+  const Floats value = lesser(number, number + number - least);
   const Words sign = byte_of(bytes, j, 31 - magnitude_bits, 1u << magnitude_bits);
   return (Floats)((Words)value | sign);
 }

@@ -28,11 +28,17 @@ template <class ElementType, int bits_, bool zero_points_, class Scale_, int gro
 struct QuantWeight {
   using Element = ElementType;
   using Scale = Scale_;
+  using Zero = uint8_t;
+  using ZeroPair = uint16_t;
   using ScalePair = typename PairType<Scale>::type;
+  static JITGEN_DEVICE float2 load_pair(const Scale* two) {
+    return unpack_pair(__ldg(reinterpret_cast<const ScalePair*>(two)));
+  }
   static constexpr int bits = bits_;
   static constexpr bool zero_points = zero_points_;
   static constexpr int group = group_;
   static constexpr int loads = bits / 4;
+  static constexpr bool planes = false;    // whether codes are in bit planes (gemm_planes.cuh)
   static constexpr bool factored = false;  // whether a row has a factor besides its scales
   static constexpr int tiles = 1;         // tiles of 16 rows that a lane reads at once
   static constexpr bool constant = true;  // no kernel writes it, so it can be read before the preceding kernel ends

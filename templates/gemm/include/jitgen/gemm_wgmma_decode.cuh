@@ -18,26 +18,6 @@
 
 namespace jitgen {
 
-JITGEN_DEVICE uint32_t multiply_pair(uint32_t a, uint32_t b) {
-  uint32_t product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-JITGEN_DEVICE uint32_t subtract_pair(uint32_t a, uint32_t b) {
-  uint32_t difference;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
-  return difference;
-}
-template <class Element>
-JITGEN_DEVICE uint32_t pack_pair(float low, float high) {
-  uint32_t pair;
-  if constexpr (is_bfloat16<Element>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
-}
 template <class Element>
 JITGEN_DEVICE float2 floats_of_pair(uint32_t pair) {
   if constexpr (is_bfloat16<Element>) return unpack_pair(pair);
@@ -72,9 +52,9 @@ struct Decode {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const float wanted = (row ? both.y : both.x) * 5192296858534827628530496329220096.0f;  // 2^112
-        factor[row] = pack_pair<Element>(wanted, wanted);
+        factor[row] = round_pair<Element>(wanted, wanted);
         const float rest = wanted - unpack_pair(factor[row]).x;
-        lower[row] = pack_pair<Element>(rest, rest);
+        lower[row] = round_pair<Element>(rest, rest);
       }
     } else {
       if constexpr (scaled) {
@@ -116,7 +96,7 @@ struct Decode {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 value = floats_of_pair<Element>(a[i]);
-          a[i] = pack_pair<Element>(value.x * scale[i & 1], value.y * scale[i & 1]);
+          a[i] = round_pair<Element>(value.x * scale[i & 1], value.y * scale[i & 1]);
         }
       }
     } else if constexpr (Weight::bits == 4) {

@@ -29,7 +29,7 @@ struct QuantizedFinish {
     run_epilogue<(Config::regions > 1)>(epilogue, tile.region, m, n, acc, live);
   }
 
-  // With one scale per row, the sums are scaled, in float32.
+  // With one scale per row, or a factor besides the scales, the sums are scaled, in float32.
   JITGEN_DEVICE void scale_rows(Sums& acc, const TilePlace& tile, const Region& region) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -37,10 +37,17 @@ struct QuantizedFinish {
       const int t = tile.column / 16 + Shape::tile_of(warp / 4, b) % Shape::contraction_tiles + warp % 4;
       float2 scale = {0.0f, 0.0f};
       if (t * 16 < region.columns) {
-        const auto from = region.weights[b / Shape::contraction_blocks].scales + int64_t(t) * 16 + lane / 4 * 2;
-        scale = unpack_pair(__ldg(reinterpret_cast<const typename Weight::ScalePair*>(from)));
-        scale.x *= Decode<Weight>::shrunk;
-        scale.y *= Decode<Weight>::shrunk;
+        const Weight& weight = region.weights[b / Shape::contraction_blocks];
+        scale = {1.0f, 1.0f};
+        if constexpr (!Shape::group_scales) {
+          scale = Weight::load_pair(weight.scales + int64_t(t) * 16 + lane / 4 * 2);
+          scale.x *= Decode<Weight>::shrunk;
+          scale.y *= Decode<Weight>::shrunk;
+        }
+        if constexpr (Weight::factored) {
+          scale.x *= weight.factors[t * 16 + lane / 4];
+          scale.y *= weight.factors[t * 16 + lane / 4 + 8];
+        }
       }
 #pragma unroll
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] *= i % 4 < 2 ? scale.x : scale.y;

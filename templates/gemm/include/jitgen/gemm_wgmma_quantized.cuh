@@ -150,33 +150,35 @@ struct QuantizedKernel {
 
   // Copies a chunk's scales and zero-points in pieces of 16 bytes. Both are [part][tile][16 rows].
   JITGEN_DEVICE void copy_side(const Region& region, int first_tile, int live, int chunk, uint32_t to) const {
-    using Scale = typename Weight::Scale;
-    constexpr int pieces = int(sizeof(Scale));  // pieces of a tile's scales
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const int k = chunk * (64 * span) + part * Shape::part;
       const int group = Weight::group == 0 ? 0 : smaller(k / (Weight::group ? Weight::group : 1), groups - 1);
       if constexpr (Shape::group_scales) {
-#pragma unroll
-        for (int i = 0; i < Shape::tiles * pieces; i += 32) {
-          const int tile = (i + lane) / pieces, piece = lane % pieces;
-          const int in_contraction = tile % contraction_tiles;
-          if (tile < Shape::tiles && in_contraction < live) {
-            const Weight weight = weight_of(region, tile / contraction_tiles);
-            const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
-            copy_async<16>(to + (part * Shape::tiles * pieces + i + lane) * 16,
-                           reinterpret_cast<const uint8_t*>(weight.scales + at) + piece * 16, 16);
-          }
-        }
+        copy_numbers<sizeof(typename Weight::Scale)>(
+            region, first_tile, live, group, to, part, [](const Weight& weight) { return weight.scales; });
       }
       if constexpr (Weight::zero_points) {
-        const int in_contraction = lane % contraction_tiles;
-        if (lane < Shape::tiles && in_contraction < live) {
-          const Weight weight = weight_of(region, lane / contraction_tiles);
-          const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
-          copy_async<16>(to + Shape::scale_bytes + (part * Shape::tiles + lane) * 16, weight.zeros + at, 16);
-        }
+        copy_numbers<sizeof(typename Weight::Zero)>(
+            region, first_tile, live, group, to + Shape::scale_bytes, part,
+            [](const Weight& weight) { return weight.zeros; });
+      }
+    }
+  }
+  // Copies 16 numbers, of `pieces` bytes each, of every tile: those of part `part` to its place in the area at `to`.
+  template <int pieces, class Numbers>
+  JITGEN_DEVICE void copy_numbers(const Region& region, int first_tile, int live, int group, uint32_t to, int part,
+                                  const Numbers& numbers) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Shape::tiles * pieces; i += 32) {
+      const int tile = (i + lane) / pieces, piece = lane % pieces;
+      const int in_contraction = tile % contraction_tiles;
+      if (tile < Shape::tiles && in_contraction < live) {
+        const Weight weight = weight_of(region, tile / contraction_tiles);
+        const int64_t at = (int64_t(first_tile + in_contraction) * groups + group) * 16;
+        copy_async<16>(to + (part * Shape::tiles * pieces + i + lane) * 16,
+                       reinterpret_cast<const uint8_t*>(numbers(weight) + at) + piece * 16, 16);
       }
     }
   }
@@ -269,7 +271,7 @@ struct QuantizedKernel {
         Sums acc;
         consume(acc, walk.split ? from : 0, walk.split ? to : chunks, ring);
         const Region region = region_of(regions, tile.region);
-        if constexpr (!Shape::group_scales) end.scale_rows(acc, tile, region);
+        if constexpr (!Shape::group_scales || Weight::factored) end.scale_rows(acc, tile, region);
         if (walk.split) {
           end.leave(acc);
           cluster_sync();

@@ -39,11 +39,14 @@ struct QuantizedShape {
   static constexpr int x_bytes = Config::tokens * 128 * span;
   static constexpr int code_bytes = tiles * tile_bytes;
   static constexpr bool group_scales = Weight::group != 0;
-  // k's of a stage that certainly are of one group: all, 64 or 32.
-  static constexpr int part = Weight::group % (64 * span) == 0 ? 64 * span : Weight::group % 64 == 0 ? 64 : 32;
+  // k's of a stage that certainly are of one group: all, 64, 32 or 16.
+  static constexpr int part = Weight::group % (64 * span) == 0 ? 64 * span
+                              : Weight::group % 64 == 0        ? 64
+                              : Weight::group % 32 == 0        ? 32
+                                                               : 16;
   static constexpr int parts = 64 * span / part;
   static constexpr int scale_bytes = group_scales ? tiles * parts * 16 * int(sizeof(typename Weight::Scale)) : 0;
-  static constexpr int zero_bytes = Weight::zero_points ? tiles * parts * 16 : 0;
+  static constexpr int zero_bytes = Weight::zero_points ? tiles * parts * 16 * int(sizeof(typename Weight::Zero)) : 0;
   static constexpr int side_bytes = scale_bytes + zero_bytes;
 
   // Groups of a row in the layout, for a K of `depth`, which is padded to whole groups and then to whole chunks.

@@ -37,7 +37,7 @@ struct QuantizedStage {
     JITGEN_DEVICE Lane() {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const int tile = Shape::tile_of(warp / 4, 0) + warp % 4;
-      codes = Shape::codes_at + tile * Shape::tile_bytes + lane * 16;
+      codes = Shape::codes_at + tile * Shape::tile_bytes + (Weight::planes ? 0 : lane * 16);
       side = Shape::side_at + (tile * 16 + lane / 4 * 2);
       asm("" : "+r"(codes), "+r"(side));
     }
@@ -45,24 +45,35 @@ struct QuantizedStage {
 
   static JITGEN_DEVICE void fetch(Fetched& fetched, const uint8_t* memory, const Lane& lane, int stage) {
     using Pair = typename Weight::ScalePair;
-    constexpr int width = sizeof(typename Weight::Scale);
+    constexpr int width = sizeof(typename Weight::Scale), zero_width = sizeof(typename Weight::Zero);
     const uint8_t* const codes = memory + lane.codes + stage * Shape::code_bytes;
-    // A scale is `width` times as far from the beginning of its area as a zero-point is.
-    const uint8_t* const zeros = memory + lane.side + stage * Shape::side_bytes;
-    const uint8_t* const scales = zeros + (lane.side - Shape::side_at) * (width - 1);
+    // A scale is `width` times as far from the beginning of its area as a byte for each row would be.
+    const uint8_t* const bytes = memory + lane.side + stage * Shape::side_bytes;
+    const uint8_t* const scales = bytes + (lane.side - Shape::side_at) * (width - 1);
+    const uint8_t* const zeros = bytes + (lane.side - Shape::side_at) * (zero_width - 1) + Shape::scale_bytes;
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int tile = Shape::tile_of(0, b) - Shape::tile_of(0, 0);
+      if constexpr (Weight::planes) {
 #pragma unroll
-      for (int i = 0; i < span * Weight::loads; ++i) {
-        const uint8_t* const from = codes + tile * Shape::tile_bytes + i * 512;
-        fetched.codes[b][i / Weight::loads].words[i % Weight::loads] = *reinterpret_cast<const uint4*>(from);
+        for (int i = 0; i < span; ++i) {
+          const uint8_t* const from = codes + tile * Shape::tile_bytes + i * (Shape::tile_bytes / span);
+          fetched.codes[b][i].read(reinterpret_cast<const uint32_t*>(from), threadIdx.x % 32,
+                                   [](const auto* address) { return *address; });
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < span * Weight::loads; ++i) {
+          const uint8_t* const from = codes + tile * Shape::tile_bytes + i * 512;
+          fetched.codes[b][i / Weight::loads].words[i % Weight::loads] = *reinterpret_cast<const uint4*>(from);
+        }
       }
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         const int at = (part * Shape::tiles + tile) * 16;
         if constexpr (Weight::zero_points) {
-          fetched.scales[b][part].zero[0] = *reinterpret_cast<const uint16_t*>(zeros + Shape::scale_bytes + at);
+          using Zeros = typename Weight::ZeroPair;
+          fetched.scales[b][part].zero[0] = *reinterpret_cast<const Zeros*>(zeros + at * zero_width);
         }
         if constexpr (Shape::group_scales) {
           fetched.scales[b][part].scale[0] = *reinterpret_cast<const Pair*>(scales + at * width);

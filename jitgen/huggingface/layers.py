@@ -1,0 +1,157 @@
+"""Layers for ``kernelize`` of the Hugging Face ``kernels`` package: generated kernels in the place of a model's own.
+
+::
+
+    from kernels import Mode, kernelize, use_kernel_mapping
+    from jitgen.huggingface import layers
+
+    with use_kernel_mapping(layers.mapping()):
+        model = kernelize(model, mode=Mode.INFERENCE, device="cpu")
+
+A layer replaces the ``forward`` of modules of the same layer name, and uses their parameters; so it has no constructor
+and no members but those that ``kernels`` knows. Nothing is fetched. ``register_attention`` enters ``attention`` into
+the table of attention functions that transformers has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from jitgen.call.function import JitFunction
+from jitgen.errors import UnsupportedError
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return weight * normed.to(x.dtype)
+
+
+def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def _rotary(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = cos.unsqueeze(dim), sin.unsqueeze(dim)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
+) -> torch.Tensor:
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
+    ).transpose(1, 2)
+
+
+_kernels = {function: JitFunction(function) for function in (_rms_norm, _silu_and_mul, _rotary, _attend)}
+
+
+class RMSNorm(nn.Module):
+    """``RMSNorm`` of Llama and models like it: the module has ``weight`` and ``variance_epsilon``."""
+
+    can_torch_compile = True
+    has_backward = True
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: torch.Tensor) -> Any:
+        return _kernels[_rms_norm](hidden_states, self.weight, self.variance_epsilon)
+
+
+class SiluAndMul(nn.Module):
+    """``silu`` of the first half of the last dimension times the second half."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return _kernels[_silu_and_mul](x)
+
+
+class Rotary(nn.Module):
+    """``rotary_pos_emb``: queries and keys by halves, with ``cos`` and ``sin`` of each position."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+    ) -> Any:
+        return _kernels[_rotary](q, k, cos, sin, unsqueeze_dim)
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it, after ``register_attention()`` and with ``attn_implementation="jitgen"``.
+
+    Args:
+        query: (batch, heads, M, D). key, value: (batch, fewer heads, N, D). attention_mask: added to scores, or bool.
+
+    Returns:
+        (batch, M, heads, D), and None for the weights, which no kernel keeps.
+
+    Raises:
+        UnsupportedError: for dropout, and for weights.
+    """
+    if dropout:
+        raise UnsupportedError("attention by jitgen has no dropout; call model.eval(), or set attention_dropout=0")
+    if others.get("output_attentions"):
+        raise UnsupportedError("attention by jitgen keeps no weights; use attn_implementation='eager' for them")
+    causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", True))
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _kernels[_attend](query, key, value, attention_mask, causal, scale), None
+
+
+def register_attention(name: str = "jitgen") -> None:
+    """Make ``attn_implementation=name`` known to transformers, with the masks that ``attention`` takes."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+LAYERS: dict[str, type[nn.Module]] = {"RMSNorm": RMSNorm, "SiluAndMul": SiluAndMul, "rotary_pos_emb": Rotary}
+"""Layer name, as models register it with ``kernels``, -> the layer."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What ``kernels`` calls a repository: where it finds a layer."""
+
+    name: str
+
+    def load(self) -> type[nn.Module]:
+        return LAYERS[self.name]
+
+    def __str__(self) -> str:
+        return f"jitgen (layer `{self.name}`)"
+
+
+def mapping(*devices: str) -> dict[str, dict[str, Here]]:
+    """A mapping for ``use_kernel_mapping`` and ``register_kernel_mapping``; for ``"cpu"`` and ``"cuda"`` by default."""
+    return {name: {device: Here(name) for device in devices or ("cpu", "cuda")} for name in LAYERS}

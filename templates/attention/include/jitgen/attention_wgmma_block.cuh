@@ -1,0 +1,133 @@
+// Shared memory of the attention kernel on wgmma, its barriers, and what a block knows of its work. See attention_wgmma.cuh.
+#pragma once
+
+#include "jitgen/attention_scores.cuh"
+#include "jitgen/attention_walk.cuh"
+#include "jitgen/wgmma_ptx.cuh"
+
+namespace jitgen {
+
+template <class Config>
+struct AttentionShape {
+  static constexpr int consumers = Config::warpgroups * 128;
+  static constexpr int threads = consumers + 128;  // the last warpgroup copies
+  static constexpr int rows = Config::warpgroups * 64;
+  static constexpr int depth_chunks = (Config::depth + 63) / 64, width_chunks = (Config::width + 63) / 64;
+
+  static constexpr int query_bytes = rows * 128 * depth_chunks;
+  static constexpr int key_bytes = Config::keys * 128 * depth_chunks;
+  static constexpr int value_bytes = Config::keys * 128 * width_chunks;
+
+  // The epilogue stages some columns of a warp's 16 rows; each row is padded by 8 floats (banks). Behind them are a row's
+  // greatest score and its sum.
+  static constexpr int chunk = Config::staged;
+  static constexpr int pitch = chunk + 8;
+  static constexpr int warp_floats = 16 * pitch + 32;
+  static_assert(32 % (chunk / 8) == 0 && Config::width % chunk == 0, "a lane has the same columns of each row it stores");
+  static_assert(Config::most_splits == 1 || chunk == Config::width, "a row of sums is staged as a whole");
+
+  static constexpr int keys_at = query_bytes;
+  static constexpr int values_at = keys_at + Config::stages * key_bytes;
+  static constexpr int staging_at = values_at + Config::stages * value_bytes;
+  static constexpr int barriers_at = staging_at + consumers / 32 * warp_floats * 4;
+  static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
+  static constexpr int bytes = tickets_at + 16 + (Config::stages + 1) / 2 * 16;
+
+  // Registers of a thread that computes and of one that copies: multiples of 8, 512 for one thread of each warpgroup.
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 ? 24 : 40;
+  static constexpr int registers = Config::warpgroups == 3 ? 160 : Config::keys > 128 ? 240 : 232;
+  static constexpr bool deals_registers = Config::warpgroups > 1;
+};
+
+// Writes `rows` rows of `columns` elements to [chunk][row] in shared memory, whose chunks have `pitch` rows, with zeros
+// beyond `live_rows` and `live_columns`; element(row, column) gives them. Called by 128 threads.
+template <class Element, class At>
+JITGEN_DEVICE void copy_elements(
+    uint8_t* to, int pitch, int rows, int columns, int live_rows, int live_columns, const At& element) {
+  const int pieces = columns / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x % 128; i < rows * pieces; i += 128) {
+    const int row = i / pieces, piece = i % pieces;
+    Vector<Element, 8> found;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      found[j] = row < live_rows && piece * 8 + j < live_columns ? element(row, piece * 8 + j) : Element{};
+    }
+    const int at = (piece / 8 * pitch + row) * 128 + ((piece % 8) ^ (row % 8)) * 16;
+    store_vector(reinterpret_cast<Element*>(to + at), found);
+  }
+}
+
+// A block, as each of its threads sees it.
+template <class Config, class Operands>
+struct AttentionBlock {
+  using Shape = AttentionShape<Config>;
+  using Task = typename Operands::Task;
+  static constexpr int stages = Config::stages;
+
+  const Operands& operands;
+  uint8_t* const memory;
+  const uint32_t base;  // the address of `memory`
+  const int rank;       // this block's, in a cluster that shares keys
+  const int splits;     // blocks of that cluster; else 1
+
+  struct Ring {
+    int stage = 0;
+    uint32_t phase = 0;
+    JITGEN_DEVICE void next() {
+      if (++stage == stages) stage = 0, phase ^= 1;
+    }
+  };
+
+  JITGEN_DEVICE uint32_t query_full() const { return base + Shape::barriers_at; }
+  JITGEN_DEVICE uint32_t query_empty() const { return query_full() + 8; }
+  JITGEN_DEVICE uint32_t key_full(int stage) const { return query_full() + 16 + stage * 32; }
+  JITGEN_DEVICE uint32_t key_empty(int stage) const { return key_full(stage) + 8; }
+  JITGEN_DEVICE uint32_t value_full(int stage) const { return key_full(stage) + 16; }
+  JITGEN_DEVICE uint32_t value_empty(int stage) const { return key_full(stage) + 24; }
+  JITGEN_DEVICE int4* piece_ticket() const { return reinterpret_cast<int4*>(memory + Shape::tickets_at); }
+  JITGEN_DEVICE volatile uint64_t* tile_ticket(int stage) const {
+    return reinterpret_cast<volatile uint64_t*>(memory + Shape::tickets_at + 16) + stage;
+  }
+  JITGEN_DEVICE int keys_at(int stage) const { return Shape::keys_at + stage * Shape::key_bytes; }
+  JITGEN_DEVICE int values_at(int stage) const { return Shape::values_at + stage * Shape::value_bytes; }
+
+  JITGEN_DEVICE void initialise() const {
+    barrier_init(query_full(), 1);
+    barrier_init(query_empty(), Shape::consumers / 32);
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(key_full(stage), Config::key_copied ? 1 : 128);
+      barrier_init(value_full(stage), Config::value_copied ? 1 : 128);
+      barrier_init(key_empty(stage), Shape::consumers / 32);
+      barrier_init(value_empty(stage), Shape::consumers / 32);
+    }
+    barrier_init_fence();
+  }
+
+  JITGEN_DEVICE PieceWalk pieces() const {
+    const int tasks = operands.tasks();
+    const int blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
+    const int section = Config::masked ? tasks : 1;
+    return {tasks, blocks, Operands::ranges, section, int(blockIdx.x) / splits, int(gridDim.x) / splits};
+  }
+  struct Range {
+    int begin, end;
+  };
+  JITGEN_DEVICE Range range(int number) const {
+    const int all = int((operands.keys + Config::keys - 1) / Config::keys);
+    const int each = (all + Operands::ranges - 1) / Operands::ranges;
+    const int begin = smaller(number * each, all), tiles = smaller(begin + each, all) - begin;
+    return {begin + tiles * rank / splits, begin + tiles * (rank + 1) / splits};
+  }
+  // All lanes have read what the producer may overwrite now: a ticket, and with wgmma a tile.
+  JITGEN_DEVICE void release(uint32_t barrier) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+  // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Weights are 2^(score * factor - base).
+  struct Rows {
+    float top[2], total[2], base[2];
+  };
+};
+
+}  // namespace jitgen

@@ -1,0 +1,134 @@
+// Results of the attention kernel on wgmma: sums go through shared memory, so that a thread has neighbours of a row, and a
+// cluster that shares keys adds up what its blocks have. See attention_wgmma.cuh.
+#pragma once
+
+#include "jitgen/attention_wgmma_produce.cuh"
+
+namespace jitgen {
+
+// What consumers do with sums.
+template <class Config, class Operands>
+struct AttentionResults : AttentionProducer<Config, Operands> {
+  using Block = AttentionBlock<Config, Operands>;
+  using Shape = AttentionShape<Config>;
+  using Task = typename Operands::Task;
+  using Rows = typename Block::Rows;
+  using Block::operands;
+  using Block::memory;
+  using Block::base;
+  using Block::rank;
+  using Block::splits;
+  using Block::range;
+
+  JITGEN_DEVICE float* staging() const {
+    return reinterpret_cast<float*>(memory + Shape::staging_at) + threadIdx.x / 32 * Shape::warp_floats;
+  }
+  // The greatest scores and the sums of this warp's rows, staged behind the columns; `scale` is what its products are
+  // still to be multiplied with, so that weights are exp(score - top), as results know them.
+  JITGEN_DEVICE void stage_rows(Rows& rows, float fold, float (&scale)[2]) const {
+    const int lane = threadIdx.x % 32;
+    float* const of_rows = staging() + 16 * Shape::pitch;
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      scale[r] = rows.base[r] == minus_infinity() ? 1.0f : exp2_normal(rows.base[r] - rows.top[r] * (fold * log2_e));
+      rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 1);
+      rows.total[r] += __shfl_xor_sync(0xffffffffu, rows.total[r], 2);
+      if (lane % 4 == 0) {
+        of_rows[lane / 4 + r * 8] = rows.top[r] * fold;
+        of_rows[16 + lane / 4 + r * 8] = rows.total[r] * scale[r];
+      }
+    }
+  }
+  JITGEN_DEVICE void finish(
+      int number, int range, int first, const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const Task task = operands.task(number);
+    float *const staging = this->staging(), *const of_rows = staging + 16 * pitch;
+    const int row = first + warp * 16, packed_rows = int(operands.packed_rows());
+    if (row >= packed_rows) return;
+    float scale[2];
+    stage_rows(rows, fold, scale);
+#pragma unroll 1
+    for (int turn = 0; turn < Config::width / chunk; ++turn) {
+      if (turn > 0) __syncwarp();
+      spread<0>(turn, staging, sums, scale);
+      __syncwarp();
+      if (turn == 0 && lane < 16 && row + lane < packed_rows) {
+        operands.row_results(task, range, row + lane, of_rows[lane], of_rows[16 + lane]);
+      }
+#pragma unroll 2
+      for (int i = 0; i < 16 * runs; i += 32) {
+        const int m = (i + lane) / runs, e = turn * chunk + lane % runs * 8;
+        const int live = smaller(8, int(operands.width) - e);
+        if (m >= 16 || row + m >= packed_rows || live <= 0) continue;
+        float of_run[8];
+        const float4* const from = reinterpret_cast<const float4*>(staging + m * pitch + lane % runs * 8);
+        const float4 low = from[0], high = from[1];
+        of_run[0] = low.x, of_run[1] = low.y, of_run[2] = low.z, of_run[3] = low.w;
+        of_run[4] = high.x, of_run[5] = high.y, of_run[6] = high.z, of_run[7] = high.w;
+        operands.results(task, range, row + m, e, of_run, of_rows[m], of_rows[16 + m], live);
+      }
+    }
+  }
+
+  // Where a cluster shares keys: each block stages what it has; block r adds up its share of the results, by rank.
+  JITGEN_DEVICE void leave(const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
+    if constexpr (Config::most_splits > 1) {
+      float scale[2];
+      stage_rows(rows, fold, scale);
+      spread<0>(0, staging(), sums, scale);
+    }
+  }
+  JITGEN_DEVICE void finish_split(int number, int range, int first) const {
+    if constexpr (Config::most_splits > 1) {
+      constexpr int pitch = Shape::pitch, runs = Config::width / 8;
+      const Task task = operands.task(number);
+      const int all = smaller(int(operands.packed_rows()) - first, Shape::rows) * runs;
+      const int last = all * (rank + 1) / splits;
+#pragma unroll 1
+      for (int i = all * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
+        const int m = i / runs, e = i % runs * 8, live = smaller(8, int(operands.width) - e);
+        const uint32_t staged = base + Shape::staging_at + m / 16 * (Shape::warp_floats * 4);
+        const uint32_t of_row = staged + (16 * pitch + m % 16) * 4, from = staged + (m % 16 * pitch + e) * 4;
+        float top = minus_infinity(), total = 0.0f, of_run[8];
+        for (int r = 0; r < splits; ++r) top = fmaxf(top, load_remote_float(of_row, r));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) of_run[j] = 0.0f;
+        for (int r = 0; r < splits; ++r) {
+          const float other = load_remote_float(of_row, r);
+          const float scale = other == minus_infinity() ? 1.0f : exp2_normal((other - top) * log2_e);
+          const float4 low = load_remote(from, r), high = load_remote(from + 16, r);
+          total = __fmaf_rn(scale, load_remote_float(of_row + 64, r), total);
+          const float more[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+          for (int j = 0; j < 8; ++j) of_run[j] = __fmaf_rn(scale, more[j], of_run[j]);
+        }
+        if (e == 0) operands.row_results(task, range, first + m, top, total);
+        if (live > 0) operands.results(task, range, first + m, e, of_run, top, total, live);
+      }
+    }
+  }
+  // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
+  template <int turn>
+  static JITGEN_DEVICE void spread(
+      int wanted, float* staging, const float (&sums)[Config::width / 2], const float (&scale)[2]) {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch;
+    if constexpr (turn < Config::width / chunk) {
+      if (wanted == turn) {
+        const int lane = threadIdx.x % 32;
+        float* const corner = staging + lane / 4 * pitch + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < chunk / 8; ++i) {
+          const float* const from = sums + (turn * (chunk / 8) + i) * 4;
+          *reinterpret_cast<float2*>(corner + i * 8) = make_float2(from[0] * scale[0], from[1] * scale[0]);
+          *reinterpret_cast<float2*>(corner + i * 8 + 8 * pitch) = make_float2(from[2] * scale[1], from[3] * scale[1]);
+        }
+      }
+      spread<turn + 1>(wanted, staging, sums, scale);
+    }
+  }
+};
+
+}  // namespace jitgen

@@ -1,0 +1,84 @@
+"""Generated attention of few rows, compiled for the CPU and run there: rules, masks, shared heads, pages, codes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.nn import functional
+from tests.attention import failure, formula, operands, sample
+from tests.cuda_on_host import run
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+BF16 = torch.bfloat16
+HOST_PTX = Path(__file__).parents[1] / "host_ptx.cuh"
+
+
+def on_host(function: Any, *args: Any) -> torch.Tensor:
+    headers = {"jitgen/ptx.cuh": HOST_PTX.read_text()}
+    low = jitgen.jit(function).lower(*args, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 1, low.explain()
+    assert "mma.sync" in low.explain()
+    return run(function, *args, headers=headers)[0]
+
+
+CASES = [
+    (["scale"], ["causal"], 5, 300),
+    (["scale", "distance"], ["window"], 3, 40),
+    (["cap", "alternate"], ["prefix"], 8, 150),
+    (["distance"], ["outside"], 11, 129),
+    (["scale"], ["product"], 16, 33),
+    ([], [], 1, 2),
+]
+
+
+@pytest.mark.parametrize(("rules", "masks", "rows", "keys"), CASES)
+@pytest.mark.quick(where=lambda rows: rows == 11)
+def test_rules_and_masks(rules: list[str], masks: list[str], rows: int, keys: int) -> None:
+    q, k, v = operands((1, 2), rows, keys, 64, 128 if rows < 9 else 72, BF16)
+    function = formula(rules, masks)
+    wanted = function(q.double(), k.double(), v.double())
+    assert failure(on_host(function, q, k, v), wanted, q, k, v, rounded=True) is None
+
+
+@pytest.mark.slow
+def test_heads_that_share_keys_and_a_mask_in_memory() -> None:
+    q, k, v = sample((2, 6, 2, 40), BF16, 1), sample((2, 2, 200, 40), BF16, 2), sample((2, 2, 200, 128), BF16, 3)
+    mask = sample((2, 200)) > 0
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    wanted = attend(q.double(), k.double(), v.double(), mask)
+    found = on_host(attend, q, k, v, mask)
+    assert failure(found, wanted, q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), rounded=True) is None
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, BF16])
+@pytest.mark.quick(where=lambda paged, dtype: paged and dtype == torch.int8)
+def test_codes_and_pages(dtype: torch.dtype, paged: bool) -> None:
+    shape = (20, 2, 16, 64) if paged else (2, 2, 80, 64)
+    size = 1 if dtype == BF16 else 40
+    codes = [(sample(shape, seed=seed) * size).clamp(-120, 120).to(dtype) for seed in (1, 2)]
+    scales = [sample(shape[:-1], seed=seed).abs() * 0.02 for seed in (3, 4)]
+    table = torch.randperm(20, generator=torch.Generator().manual_seed(5))[:10].reshape(2, 5)
+    q, start = sample((2, 4, 1, 64), BF16), torch.tensor([3, 70])
+
+    def attend(q: Any, key: Any, value: Any, of_key: Any, of_value: Any, table: Any, start: Any) -> Any:
+        both = (key, of_key), (value, of_value)
+        if paged:
+            both = tuple((functional.paged(c, table), functional.paged(s, table)) for c, s in both)  # type: ignore[assignment]
+        k, v = (c if c.dtype == BF16 else functional.dequantized(c, s, q.dtype) for c, s in both)
+        return functional.attend(q, k, v, start)
+
+    args = (q, *codes, *scales, table, start)
+    found, reference = on_host(attend, *args), jitgen.jit(attend).reference(*args)
+    torch.testing.assert_close(found.float(), reference.float(), atol=2**-6 * float(reference.abs().max()), rtol=2**-6)
