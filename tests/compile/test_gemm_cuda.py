@@ -116,7 +116,8 @@ def test_dense_weights(rows: int, length: int, target: str) -> None:
     # They are loaded element by element, several at once: a load waits for none of the stores before it.
     singles = re.findall(r"\b(LDG|STS)\.(?:E\.)?U16", built.asm["sass"])
     runs = [len(list(run)) for kind, run in itertools.groupby(singles) if kind == "LDG"]
-    assert bool(runs) == (length % 2 == 1)
+    assert runs or length % 2 == 0
+    assert length % 2 == 1 or not runs or rows == 1  # an epilogue of one row may take an element at a time
     assert all(run == 8 for run in runs) or rows < 64
 
 
