@@ -292,7 +292,7 @@ class DispatchState:
     ) -> Any:
         """A call that computes gradients. One that reads nothing but its arguments is remembered."""
         found = self.gradients.get(key)
-        if found is not None and all(addresses) and forward_ad._current_level < 0:
+        if found is not None and all(addresses) and torch.autograd.forward_ad._current_level < 0:
             return found(tensors, numbers)
         found, result = self.dispatchers.derivative(leaves, self.tree)
         if found.depends_on_arguments_alone:

@@ -181,7 +181,6 @@ struct Driver {
   decltype(&cuTensorMapEncodeTiled) encode;
   decltype(&cuOccupancyMaxActiveClusters) clusters;
   decltype(&cuDeviceGetAttribute) attribute;
-  decltype(&cuFuncGetModule) owner;
 
   static const Driver& get() {
     static const Driver driver;
@@ -204,7 +203,6 @@ struct Driver {
     look_up(encode, "cuTensorMapEncodeTiled");
     look_up(clusters, "cuOccupancyMaxActiveClusters");
     look_up(attribute, "cuDeviceGetAttribute");
-    look_up(owner, "cuFuncGetModule");
   }
 };
 

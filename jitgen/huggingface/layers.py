@@ -9,8 +9,8 @@
         model = kernelize(model, mode=Mode.INFERENCE, device="cpu")
 
 A layer replaces the ``forward`` of modules of the same layer name, and uses their parameters; so it has no constructor
-and no members but those that ``kernels`` knows. Nothing is fetched. ``attention`` is a function for the table of
-attention functions that transformers has.
+and no members but those that ``kernels`` knows. Nothing is fetched. ``register_attention`` enters ``attention`` into
+the table of attention functions that transformers has.
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ def attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: ``AttentionInterface.register("jitgen", layers.attention)``, and then
-    ``attn_implementation="jitgen"``.
+    """Attention as transformers calls it, after ``register_attention()`` and with ``attn_implementation="jitgen"``.
 
     Args:
         query: (batch, heads, M, D). key, value: (batch, fewer heads, N, D). attention_mask: added to scores, or bool.
@@ -125,6 +124,15 @@ def attention(
     causal = causal and attention_mask is None and query.shape[2] > 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _kernels[_attend](query, key, value, attention_mask, causal, scale), None
+
+
+def register_attention(name: str = "jitgen") -> None:
+    """Make ``attn_implementation=name`` known to transformers, with the masks that ``attention`` takes."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
 
 
 LAYERS: dict[str, type[nn.Module]] = {"RMSNorm": RMSNorm, "SiluAndMul": SiluAndMul, "rotary_pos_emb": Rotary}

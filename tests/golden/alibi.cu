@@ -1,5 +1,5 @@
 // jitgen 0.1.0: alibi, template attention/attention.cu.j2
-// target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 128 keys
+// target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 112 keys
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
 // (s0_0, s0_1, s0_2, s2_3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous,
 //     store bfloat16 contiguous
@@ -10,11 +10,27 @@
 
 using Index = int32_t;
 
+// The scores of a tile of 112 keys, a number that CUTLASS's quickly compiled atoms lack.
+template <>
+struct jitgen::Wgmma<jitgen::bfloat16, 112> {
+  template <int transposed>
+  static JITGEN_DEVICE void shared(float (&d)[56], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred accumulates;\n"
+        "setp.ne.b32 accumulates, %58, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55}, "
+        "%56, %57, accumulates, 1, 1, 0, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        : "l"(a), "l"(b), "r"(accumulate));
+  }
+};
+
 struct Config {
   using Key = jitgen::bfloat16;
   using Value = jitgen::bfloat16;
   static constexpr int warpgroups = 3;
-  static constexpr int keys = 128;
+  static constexpr int keys = 112;
   static constexpr int depth = 64;
   static constexpr int width = 64;
   static constexpr int stages = 2;
@@ -28,7 +44,7 @@ struct Config {
   static constexpr bool take_turns = true;
 };
 using Shape = jitgen::AttentionShape<Config>;
-static_assert(Shape::bytes == 122480, "shared memory as the launch has it");
+static_assert(Shape::bytes == 114288, "shared memory as the launch has it");
 static_assert(Shape::threads == 512, "threads as the launch has them");
 
 struct Operands {
@@ -188,21 +204,24 @@ struct Operands {
   // From products to scores: those of a thread of a wgmma, whose first column is `first`.
   template <int n>
   JITGEN_DEVICE void open_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
-    #pragma unroll
+    float start7[2];
+    float step7[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t s5 = int32_t(of_rows.x6[r]);
+      start7[r] = float((int32_t(task.at5 + first) - s5));
+      step7[r] = float(1);
+    }
+#pragma unroll
     for (int i = 0; i < n / 2; ++i) {
-      const Index place = first + i / 2 * 8 + i % 2;
-      [[maybe_unused]] const Index column = place;
-      const int32_t s4 = int32_t(task.at5 + column * s5_3);
       const float s3 = float(task.x4);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& score = scores[i / 2 * 4 + r * 2 + i % 2];
         const float acc0 = score;
-        const int32_t s5 = int32_t(of_rows.x6[r]);
         const float s1 = 0.125f;
         const float s2 = acc0 * s1;
-        const int32_t s6 = jitgen::sub(s4, s5);
-        const float s7 = jitgen::cast<float>(s6);
+        const float s7 = __fmaf_rn(float(i / 2 * 8 + i % 2), step7[r], start7[r]);
         const float s8 = jitgen::load(jitgen::store<jitgen::bfloat16>(s7));
         const float s9 = s3 * s8;
         const float s10 = s2 + s9;
@@ -212,31 +231,35 @@ struct Operands {
   }
   template <int n>
   JITGEN_DEVICE void masked_rule(float (&scores)[n], const Task& task, const Rows& of_rows, Index first) const {
-    #pragma unroll
+    const int live = jitgen::bound_of(int64_t(keys) - first);
+    int bound2[2];
+    float start11[2];
+    float step11[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t s1 = int32_t(of_rows.x1[r]);
+      const int32_t s9 = int32_t(of_rows.x6[r]);
+      bound2[r] = jitgen::smaller(jitgen::bound_of(int64_t(s1) - int64_t(int32_t(task.at0 + first))), live - 1);
+      start11[r] = float((int32_t(task.at5 + first) - s9));
+      step11[r] = float(1);
+    }
+#pragma unroll
     for (int i = 0; i < n / 2; ++i) {
-      const Index place = first + i / 2 * 8 + i % 2;
-      const bool exists = place < keys;
-      [[maybe_unused]] const Index column = exists ? place : keys - 1;
-      const int32_t s0 = int32_t(task.at0 + column * s0_3);
-      const int32_t s8 = int32_t(task.at5 + column * s5_3);
       const float s7 = float(task.x4);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& score = scores[i / 2 * 4 + r * 2 + i % 2];
         const float acc0 = score;
-        const int32_t s1 = int32_t(of_rows.x1[r]);
-        const int32_t s9 = int32_t(of_rows.x6[r]);
-        const bool s2 = s0 > s1;
+        const bool s2 = i / 2 * 8 + i % 2 > bound2[r];
         const float s3 = -__int_as_float(0x7f800000);
         const float s5 = 0.125f;
         const float s6 = acc0 * s5;
-        const int32_t s10 = jitgen::sub(s8, s9);
-        const float s11 = jitgen::cast<float>(s10);
+        const float s11 = __fmaf_rn(float(i / 2 * 8 + i % 2), step11[r], start11[r]);
         const float s12 = jitgen::load(jitgen::store<jitgen::bfloat16>(s11));
         const float s13 = s7 * s12;
         const float s14 = s6 + s13;
         const float s15 = s2 ? s3 : s14;
-        score = exists ? s15 : jitgen::minus_infinity();
+        score = s15;
       }
     }
   }

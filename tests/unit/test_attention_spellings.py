@@ -102,6 +102,14 @@ def test_forms(form: Callable[..., Any]) -> None:
     assert failure(found, wanted, args[0], args[1], 4 * args[2]) is None
 
 
+def test_sinks_relative_to_the_maximum_in_bfloat16() -> None:
+    args = (*operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24, torch.bfloat16), sample((HEADS,), torch.bfloat16))
+    compiled = jitgen.jit(relative_to_the_maximum_with_sinks)
+    assert len(compiled.lower(*args).kernels) == 1
+    wanted = relative_to_the_maximum_with_sinks(*(arg.double() for arg in args))
+    assert failure(compiled(*args), wanted, *args[:3]) is None
+
+
 def test_codes_whose_scales_multiply_scores_and_weights() -> None:
     def attend(q: Any, k: Any, v: Any, of_k: Any, of_v: Any) -> Any:
         scores = (q @ k.to(q.dtype).mT) * of_k[:, :, None, :] * DEPTH**-0.5

@@ -49,6 +49,15 @@ def test_it_runs_here(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_training_by_each_way_has_the_losses_of_eager_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = runpy.run_path(str(CHECKOUT / "examples" / "15_train_char_gpt.py"))  # type: ignore[operator]
+    runs = example["main"](["--steps", "4", "--width", "32", "--layers", "1", "--batch", "2"])
+    for way in ("jit", "compile"):
+        assert runs[way].losses == pytest.approx(runs["eager"].losses, rel=1e-4)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_its_head_says_how_to_run_it_and_what_it_shows(example: Path) -> None:
     head = ast.get_docstring(ast.parse(example.read_text())) or ""

@@ -92,3 +92,20 @@ def test_attention_of_transformers(masked: bool) -> None:
     torch.testing.assert_close(found, expected.transpose(1, 2))
     with pytest.raises(jitgen.UnsupportedError, match="dropout"):
         layers.attention(nn.Module(), q, k, v, mask, dropout=0.1)
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_attends_with_it() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    layers.register_attention()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
+    tokens, padded = torch.randint(0, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    padded[1, :4] = 0
+    found = {}
+    for name in ("eager", "jitgen"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            found[name] = model(tokens, attention_mask=padded).logits[padded.bool()]
+    torch.testing.assert_close(found["jitgen"], found["eager"], rtol=1e-4, atol=1e-5)

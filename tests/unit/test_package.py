@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from packages import QUICK, Model, Product, exported, run_elsewhere
 from torch import nn
 
 import jitgen
@@ -27,47 +25,6 @@ pytestmark = [
     pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
 ]
-QUICK: dict[str, Any] = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
-"""Options of Inductor under which it compiles a small model in a few seconds."""
-
-
-@jitgen.jit
-def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return F.gelu(F.rms_norm(x, (64,), weight))
-
-
-class Model(nn.Module):
-    """A decorated function and two quantised layers."""
-
-    def __init__(self, format: str = "int4") -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(64))
-        self.up, self.down = nn.Linear(64, 48), nn.Linear(48, 64, bias=False)
-        jitgen.quantize_(self.eval().requires_grad_(False), format)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.down(F.silu(self.up(normed(x, self.weight)))) + x
-        return found
-
-
-def exported(model: nn.Module, x: torch.Tensor, most: int | None = None) -> torch.export.ExportedProgram:
-    shapes = ({0: torch.export.Dim("rows", min=2, max=most)},) if most else None
-    with torch.no_grad():
-        return torch.export.export(model, (x,), dynamic_shapes=shapes)
-
-
-def run_elsewhere(path: Path, text: str, *arguments: str) -> str:
-    """The output of a process in which ``import jitgen`` is impossible; ``m`` is the package."""
-    begin = f"""
-        import sys
-        sys.modules["jitgen"] = None
-        import torch
-        m = torch._inductor.aoti_load_package({str(path)!r})
-    """
-    program = textwrap.dedent(begin) + textwrap.dedent(text)
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_package_runs_where_jitgen_cannot_be_imported(tmp_path: Path) -> None:
@@ -182,18 +139,6 @@ def test_segments_have_every_row() -> None:
 # ---------------------------------------------------------------------------------------------------------- CUDA
 
 
-class Product(nn.Module):
-    """A product large enough for the tensor cores and the copy engine of sm_90a."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(512, 256, dtype=torch.bfloat16))
-        self.work = jitgen.jit(lambda x, weight: F.silu(x @ weight))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.work(x, self.weight)  # type: ignore[no-any-return]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_operators_of_a_gpu_compile(backend: str) -> None:
@@ -213,26 +158,3 @@ def test_operators_of_a_gpu_compile(backend: str) -> None:
     assert letters == ({"T", "P"} if backend == "cuda" else {"P"})
     text = source.operators_source("jitgen_test", tables, kernels.refs.values(), "CUDA")
     assert object_of(text, kernels)[:4] == b"\x7fELF"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("model", [Model, Product])
-def test_a_package_runs_on_a_gpu(model: type[nn.Module], tmp_path: Path) -> None:
-    made = model().eval().requires_grad_(False).cuda()
-    width, dtype = (64, torch.float32) if model is Model else (512, torch.bfloat16)
-    x = torch.randn(5, width, dtype=dtype, device="cuda")
-    path = jitgen.package(exported(made, x, 300), tmp_path / "model.pt2", **QUICK)
-    inputs = [torch.randn(rows, width, dtype=dtype, device="cuda") for rows in (2, 16, 17, 128, 300)]
-    torch.save((inputs, [made(each) for each in inputs]), tmp_path / "expected.pt")
-    run_elsewhere(
-        Path(path),
-        """
-        inputs, expected = torch.load(sys.argv[1])
-        for x, y in zip(inputs, expected):
-            torch.testing.assert_close(m(x), y)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            torch.testing.assert_close(m(inputs[0]), expected[0])
-        """,
-        str(tmp_path / "expected.pt"),
-    )

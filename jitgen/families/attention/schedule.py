@@ -29,6 +29,8 @@ SPLIT_TASKS = (31, 127)
 """Tasks up to which keys are split into 16 and 4 ranges."""
 CLUSTER_TASKS = 8
 """Tasks beyond which a cluster for each of them occupies enough of a GPU."""
+CUDA_SPLITS = 32
+"""Ranges of the keys in CUDA, of eight tasks on some 130 multiprocessors that hold three blocks each."""
 SPLIT_KEYS = (511, 4095)
 """Keys up to which they are not split, and split into 4 ranges."""
 
@@ -117,7 +119,7 @@ def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``. In CUDA the
     blocks of a cluster share keys, so that this is for the fewest tasks."""
     if dialect == "cuda":
-        return 16 if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
+        return CUDA_SPLITS if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
         return 1
     return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16

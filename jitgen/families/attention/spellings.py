@@ -100,7 +100,8 @@ class _Spelling:
 
     def _sub(self, node: Node) -> Node:
         left, right = node.inputs
-        if left is right and left.op == "reduce":  # relative to its own maximum, a maximum is zero
+        # Relative to itself a maximum is zero, be the one of another dtype: neither is rounded between operations.
+        if left.op == right.op == "reduce" and (left.inputs, left.attrs) == (right.inputs, right.attrs):
             zero = self.mover.builder.const(0.0, node.dtype)
             return self.make("view", (zero,), node.dtype, node.shape, ("expand",))
         source = right.inputs[0] if right.op == "view" else right

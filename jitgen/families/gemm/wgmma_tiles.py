@@ -17,6 +17,7 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_SECOND_PRODUCT,
     DENSE_WARPGROUP,
     HALF_LINES,
+    LEAST_PRODUCT,
     QUANTIZED,
     QUANTIZED_SECOND_PRODUCT,
     Times,
@@ -30,7 +31,7 @@ WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, *TWO_INSTRUCTIONS)
 """All n's that it has."""
 FEW_TOKENS = (16, 32, 64)
 """Rows of a tile where x has at most 64."""
-MANY_TOKENS = (128, 96, 64, 80, 160, 256)
+MANY_TOKENS = (128, 96, 64, 80, 160)
 """Rows of a tile where x has more than 64. Of those, here as above, that have all rows of x only the least is a
 candidate."""
 SAMPLES = 9
@@ -158,7 +159,7 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     that has the device for itself, in microseconds."""
     width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
     items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns)
-    products = 4 * max(tiles.tokens / 2, 8) * QUANTIZED.product  # of 64 rows of the weight
+    products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
     second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
     together = height * (products + second) + tiles.warpgroups * DECODE.block * tiles.blocks
     fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
@@ -175,8 +176,15 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
         return area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (CHUNK * tiles.span))
-    times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident)
+    moved = _moved(rows, weights, weights.bits + 0.125)
+    times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
     return times.least(weights.chip, items, tiles.most_splits)
+
+
+def _moved(rows: int, weights: AnyWeights, bits: float) -> float:
+    """The bytes of x, of weights of so many bits, scales included, and of the results."""
+    columns = sum(weights.columns)
+    return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length + columns) * 2
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -324,7 +332,8 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
         area, warpgroups = height * width / AREA, tiles.down * tiles.across
         return lines * area * max(DENSE.epilogue * sharing, DENSE.warpgroup_epilogue / warpgroups) + DENSE.tile
 
-    times = Times(DENSE, -(-weights.length // CHUNK), chunk, epilogue, tiles.resident)
+    moved = _moved(rows, weights, 16)
+    times = Times(DENSE, -(-weights.length // CHUNK), chunk, epilogue, tiles.resident, moved)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.most_splits, tiles.multicast)
 

@@ -1,0 +1,35 @@
+"""On a GPU: packages that run where jitgen cannot be imported. Inductor compiles for half a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from packages import QUICK, Model, Product, exported, run_elsewhere
+from torch import nn
+
+import jitgen
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("model", [Model, Product])
+def test_a_package_runs_on_a_gpu(model: type[nn.Module], tmp_path: Path) -> None:
+    made = model().eval().requires_grad_(False).cuda()
+    width, dtype = (64, torch.float32) if model is Model else (512, torch.bfloat16)
+    x = torch.randn(5, width, dtype=dtype, device="cuda")
+    path = jitgen.package(exported(made, x, 300), tmp_path / "model.pt2", **QUICK)
+    inputs = [torch.randn(rows, width, dtype=dtype, device="cuda") for rows in (2, 16, 17, 128, 300)]
+    torch.save((inputs, [made(each) for each in inputs]), tmp_path / "expected.pt")
+    run_elsewhere(
+        Path(path),
+        """
+        inputs, expected = torch.load(sys.argv[1])
+        for x, y in zip(inputs, expected):
+            torch.testing.assert_close(m(x), y)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.testing.assert_close(m(inputs[0]), expected[0])
+        """,
+        str(tmp_path / "expected.pt"),
+    )
