@@ -63,6 +63,9 @@ def _read(source: Source, prefix: str) -> QTensor:
         raise FormatError(
             f"{name}: {source.described(f'{prefix}.W_q')} has not {rows} x {columns} codes of {bits} bits"
         )
+    for fact in ("scale", "zero"):
+        if not facts[fact].is_floating_point():
+            raise FormatError(f"{name}: {prefix}.{fact} is of {facts[fact].dtype}, not floating-point")
     found = _unpacked(packed.reshape(-1, group), bits)[:groups]
     if any(facts[fact].numel() != groups for fact in ("scale", "zero")):
         raise FormatError(f"{name}: {prefix}.scale and {prefix}.zero are not a number for each of {groups} groups")

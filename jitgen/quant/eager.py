@@ -50,7 +50,9 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
         obstacle = _obstacle(x, weight, bias)
         if obstacle is None:
             return plain(x, weight) if bias is None else biased(x, weight, bias)
+        result = F.linear(x, weight.dequantize(x.dtype), bias)
         fallback(*obstacle)
+        return result
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
 
