@@ -157,10 +157,16 @@ class _Cache(torch.nn.Module):
                     f"{name} is {tuple(new.shape)}, but the cache has {len(self.lengths)} sequences and {heads} heads "
                     f"of {depth} elements: ({len(self.lengths)}, {heads}, tokens, {depth})"
                 )
+        if k.shape[2] != v.shape[2]:
+            raise ValueError(f"k has {k.shape[2]} tokens and v {v.shape[2]}: {tuple(k.shape)} and {tuple(v.shape)}")
+        self._require_room(k.shape[2])
         try:
             self._call(function, *self._tensors(), k, v, *args)
         except IndexError as error:
             raise IndexError(f"{k.shape[2]} more tokens do not fit: {self._room()} ({error})") from error
+
+    def _require_room(self, tokens: int) -> None:
+        """ValueError where no state of the cache has places for so many tokens at once."""
 
     def _room(self) -> str:
         """How many tokens there may be, and what makes them more."""
@@ -214,14 +220,15 @@ class KVCache(_Cache):
             IndexError: on the CPU, more tokens than the cache has positions for. A kernel on a GPU leaves out those
                 that have no place, because the lengths are not read on the host.
         """
-        ring = self.window is not None
-        if self.window is not None and k.shape[2] > self.keys.shape[2] - self.window + 1:
+        function = _write if self.key_scales is None else _write_codes
+        self._append(function, k, v, self.lengths, self.window is not None)
+
+    def _require_room(self, tokens: int) -> None:
+        if self.window is not None and tokens > self.keys.shape[2] - self.window + 1:
             raise ValueError(
-                f"{k.shape[2]} tokens at once, but the ring buffer has {self.keys.shape[2] - self.window + 1} places "
+                f"{tokens} tokens at once, but the ring buffer has {self.keys.shape[2] - self.window + 1} places "
                 "beside its window; make it with a larger tokens="
             )
-        function = _write if self.key_scales is None else _write_codes
-        self._append(function, k, v, self.lengths, ring)
 
     def _room(self) -> str:
         return f"a sequence of the cache has {self.keys.shape[2]} positions; make it with a larger length"

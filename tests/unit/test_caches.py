@@ -233,6 +233,19 @@ def test_tokens_that_do_not_fit_are_refused_with_the_sizes_of_the_cache() -> Non
         paged.append(*torch.zeros(2, BATCH, HEADS, 5, DEPTH))
 
 
+@pytest.mark.parametrize("kind", ["contiguous", "paged", "ring"])
+def test_an_append_of_other_shapes_is_refused(kind: str) -> None:
+    cache = made(kind, torch.float32)
+    with pytest.raises(ValueError, match="k has 2 tokens and v 1"):
+        cache.append(torch.ones(BATCH, HEADS, 2, DEPTH), torch.ones(BATCH, HEADS, 1, DEPTH))
+    with pytest.raises(ValueError, match="k is"):
+        cache.append(*torch.ones(2, HEADS, DEPTH))
+    with pytest.raises(ValueError, match="v is"):
+        cache.append(torch.ones(BATCH, HEADS, 2, DEPTH), torch.ones(HEADS, DEPTH))
+    assert not cache.keys.any()
+    assert not cache.values.any()
+
+
 # ----------------------------------------------------------------------------------------------------- packed sequences
 
 
