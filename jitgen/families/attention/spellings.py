@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from jitgen.families.attention.heads import same_sizes
 from jitgen.families.attention.match import exponential_behind, is_maximum, linear_operand
-from jitgen.families.operands import item_size
+from jitgen.families.attention.reading import is_widening
 from jitgen.ir.analysis import one_of, rewritten, varies
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import Node, under_views
@@ -218,8 +218,7 @@ def _takes_factors(values: Node, steps: Sequence[Node]) -> bool:
     selections, or ``values`` are codes of fewer bits, whose products with their scales are what they stand for."""
     if values.dtype != "float16" or all(step.op == "where" for step in steps):
         return True
-    source = under_views(values)
-    return source.op == "cast" and item_size(source.inputs[0].dtype) < item_size(values.dtype)
+    return is_widening(under_views(values))
 
 
 def _is_sum_of_such_powers(total: Node, exponent: Node) -> bool:
