@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,32 @@ def test_results_that_gathers_and_numbers_give(tmp_path: Path) -> None:
             torch.testing.assert_close(ours, expected)
     with pytest.raises(RuntimeError):
         found(torch.randn(2, 8), torch.tensor([0, 11]))
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = jitgen.jit(lambda x: x * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.work(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_model_is_packaged_again(tmp_path: Path) -> None:
+    """After its package was loaded in this process, and by two threads at once."""
+    x = torch.randn(3, 5)
+    program = exported(Doubled(), x)
+
+    def packaged(name: str) -> str:
+        return jitgen.package(program, tmp_path / f"{name}.pt2", **QUICK)
+
+    torch.testing.assert_close(torch._inductor.aoti_load_package(packaged("first"))(x), x * 2)
+    with ThreadPoolExecutor(2) as threads:
+        paths = list(threads.map(packaged, ("second", "third")))
+    for path in paths:
+        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), x * 2)
+    run_elsewhere(Path(paths[0]), "x = torch.randn(3, 5); torch.testing.assert_close(m(x), x * 2)")
 
 
 @pytest.mark.slow
