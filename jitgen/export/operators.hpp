@@ -181,6 +181,9 @@ struct Driver {
   decltype(&cuTensorMapEncodeTiled) encode;
   decltype(&cuOccupancyMaxActiveClusters) clusters;
   decltype(&cuDeviceGetAttribute) attribute;
+  decltype(&cuDevicePrimaryCtxRetain) retain;
+  decltype(&cuCtxPushCurrent) push;
+  decltype(&cuCtxPopCurrent) pop;
 
   static const Driver& get() {
     static const Driver driver;
@@ -203,6 +206,9 @@ struct Driver {
     look_up(encode, "cuTensorMapEncodeTiled");
     look_up(clusters, "cuOccupancyMaxActiveClusters");
     look_up(attribute, "cuDeviceGetAttribute");
+    look_up(retain, "cuDevicePrimaryCtxRetain");
+    look_up(push, "cuCtxPushCurrent_v2");
+    look_up(pop, "cuCtxPopCurrent_v2");
   }
 };
 
@@ -212,6 +218,33 @@ inline void check_driver(const Operator& op, CUresult status, const char* what) 
   Driver::get().describe(status, &words);
   refuse(op, std::string(what) + ": " + (words ? words : "an unknown error of CUDA"));
 }
+
+// The primary context of a device, which torch uses. It is retained once and stays.
+inline CUcontext primary_context(const Operator& op, int32_t device) {
+  static std::mutex retaining;
+  static std::vector<CUcontext> retained;
+  const std::lock_guard lock(retaining);
+  if (retained.size() <= static_cast<size_t>(device)) retained.resize(device + 1);
+  if (retained[device] == nullptr) {
+    check_driver(op, Driver::get().retain(&retained[device], device), "retaining the context of a device");
+  }
+  return retained[device];
+}
+
+// While it lives, that context is the current one of this thread. A new thread has none, and torch's device guard sets
+// none where the device is the one that torch takes for current.
+class CurrentContext {
+ public:
+  CurrentContext(const Operator& op, int32_t device) {
+    check_driver(op, Driver::get().push(primary_context(op, device)), "making a context current");
+  }
+  ~CurrentContext() {
+    CUcontext popped = nullptr;
+    Driver::get().pop(&popped);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+};
 
 inline CUfunction function_on(const Operator& op, const Kernel& kernel, int32_t device, int64_t shared_bytes) {
   const std::lock_guard lock(kernel.loading);
@@ -359,6 +392,7 @@ inline std::vector<Tensor> run(const Operator& op, const std::vector<Tensor>& te
   for (int32_t index = 0; index < op.input_count; ++index) check_input(op, index, tensors[index], integers);
 #ifdef JITGEN_CUDA
   const torch::stable::accelerator::DeviceGuard guard(tensors[0].get_device_index());
+  const CurrentContext context(op, tensors[0].get_device_index());
 #endif
   std::vector<Tensor> buffers = tensors;
   for (int32_t index = 0; index < variant.allocated; ++index) {
