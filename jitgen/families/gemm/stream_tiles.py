@@ -168,7 +168,7 @@ def _spills(tokens: int, tiles: StreamTiles, weights: StreamWeights) -> bool:
         return False
     rows, deep = tiles.row_tiles, tiles.stages > 2
     if not weights.light:
-        return rows > 4 or (deep and rows > 2) or (deep and tokens == 1 and rows > 1)
+        return rows > 4 or deep
     return (tokens == 1 and deep and rows > 1) or (tokens == 8 and rows * tiles.stages > 8)
 
 
