@@ -26,7 +26,6 @@ from jitgen.call.routing import Routing
 from jitgen.call.signature import environment_of, plan_key
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.batched import batched
 from jitgen.ir.graph import Graph, from_json, to_json, topological
 from jitgen.spec import DTYPES
 from jitgen.trace.tracer import Traced
@@ -174,6 +173,8 @@ def _batched(
     Raises:
         RuntimeError: the function draws random numbers and ``vmap`` has no ``randomness=``.
     """
+    from jitgen.ir.batched import batched
+
     program = parsed(graph)
     is_random = any(node.op == "philox" for node in topological(program.graph.outputs))
     if is_random and info.randomness == "error":

@@ -38,14 +38,8 @@ def test_programs_that_once_were_wrong(seed: int) -> None:
     check(seed)
 
 
-@settings(deadline=None, max_examples=4)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32 - 1))
 def test_programs(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=300)
-@given(st.integers(0, 2**32 - 1))
-def test_many_programs(seed: int) -> None:
     check(seed)

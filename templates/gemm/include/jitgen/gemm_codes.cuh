@@ -49,8 +49,11 @@ struct IntegerCodes {
     constexpr uint32_t one = power_of_two<Element>(0);
     if constexpr (bytes && is_bfloat16<Element>) {
       // A byte is a bfloat16 number, times 2^-133. Minus a zero-point it is exact; 2^127 and 2^6 make it what it is.
-      const uint32_t less = subtract_pair(codes, zeros + uint32_t(-first) * 0x00010001u);
-      return multiply_pair(multiply_pair(less, 0x7f007f00u), power_of_two<Element>(6));
+      // (All by fused multiply-adds, which sm_80 has.)
+      constexpr uint32_t minus_one = power_of_two<Element>(0) | minus_zeros;
+      const uint32_t less = fma_pair<Element>(zeros + uint32_t(-first) * 0x00010001u, minus_one, codes);
+      return fma_pair<Element>(fma_pair<Element>(less, power_of_two<Element>(127), minus_zeros),
+                               power_of_two<Element>(6), minus_zeros);
     } else if constexpr (step == 1) {
       return fma_pair<Element>(codes | base, one, minus_base + uint32_t(-first) * 0x00010001u + zeros);
     } else {
