@@ -181,7 +181,8 @@ def _shortened(tiles: StreamTiles, chunks: int) -> StreamTiles:
 
 
 def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeights, shared_bytes: int) -> float:
-    """The estimated time of a kernel that has the device for itself.
+    """The estimated time of a kernel that has the device for itself. Without columns, which launches nothing, it is that
+    of one tile.
 
     Args:
         tokens: rows of x in a tile.
@@ -189,7 +190,7 @@ def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeig
     """
     fit, chip = (QUANTIZED_FIT if weights.quantized else DENSE_FIT), weights.chip
     row_blocks = -(-rows // tokens)
-    clusters = row_blocks * -(-weights.tiles // (tiles.row_tiles * tiles.warps_n))
+    clusters = row_blocks * max(1, -(-weights.tiles // (tiles.row_tiles * tiles.warps_n)))
     slots = dict(chip.clusters)[tiles.splits]  # clusters of one block on each multiprocessor
     each = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
     chunks = -(-weights.length // CHUNK)
