@@ -181,8 +181,8 @@ def _shortened(tiles: StreamTiles, chunks: int) -> StreamTiles:
 
 
 def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeights, shared_bytes: int) -> float:
-    """The estimated time of a kernel that has the device for itself. Without columns, which launches nothing, it is that
-    of one tile.
+    """The estimated time of a kernel that has the device for itself; without columns, which launches nothing, that of
+    one tile.
 
     Args:
         tokens: rows of x in a tile.
