@@ -108,6 +108,8 @@ class _Cache(torch.nn.Module):
         backend: str | None,
     ):
         super().__init__()
+        if not dtype.is_floating_point and dtype not in _QUANTIZED:
+            raise ValueError(f"a cache keeps floats, or codes of {', '.join(map(str, _QUANTIZED))}, not {dtype}")
         width = depth if value_depth is None else value_depth
         self.register_buffer("keys", torch.zeros((*shape, depth), dtype=dtype, device=device))
         self.register_buffer("values", torch.zeros((*shape, width), dtype=dtype, device=device))

@@ -235,6 +235,11 @@ def test_a_ring_buffer_refuses_more_tokens_than_it_keeps() -> None:
         made("ring", torch.float32).append(*torch.zeros(2, BATCH, HEADS, 6, DEPTH))
 
 
+def test_a_cache_keeps_floats_or_codes() -> None:
+    with pytest.raises(ValueError, match=r"torch.int8, .*not torch.int32"):
+        KVCache(1, 1, 8, 4, dtype=torch.int32)
+
+
 def test_tokens_that_do_not_fit_are_refused_with_the_sizes_of_the_cache() -> None:
     cache = KVCache(BATCH, HEADS, 5, DEPTH)
     with pytest.raises(ValueError, match=rf"k is .*: \({BATCH}, {HEADS}, tokens, {DEPTH}\)"):
