@@ -1,4 +1,7 @@
-"""Numbers of one chip stand in its record (``jitgen/chips.py``) and nowhere else.
+"""Sizes and counts of one chip stand in its record (``jitgen/chips.py``) and nowhere else.
+
+These are integers. Constants of a model that was fitted to timings, which are floats, stand beside that model, as
+``jitgen/chips.py`` says; this test does not look at them.
 
 Docstrings and comments may name a chip, to say where something was measured. Code may not have its numbers.
 """
