@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitgen.chips import Chip
+from jitgen.families.attention.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.ir.body import Body
 
@@ -18,12 +19,7 @@ LANE_ELEMENTS = 8
 """Neighbours that a lane reads: 16 bytes."""
 MOST_ROWS, MOST_DEPTH = 16, 128
 """Rows that share keys, and elements of a key and of a value, whose operands are in registers."""
-CLUSTER = 8
-"""Blocks of a cluster at most, on every chip with clusters."""
-MULTIPROCESSOR_RATE = 60e9
-"""Bytes/s that one multiprocessor reads at most (H200)."""
-PIECE_SECONDS, EXCHANGE_SECONDS = 1.5e-6, 1e-6
-"""Of the first reads and the results of a block, and of the exchange of a cluster's sums (H200)."""
+FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class DecodeSchedule:
     blocks: int
     ahead: int
     splits: int = 1
-    cluster_splits: int = CLUSTER
+    cluster_splits: int = MOST_BLOCKS
     wide: bool = False
 
     def __str__(self) -> str:
@@ -124,19 +120,5 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, most_rows: int) -
 
 
 def cluster(schedule: DecodeSchedule, geometry: Geometry, chip: Chip) -> int:
-    """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
-    values is all that takes time."""
-    pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits
-    tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
-    tile_bytes = schedule.block_n * (geometry.depth + geometry.width) * 2
-    rate = chip.read_rate or chip.bandwidth
-
-    def seconds(blocks: int, clusters: int) -> float:
-        rounds = -(-pieces // clusters)
-        reading = min(MULTIPROCESSOR_RATE, rate / (blocks * min(pieces, clusters)))
-        each = -(-tiles // blocks) * tile_bytes / reading + PIECE_SECONDS
-        return rounds * (each + (EXCHANGE_SECONDS if blocks > 1 else 0.0))
-
-    resident = ((blocks, clusters * schedule.blocks) for blocks, clusters in chip.clusters)
-    found = {blocks: seconds(blocks, clusters) for blocks, clusters in resident if blocks <= schedule.cluster_splits}
-    return min(found, key=lambda blocks: found[blocks]) if found and pieces else 1
+    """How many blocks of a cluster share keys in one launch on ``chip``."""
+    return fastest_cluster(schedule, geometry, chip, FIT, schedule.blocks)

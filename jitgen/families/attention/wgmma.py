@@ -10,6 +10,7 @@ from typing import Any
 from jitgen.chips import Chip
 from jitgen.families.attention import decode
 from jitgen.families.attention.bounds import masks_of
+from jitgen.families.attention.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.families.attention.scales import scaled
 from jitgen.families.operands import ACCESS_BYTES, MappedTensor, item_size
@@ -33,13 +34,8 @@ FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Upper ends of the buckets of rows of which one warpgroup may have all."""
 CLUSTER_WIDTHS = (16, 32, 64, 128, 256)
 """Columns of results, as wgmma takes them, that a warp can stage as a whole: a lane has the same ones of each row."""
-CLUSTER = 8
-"""Blocks of a cluster at most, on every chip with clusters."""
-MULTIPROCESSOR_RATE = 70e9
-"""Bytes/s that one multiprocessor reads at most: about two thirds of the 64 bytes a cycle that its port to the
-second-level cache has."""
-PIECE_SECONDS, EXCHANGE_SECONDS = 1e-6, 1.5e-6
-"""Of the first copies and the results of a piece of work, and of the exchange of a cluster's sums."""
+FIT = ReadFit(rate=70e9, piece=1e-6, exchange=1.5e-6)
+"""The rate is about two thirds of the 64 bytes a cycle that a multiprocessor's port to the second-level cache has."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, has_tensor_maps: 
         stages=2,
         copied=copied(body, layout, geometry) if has_tensor_maps else (False, False, False),
         splits=body.contractions[1].k_splits,
-        cluster_splits=CLUSTER if shares else 1,
+        cluster_splits=MOST_BLOCKS if shares else 1,
         staged=wide if shares else min(wide, 32),
         wide=layout.wide,
     )
@@ -166,25 +162,8 @@ def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, 
 
 
 def cluster(schedule: WgmmaSchedule, geometry: Geometry, chip: Chip) -> int:
-    """How many blocks of a cluster share keys in one launch on ``chip``: as many as take least, if reading keys and
-    values is all that takes time."""
-    if schedule.cluster_splits == 1:
-        return 1
-    pieces = geometry.tasks * -(-geometry.packed_rows // schedule.block_m) * schedule.splits
-    tiles = -(-geometry.keys // (schedule.block_n * schedule.splits))
-    tile_bytes = schedule.block_n * (geometry.depth + geometry.width) * 2
-    rate = chip.read_rate or chip.bandwidth
-
-    def seconds(splits: int, clusters: int) -> float:
-        rounds = -(-pieces // clusters)
-        reading = min(MULTIPROCESSOR_RATE, rate / (splits * min(pieces, clusters)))
-        each = -(-tiles // splits) * tile_bytes / reading + PIECE_SECONDS
-        return rounds * (each + (EXCHANGE_SECONDS if splits > 1 else 0.0))
-
-    found = {
-        splits: seconds(splits, clusters) for splits, clusters in chip.clusters if splits <= schedule.cluster_splits
-    }
-    return min(found, key=lambda splits: found[splits]) if found and pieces else 1
+    """How many blocks of a cluster share keys in one launch on ``chip``."""
+    return fastest_cluster(schedule, geometry, chip, FIT)
 
 
 # ---------------------------------------------------------------------------------------------------------- tensor maps
