@@ -60,8 +60,9 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
     if wanted and any(map(is_functorch_wrapped_tensor, inputs)):
         raise UnsupportedError(
-            f"{resolver.name}: gradients within a transform of torch.func are not supported; use backward() or "
-            "torch.autograd.grad, or call the function's own .reference there"
+            f"{resolver.name}: gradients through torch.vmap or another transform of torch.func are not supported; give "
+            "the function the whole batch, use backward() or torch.autograd.grad outside of transforms, or call its "
+            ".reference there"
         )
     if wanted:
         return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)

@@ -1,4 +1,7 @@
-"""Numbers of one chip stand in its record (``jitgen/chips.py``) and nowhere else.
+"""Multiprocessors, memories, clocks and rates of one chip stand in its record (``jitgen/chips.py``) and nowhere else.
+
+The test sees a number of a record that stands elsewhere. It does not see constants that a model was fitted with, such
+as the microseconds of a launch: they are a model's, and its docstring says on which chip they were measured.
 
 Docstrings and comments may name a chip, to say where something was measured. Code may not have its numbers.
 """
@@ -24,14 +27,15 @@ MEASURED_CHIPS = {"bench/chart.py", "device.py"}
 CODE_NAMES = ("H200", "H100", "A100", "L4", "4090", "RTX_4090", "B200", "MI300X")
 
 
-def numbers_of_chips() -> set[int]:
-    """Numbers that could only be those of a chip: multiprocessors that are no multiple of 32, and sizes of shared
-    memory and of the second-level cache, in bytes and the former in KiB."""
+def numbers_of_chips() -> set[float]:
+    """Numbers that could only be those of a chip: multiprocessors that are no multiple of 32, sizes of shared memory
+    and of the second-level cache, in bytes and the former in KiB, clocks, and rates of memory."""
     found = {chip.multiprocessors for chip in chips.CHIPS if chip.multiprocessors % 32}
     found |= {chip.shared_bytes // 1024 for chip in chips.CHIPS} - {64}
     for chip in chips.CHIPS:
         found |= {chip.shared_bytes, chip.multiprocessor_shared_bytes, chip.l2_bytes}
-    return {number for number in found if number & (number - 1)}
+    whole = {number for number in found if number & (number - 1)}
+    return whole | {rate for chip in chips.CHIPS for rate in (chip.clock, chip.read_rate) if rate}
 
 
 def modules(mentioning: str) -> Iterator[tuple[str, ast.Module]]:
@@ -42,23 +46,24 @@ def modules(mentioning: str) -> Iterator[tuple[str, ast.Module]]:
             yield name, ast.parse(text)
 
 
-def values(node: ast.AST) -> Iterator[tuple[int, int]]:
-    """(line, value) of the integers of ``node`` and of products of two of them."""
+def values(node: ast.AST) -> Iterator[tuple[int, float]]:
+    """(line, value) of the numbers of ``node`` and of products of two of them."""
     for each in ast.walk(node):
-        if isinstance(each, ast.Constant) and type(each.value) is int:
+        if isinstance(each, ast.Constant) and type(each.value) in (int, float):
             yield each.lineno, each.value
         elif isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mult):
             sides = (each.left, each.right)
-            if all(isinstance(side, ast.Constant) and type(side.value) is int for side in sides):
+            if all(isinstance(side, ast.Constant) and type(side.value) in (int, float) for side in sides):
                 yield each.lineno, each.left.value * each.right.value  # type: ignore[attr-defined]
 
 
 def test_code_has_no_number_of_a_chip() -> None:
     wanted = numbers_of_chips()
-    assert {132, 108, 58, 148, 227, 163, 99, 227 * 1024, 228 * 1024} <= wanted
+    assert {132, 108, 58, 148, 227, 163, 99, 227 * 1024, 228 * 1024, 4.4e12, 1750e6} <= wanted
+    whole = "|".join(str(number) for number in wanted if isinstance(number, int))
     found = [
         f"jitgen/{name}:{line}: {value}"
-        for name, tree in modules(rf"\b({'|'.join(str(number) for number in wanted)})\b|1024|2\*\*|MIB")
+        for name, tree in modules(rf"\b({whole})\b|1024|2\*\*|MIB|\de\d")
         for statement in tree.body
         if (name, *names(statement)) not in SPEC
         for line, value in values(statement)

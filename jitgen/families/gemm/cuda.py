@@ -136,7 +136,8 @@ def _resident(shape: Shape, contraction: Contraction) -> int:
     """``shape.resident``, or less where weights need more registers to decode than 4-bit codes for bfloat16 do."""
     short_groups = contraction.group_size is not None and contraction.group_size % 64 != 0
     plain = contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
-    return shape.resident if plain else min(shape.resident, 3 if shape.tokens == 1 else 1)
+    most = 3 if shape.tokens == 1 and shape.row_tiles == 1 else 1
+    return shape.resident if plain else min(shape.resident, most)
 
 
 # -------------------------------------------------------------------------------------------------------- activation

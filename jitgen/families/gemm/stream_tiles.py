@@ -112,7 +112,7 @@ class StreamFit:
         start: microseconds of a block before its first chunk.
         reduce: microseconds for 10,000 sums that the groups of warps of a block exchange.
         exchange, block_exchange: microseconds of the exchange of two blocks of a cluster, and of each further block.
-        token_bytes: bytes of x that a multiprocessor reads in a microsecond.
+        token_bytes: bytes of x that a multiprocessor reads in a cycle.
         fixed: microseconds of a kernel that reads at the rate of memory.
         few, many: the power with which the share of idle slots for blocks slows reading: where each multiprocessor has
             one block or none, and where it has several.
@@ -138,12 +138,12 @@ class StreamFit:
 
 
 QUANTIZED_FIT = StreamFit(
-    *(0.854, 0.35, 43.8, 25, 0.365, 1.07, 0.241, 0.084, 62900, 1.32, 0.3, 0.21),
+    *(0.854, 0.35, 43.8, 25, 0.365, 1.07, 0.241, 0.084, 35.94, 1.32, 0.3, 0.21),
     power=1.28,
     registers=((1, 2, 4), (8, 1, 4), (16, 1, 2)),
 )
 DENSE_FIT = StreamFit(
-    *(0.506, 0.283, 145, 0, 0.19, 2.95, 0.653, 0.113, 53400, 1.69, 0, 0.51),
+    *(0.506, 0.283, 145, 0, 0.19, 2.95, 0.653, 0.113, 30.51, 1.69, 0, 0.51),
     power=1,
     registers=((16, 1, 2),),
 )
@@ -168,7 +168,7 @@ def _spills(tokens: int, tiles: StreamTiles, weights: StreamWeights) -> bool:
         return False
     rows, deep = tiles.row_tiles, tiles.stages > 2
     if not weights.light:
-        return rows > 4 or (deep and rows > 2) or (deep and tokens == 1 and rows > 1)
+        return rows > 4 or deep
     return (tokens == 1 and deep and rows > 1) or (tokens == 8 and rows * tiles.stages > 8)
 
 
@@ -181,7 +181,8 @@ def _shortened(tiles: StreamTiles, chunks: int) -> StreamTiles:
 
 
 def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeights, shared_bytes: int) -> float:
-    """The estimated time of a kernel that has the device for itself.
+    """The estimated time of a kernel that has the device for itself; without columns, which launches nothing, that of
+    one tile.
 
     Args:
         tokens: rows of x in a tile.
@@ -189,7 +190,7 @@ def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeig
     """
     fit, chip = (QUANTIZED_FIT if weights.quantized else DENSE_FIT), weights.chip
     row_blocks = -(-rows // tokens)
-    clusters = row_blocks * -(-weights.tiles // (tiles.row_tiles * tiles.warps_n))
+    clusters = row_blocks * max(1, -(-weights.tiles // (tiles.row_tiles * tiles.warps_n)))
     slots = dict(chip.clusters)[tiles.splits]  # clusters of one block on each multiprocessor
     each = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
     chunks = -(-weights.length // CHUNK)
@@ -202,7 +203,7 @@ def microseconds(tiles: StreamTiles, rows: int, tokens: int, weights: StreamWeig
     sums = tiles.warps * tiles.row_tiles * 16 * 8 * eights
     time = 0.0
     for together in _waves(each, _resident(tiles, tokens, fit, chip, shared_bytes)):
-        shared = together * issue / chip.microsecond_cycles, together * read / fit.token_bytes
+        shared = (together * cycles / chip.microsecond_cycles for cycles in (issue, read / fit.token_bytes))
         time += fit.start + steps * _combined(fit.power, latency, *shared) + fit.reduce * together * sums / 1e4
         if tiles.splits > 1:
             time += fit.exchange + fit.block_exchange * (tiles.splits - 2)

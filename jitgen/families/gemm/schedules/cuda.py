@@ -109,8 +109,9 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
-    """The estimated time in microseconds, by the geometric mean over the rows of the bucket; 0 for a mainloop that has
-    only one candidate."""
+    """The estimated time in microseconds: by the geometric mean over the rows of the bucket, and of a batch for the
+    bucket's last row. It is 0 for mainloops without a model, of which the first candidate is taken: where ``mma`` has
+    two, for many rows of x, the second is for less shared memory."""
     if isinstance(candidate, MmaQuantized | MmaRows):
         return cuda_streams.cost(problem, candidate) if problem.rows <= STREAMED_ROWS else 0.0
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):

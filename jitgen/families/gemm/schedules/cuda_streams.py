@@ -9,6 +9,7 @@ H200, on the layers of Llama 3 8B and 70B, and other devices use the same ones.
 from __future__ import annotations
 
 import math
+from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
@@ -99,7 +100,8 @@ def _bits(name: str | None, group_size: int | None) -> float:
 
 
 def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
-    """The estimated time in microseconds, by the geometric mean over the rows of the bucket."""
+    """The estimated time in microseconds, by the geometric mean over the rows of the bucket: of every number of them,
+    at most 16."""
     tiles = StreamTiles(
         candidate.row_tiles * len(problem.contractions),
         candidate.warps_n,
@@ -107,8 +109,11 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
         candidate.stages,
         candidate.cluster_k_splits,
     )
-    of = tiles, problem.rows, candidate.tokens, weights_of(problem), candidate.shared_bytes
-    return stream_tiles.microseconds(*of)
+    weights, shared_bytes = weights_of(problem), candidate.shared_bytes
+    return geometric_mean(
+        stream_tiles.microseconds(tiles, rows, candidate.tokens, weights, shared_bytes)
+        for rows in range(problem.fewest_rows, problem.rows + 1)
+    )
 
 
 def _plain(problem: Problem) -> bool:
@@ -229,7 +234,7 @@ def prologue(computed: Prologue, device: Device) -> Decision:
         return Decision(False, "tiles of integers are read from memory")
     if computed.rows > STREAMED_ROWS:
         return Decision(False, f"above {STREAMED_ROWS} rows tiles read it by the copy engine, and are many")
-    blocks = -(-computed.columns // _block_rows(computed, device))
+    blocks = -(-computed.columns // estimated_block_rows(computed, device))
     expensive = sum(operation not in CHEAP for operation in computed.operations)
     element = ELEMENT_MICROSECONDS + EXPENSIVE_OPERATION_MICROSECONDS * expensive
     microseconds = computed.rows * computed.length * blocks * element
@@ -238,8 +243,13 @@ def prologue(computed: Prologue, device: Device) -> Decision:
     return Decision(True, f"that {blocks} blocks compute it costs less than a launch of its own")
 
 
-def _block_rows(computed: Prologue, device: Device) -> int:
-    """Rows of a weight in a block's tile, in the mainloop for few rows of x."""
+def estimated_block_rows(computed: Prologue, device: Device) -> int:
+    """An estimate of the rows of a weight in a block's tile, in the mainloop for few rows of x.
+
+    Whether the activation is computed there is decided before operands have layouts, and so before the schedule is
+    chosen. The estimate takes one contraction without scales, plain codes, the bucket's last row, no shared memory and
+    no measured row. ``tests/unit/test_prologue_estimate.py`` compares it with what is chosen.
+    """
     if computed.dtype in ("float32", "float64"):
         lane_rows, warps_n, *_ = _STREAM[next(most for most in _STREAM if computed.rows <= most)]
         return lane_rows * warps_n if computed.format is None else 64
