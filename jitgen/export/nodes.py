@@ -48,7 +48,7 @@ class OpenSize:
             UnsupportedError: it depends on another symbol, such as an integer that is an input.
         """
         expr = size.node.expr if isinstance(size, torch.SymInt) else size
-        others = getattr(expr, "free_symbols", set()) - {self.symbol}
+        others: set[Any] = getattr(expr, "free_symbols", set()) - {self.symbol}
         if others:
             raise UnsupportedError(
                 f"a package has tensors of sizes that sizes of its inputs give, and {expr} depends on "

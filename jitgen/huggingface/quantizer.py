@@ -161,15 +161,15 @@ class JitgenQuantizer(HfQuantizer):
         return False
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
-        if isinstance(dtype, str):  # save_pretrained writes the name into the config, from which transformers passes it
-            dtype = getattr(torch, dtype)
+        # save_pretrained writes the dtype's name into the config, from which transformers passes it.
+        wanted: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         made: dict[int, nn.Parameter] = {}
         for module in model.modules():
             for leaf, parameter in module._parameters.items():
                 if isinstance(parameter, QTensor):
                     dense = made.get(id(parameter))
                     if dense is None:
-                        weight = parameter.dequantize(dtype).contiguous()
+                        weight = parameter.dequantize(wanted).contiguous()
                         dense = made[id(parameter)] = nn.Parameter(weight, requires_grad=False)
                     module._parameters[leaf] = dense
         if self.conversions:  # files of the dense model have the names of the model's own checkpoints
