@@ -88,6 +88,8 @@ def rejection(node: fx.Node) -> str | None:
             return f"{name} of a tensor of layout {tensor.layout}"
         if tensor.dtype not in DTYPES.values():
             return f"{name} of {tensor.dtype}"
+        if any(isinstance(size, torch.SymInt) and size.node.hint is None for size in (*tensor.shape, *tensor.stride())):
+            return f"{name} of a size that depends on data"
     return None
 
 

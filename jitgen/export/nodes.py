@@ -42,9 +42,19 @@ class OpenSize:
     values: range
 
     def at(self, value: int, size: Any) -> int:
-        """``size`` of the program where this one is ``value``."""
+        """``size`` of the program where this one is ``value``.
+
+        Raises:
+            UnsupportedError: it depends on another symbol, such as an integer that is an input.
+        """
         expr = size.node.expr if isinstance(size, torch.SymInt) else size
-        return int(expr.subs(self.symbol, value)) if hasattr(expr, "subs") else int(expr)
+        others: set[Any] = getattr(expr, "free_symbols", set()) - {self.symbol}
+        if others:
+            raise UnsupportedError(
+                f"a package has tensors of sizes that sizes of its inputs give, and {expr} depends on "
+                f"{', '.join(sorted(map(str, others)))}, which is none"
+            )
+        return int(expr.subs(self.symbol, value)) if self.symbol is not None and hasattr(expr, "subs") else int(expr)
 
     def tensor(self, value: int, like: torch.Tensor) -> torch.Tensor:
         """A tensor without memory, with the sizes and strides of ``like``."""
@@ -53,7 +63,7 @@ class OpenSize:
 
 
 def open_size(program: torch.export.ExportedProgram) -> OpenSize:
-    """The size that ``program`` leaves open.
+    """The size that ``program`` leaves open. It is at least 2: a graph in which a size may vary is not for 0 and 1.
 
     Raises:
         UnsupportedError: there are several, or it has no greatest value, or too many.

@@ -41,6 +41,7 @@ def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str],
     Args:
         program: what ``torch.export.export`` returned, on the CPU or one GPU. One size may be open, with at most 4096
             values: ``torch.export.Dim("rows", min=2, max=512)``.
+            A call of the package with a size of 0 or 1 is refused, whatever ``min`` is.
         path: ends in ``.pt2``.
         options: configuration of Inductor, such as ``max_autotune=True``.
 

@@ -80,6 +80,8 @@ class JitgenQuantizer(HfQuantizer):
     """
 
     frozen_biases: tuple[str, ...] = ()
+    conversions: tuple[Any, ...] = ()
+    """What the model's ``_weight_conversions`` were before it was saved with quantised experts; empty until then."""
 
     requires_calibration = False
     quantization_config: JitgenConfig
@@ -147,6 +149,7 @@ class JitgenQuantizer(HfQuantizer):
         if any(isinstance(tensor, QTensor) and tensor.token.experts for tensor in state.values()):
             # save_pretrained reverts what from_pretrained did to names and tensors, and would divide these by expert.
             # Without conversions to revert, files have the names of the model in memory, which load as they are.
+            self.conversions = self.conversions or (getattr(model, "_weight_conversions", None),)
             model._weight_conversions = []
         return io.flattened(state)
 
@@ -157,16 +160,20 @@ class JitgenQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         return False
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        # save_pretrained writes the dtype's name into the config, from which transformers passes it.
+        wanted: torch.dtype | None = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         made: dict[int, nn.Parameter] = {}
         for module in model.modules():
             for leaf, parameter in module._parameters.items():
                 if isinstance(parameter, QTensor):
                     dense = made.get(id(parameter))
                     if dense is None:
-                        weight = parameter.dequantize(dtype).contiguous()
+                        weight = parameter.dequantize(wanted).contiguous()
                         dense = made[id(parameter)] = nn.Parameter(weight, requires_grad=False)
                     module._parameters[leaf] = dense
+        if self.conversions:  # files of the dense model have the names of the model's own checkpoints
+            (model._weight_conversions,) = self.conversions
         return model
 
 

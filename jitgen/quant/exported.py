@@ -16,7 +16,9 @@ _WRITER = "torch._export.serde.serialize"
 
 
 def let_be_saved() -> None:
-    """Tell torch's writer the names of layouts. It may be told again."""
+    """Tell torch's writer the names of layouts. It may be told again.
+
+    A writer without such a table is told nothing; if it does not take a weight, ``torch.export.save`` says so."""
     writer: Any = importlib.import_module(_WRITER)
     names = getattr(writer, "_TORCH_TO_SERIALIZE_LAYOUT", None)
     if names is not None:

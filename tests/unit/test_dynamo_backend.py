@@ -180,3 +180,13 @@ def test_a_model_without_numbered_layers_is_several_programs(monkeypatch: pytest
     parts = [part for part in backend.compiled()[-1].parts if part.program is not None]
     assert len(parts) > 2
     assert all(len(part.segment.nodes) <= 7 + 2 for part in parts), "the two items of a result are kept with it"
+
+
+def test_sizes_that_depend_on_data_stay_with_torch() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)[x > 0] * 2 + torch.nonzero(x).shape[0]
+
+    x = torch.randn(5, 4)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", jitgen.FallbackWarning)
+        torch.testing.assert_close(torch.compile(positive, backend="jitgen", fullgraph=True)(x), positive(x))

@@ -101,6 +101,8 @@ def test_patterns_and_modules_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_experts_and_conv1d(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**SIZES, num_local_experts=4)
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "mixtral")
@@ -116,6 +118,11 @@ def test_experts_and_conv1d(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "quantised")), expected)
     state = jitgen.load_quantized(tmp_path / "quantised")
     assert state["model.layers.0.mlp.experts.down_proj"].shape == (4, 64, 96)
+    dense = mixtral.dequantize()
+    dense.save_pretrained(tmp_path / "dense")
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("mixtral", "dense")]
+    assert files[0].keys() == files[1].keys()
+    torch.testing.assert_close(logits(load(tmp_path / "dense")), logits(dense))
     gpt2 = load(tmp_path / "gpt2", quantization_config=jitgen.JitgenConfig("int4", 32))
     assert weights(gpt2)["transformer.h.0.attn.c_attn.weight"].shape == (64, 192)
     assert not gpt2.transformer.h[0].attn.c_attn.bias.requires_grad

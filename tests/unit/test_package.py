@@ -137,15 +137,19 @@ def test_what_a_package_cannot_hold_is_refused(tmp_path: Path) -> None:
         jitgen.package(exported(Random(), torch.randn(3, 4)), tmp_path / "model.pt2")
     sizes = {0: torch.export.Dim("rows", min=2, max=9), 1: torch.export.Dim("columns", min=2, max=9)}
 
-    class Doubled(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return jitgen.jit(lambda x: x * 2)(x)  # type: ignore[no-any-return]
-
     program = torch.export.export(Doubled(), (torch.randn(3, 4),), dynamic_shapes=(sizes,))
     with pytest.raises(jitgen.UnsupportedError, match="one size open"):
         jitgen.package(program, tmp_path / "model.pt2")
     with pytest.raises(jitgen.UnsupportedError, match="at most 4096 values"):
         jitgen.package(exported(Doubled(), torch.randn(3, 4), 100_000), tmp_path / "model.pt2")
+
+    class Sliced(Doubled):
+        def forward(self, x: torch.Tensor, rows: int) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x[:rows])
+
+    program = torch.export.export(Sliced(), (torch.randn(9, 4), 5), dynamic_shapes=({}, torch.export.Dim.DYNAMIC))
+    with pytest.raises(jitgen.UnsupportedError, match="depends on"):
+        jitgen.package(program, tmp_path / "model.pt2")
 
 
 def test_segments_have_every_row() -> None:
