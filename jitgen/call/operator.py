@@ -158,6 +158,21 @@ def _shapes(
     ]
 
 
+@functools.lru_cache(maxsize=4096)
+def _draws(text: str) -> bool:
+    return any(node.op == "philox" for node in topological(parsed(text).graph.outputs))
+
+
+@functools.lru_cache(maxsize=4096)
+def _text_over_batch(text: str, is_batched: tuple[bool, ...], single: bool) -> tuple[str, tuple[bool, ...]] | None:
+    """The text of ``ir/batched.py``'s graph, and which of its results have a batch; None where it has no rule."""
+    from jitgen.ir.batched import batched
+
+    program = parsed(text)
+    found = batched(program.graph, is_batched, single)
+    return None if found is None else (replace(program, graph=found[0]).text(), found[1])
+
+
 def _batched(
     info: Any,
     in_dims: tuple[Any, ...],
@@ -173,10 +188,7 @@ def _batched(
     Raises:
         RuntimeError: the function draws random numbers and ``vmap`` has no ``randomness=``.
     """
-    from jitgen.ir.batched import batched
-
-    program = parsed(graph)
-    is_random = any(node.op == "philox" for node in topological(program.graph.outputs))
+    program, is_random = parsed(graph), _draws(graph)
     if is_random and info.randomness == "error":
         raise RuntimeError(
             f"{program.graph.name} draws random numbers under vmap; pass randomness='different' or 'same' to vmap"
@@ -185,11 +197,11 @@ def _batched(
     dims = in_dims[0]
     found = None
     if not (is_random and info.randomness == "different"):
-        found = batched(program.graph, [dim is not None for dim in dims], info.batch_size == 1)
+        found = _text_over_batch(graph, tuple(dim is not None for dim in dims), info.batch_size == 1)
     if found is not None:
-        whole, has_batch = found
+        text, has_batch = found
         moved = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)]
-        results = operator(moved, integers, floats, replace(program, graph=whole).text())
+        results = operator(moved, integers, floats, text)
         return results, [0 if each else None for each in has_batch]
     if not info.batch_size:
         raise UnsupportedError(f"{program.graph.name}: vmap over a batch of 0 elements; call the function's .reference")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
@@ -60,8 +60,9 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     wanted = [index for index, tensor in enumerate(inputs) if tensor.requires_grad] if needs_grad else []
     if wanted and any(map(is_functorch_wrapped_tensor, inputs)):
         raise UnsupportedError(
-            f"{resolver.name}: gradients within a transform of torch.func are not supported; use backward() or "
-            "torch.autograd.grad, or call the function's own .reference there"
+            f"{resolver.name}: gradients through torch.vmap or another transform of torch.func are not supported; give "
+            "the function the whole batch, use backward() or torch.autograd.grad outside of transforms, or call its "
+            ".reference there"
         )
     if wanted:
         return found.returned(derivative_of(found, wanted, resolver.routing)(inputs, numbers), environment)
@@ -108,7 +109,8 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
     count = len(graph.inputs)
     kinds = "".join("f" if isinstance(number, float) else "i" for number in leaves[count:])
     program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
-    _compile_ahead(program, leaves[:count], leaves[count:])
+    if not any(map(is_batchedtensor, leaves[:count])):  # vmap runs the graph over the batch, which is another
+        _compile_ahead(program, leaves[:count], leaves[count:])
     return operator_of(program)(*leaves)
 
 

@@ -106,8 +106,14 @@ def _read_int8(source: Source, prefix: str) -> QTensor:
     layout = f"{prefix}.weight_format"
     if layout in source and int(source.read(layout)) != 0:
         raise UnsupportedError(f"{name}: {layout} is not 0: the weight is in a layout of one GPU; save it as rows")
-    codes, largest = source.read(name), source.read(f"{prefix}.SCB").float().flatten()
-    if codes.dtype != torch.int8 or codes.dim() != 2 or largest.numel() != codes.shape[0]:
+    codes, stored = source.read(name), source.read(f"{prefix}.SCB")
+    largest = stored.float().flatten()
+    if (
+        codes.dtype != torch.int8
+        or codes.dim() != 2
+        or largest.numel() != codes.shape[0]
+        or not stored.is_floating_point()
+    ):
         raise FormatError(f"{source.described(name)} does not fit {source.described(f'{prefix}.SCB')}")
     dtype = source.dtype or torch.float16
     return assembled(name, "int8", codes, (largest / 127).unsqueeze(1), None, dtype)

@@ -41,12 +41,18 @@ def _read_integers(source: Source, prefix: str) -> QTensor:
     packed, scales = source.read(packed_name), source.read(f"{prefix}.weight_scale")
     rows, columns = (int(size) for size in source.read(f"{prefix}.weight_shape").flatten().tolist())
     bits = _bits(source, packed_name, packed.shape, (rows, columns))
-    scales = scales.reshape(rows, -1) if scales.numel() != 1 else scales.reshape(1, 1)
-    groups = scales.shape[1]
-    qualifier = "tensor" if scales.shape[0] != rows else ""
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1)
+    elif scales.dim() == 1:
+        scales = scales[:, None]
+    groups = scales.shape[-1]
+    qualifier = "tensor" if scales.numel() == 1 and rows != 1 else ""
+    if scales.dim() != 2 or not (qualifier or scales.shape[0] == rows) or not groups or columns % groups:
+        raise FormatError(
+            f"{source.described(f'{prefix}.weight_scale')} is not of groups of a weight {[rows, columns]}"
+        )
     group_size = None if groups == 1 else columns // groups
-    if columns % groups:
-        raise FormatError(f"{name}: {columns} columns are not divided into {groups} groups")
+    _require_labelled(source, name, columns, groups)
     codes = fields(_aligned(packed, bits), bits)[:, :columns]
     order = _order(source, prefix, columns, groups)
     codes = codes[:, order] if order is not None else codes
@@ -82,6 +88,17 @@ def _bits(source: Source, name: str, words: torch.Size, shape: tuple[int, int]) 
             raise FormatError(f"{source.described(name)}: codes may have {found} bits; pass the config that tells")
         return int(told.pop())
     return found[0]
+
+
+def _require_labelled(source: Source, name: str, columns: int, groups: int) -> None:
+    """FormatError where every group of the config says another number of columns that share a scale."""
+    told = {size for size in _told(source, "group_size") if isinstance(size, int) and size > 0}
+    every = all(strategy == "group" for strategy in _told(source, "strategy"))
+    if told and every and all(-(-columns // size) != groups for size in told):
+        raise FormatError(
+            f"{name}: the config says groups of {', '.join(map(str, sorted(told)))}, and {columns} columns have "
+            f"{groups}; correct it, or pass config={{}} to go by the tensors alone"
+        )
 
 
 def _told(source: Source, fact: str) -> set[Any]:

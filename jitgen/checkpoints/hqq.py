@@ -26,7 +26,8 @@ _FACTS = (
     *("quant_scale", "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config"),
     *("channel_wise", "optimize", "round_zero", "meta"),
 )
-_PACKING = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 8: "8bit_u8"}
+_PACKING = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}
+"""Codes of an element of ``W_q``, by their bits."""
 
 
 def find(source: Source) -> Iterator[Claim]:
@@ -57,15 +58,17 @@ def _read(source: Source, prefix: str) -> QTensor:
     packed = source.read(f"{prefix}.W_q")
     if packed.is_floating_point():  # view_as_float
         packed = packed.view(torch.int32 if bits == 3 else torch.uint8)
-    found = _unpacked(packed.reshape(-1, group), bits)[: rows * columns // group]
-    if found.shape != (rows * columns // group, group):
+    groups = rows * columns // group
+    if packed.numel() != -(-groups // _PACKING[bits]) * group:
         raise FormatError(
             f"{name}: {source.described(f'{prefix}.W_q')} has not {rows} x {columns} codes of {bits} bits"
         )
-    if any(facts[fact].numel() != rows * columns // group for fact in ("scale", "zero")):
-        raise FormatError(
-            f"{name}: {prefix}.scale and {prefix}.zero are not a number for each of {rows * columns // group} groups"
-        )
+    for fact in ("scale", "zero"):
+        if not facts[fact].is_floating_point():
+            raise FormatError(f"{name}: {prefix}.{fact} is of {facts[fact].dtype}, not floating-point")
+    found = _unpacked(packed.reshape(-1, group), bits)[:groups]
+    if any(facts[fact].numel() != groups for fact in ("scale", "zero")):
+        raise FormatError(f"{name}: {prefix}.scale and {prefix}.zero are not a number for each of {groups} groups")
     scales, zeros = (facts[fact].reshape(rows, -1) for fact in ("scale", "zero"))
     return assembled(
         name, f"uint{bits}", found.reshape(rows, columns), scales, group_size, _dtype(facts, scales), zeros=zeros

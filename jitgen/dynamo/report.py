@@ -69,6 +69,8 @@ class Report:
         return _share(self.seconds_in_kernels, self.seconds_in_kernels + self.seconds_in_torch)
 
     def __str__(self) -> str:
+        if not self.graphs:
+            return "no graph of it was compiled with backend='jitgen' and is still known to Dynamo"
         inside = sum(node.reason is None for node in self.nodes)
         lines = [
             f"{self.graphs} graphs, {len(self.nodes)} nodes: {inside} in generated kernels ({self.share_of_nodes:.0%})",
@@ -121,11 +123,16 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
 def _belongs(graph: backend.CompiledGraph, subject: Any) -> bool:
     """Whether ``graph`` was made of ``subject``."""
     if isinstance(subject, torch.nn.Module):
-        return graph.reads([*subject.parameters(), *subject.buffers()])
+        tensors = [*subject.parameters(), *subject.buffers()]
+        return graph.reads(tensors) if tensors else _is_traced_from(graph, type(subject).forward)
     function = inspect.unwrap(getattr(subject, "_torchdynamo_orig_callable", subject))
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         return _belongs(graph, owner)
+    return _is_traced_from(graph, function)
+
+
+def _is_traced_from(graph: backend.CompiledGraph, function: Any) -> bool:
     code: Any = getattr(function, "__code__", None)
     return code is not None and any(
         f'File "{code.co_filename}"' in trace and f"in {code.co_name}" in trace for trace in _traces(graph)

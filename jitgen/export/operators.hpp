@@ -40,13 +40,19 @@ namespace jitgen::operators {
 using torch::stable::Tensor;
 
 #ifdef JITGEN_CUDA
-// A cubin, and its functions once they are loaded: one for each device.
+// A kernel on one device, and the most bytes of shared memory that its launches may have.
+struct Loaded {
+  CUfunction function = nullptr;
+  int64_t shared_bytes = 48 * 1024;
+};
+
+// A cubin, and what is loaded of it: one for each device.
 struct Kernel {
   const unsigned char* binary;
   const char* entry;
   bool any_cluster, overlaps;
   mutable std::mutex loading;
-  mutable std::vector<CUfunction> loaded;
+  mutable std::vector<Loaded> loaded;
 };
 #else
 // Takes the packed arguments; its status is 0 unless an index was out of range.
@@ -139,9 +145,22 @@ inline std::string described(const std::vector<int64_t>& sizes) {
   return "(" + text + ")";
 }
 
-inline void check_input(const Operator& op, int32_t index, const Tensor& tensor, Integers& integers) {
+struct Device {
+  int32_t type = 0, index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+inline Device device_of(const Operator& op, const Tensor& tensor) {
+  Device device;
+  check(op, aoti_torch_get_device_type(tensor.get(), &device.type), "give a device");
+  check(op, aoti_torch_get_device_index(tensor.get(), &device.index), "give a device");
+  return device;
+}
+
+inline void check_input(const Operator& op, int32_t index, const Tensor& tensor, Device device, Integers& integers) {
   const Buffer& wanted = op.inputs[index];
   const std::string name = "tensor " + std::to_string(index);
+  if (device_of(op, tensor) != device) refuse(op, name + " is on another device than tensor 0");
   int32_t dtype = 0;
   check(op, aoti_torch_get_dtype(tensor.get(), &dtype), "give a dtype");
   if (dtype != wanted.dtype() || tensor.dim() != wanted.rank) refuse(op, name + " is of another dtype or rank");
@@ -158,13 +177,12 @@ inline void check_input(const Operator& op, int32_t index, const Tensor& tensor,
 #endif
 }
 
-inline Tensor allocate(const Operator& op, const Buffer& buffer, const Tensor& like, Integers& integers) {
+inline Tensor allocate(const Operator& op, const Buffer& buffer, Device device, Integers& integers) {
   const std::vector<int64_t> sizes = integers.next(buffer.rank), strides = integers.next(buffer.rank);
-  int32_t kind = 0, device = 0;
-  check(op, aoti_torch_get_device_type(like.get(), &kind), "give a device");
-  check(op, aoti_torch_get_device_index(like.get(), &device), "give a device");
   AtenTensorHandle made = nullptr;
-  check(op, aoti_torch_empty_strided(buffer.rank, sizes.data(), strides.data(), buffer.dtype(), kind, device, &made),
+  check(op,
+        aoti_torch_empty_strided(buffer.rank, sizes.data(), strides.data(), buffer.dtype(), device.type, device.index,
+                                 &made),
         "allocate a tensor");
   return Tensor(made);
 }
@@ -181,6 +199,9 @@ struct Driver {
   decltype(&cuTensorMapEncodeTiled) encode;
   decltype(&cuOccupancyMaxActiveClusters) clusters;
   decltype(&cuDeviceGetAttribute) attribute;
+  decltype(&cuDevicePrimaryCtxRetain) retain;
+  decltype(&cuCtxPushCurrent) push;
+  decltype(&cuCtxPopCurrent) pop;
 
   static const Driver& get() {
     static const Driver driver;
@@ -203,6 +224,9 @@ struct Driver {
     look_up(encode, "cuTensorMapEncodeTiled");
     look_up(clusters, "cuOccupancyMaxActiveClusters");
     look_up(attribute, "cuDeviceGetAttribute");
+    look_up(retain, "cuDevicePrimaryCtxRetain");
+    look_up(push, "cuCtxPushCurrent_v2");
+    look_up(pop, "cuCtxPopCurrent_v2");
   }
 };
 
@@ -213,24 +237,52 @@ inline void check_driver(const Operator& op, CUresult status, const char* what) 
   refuse(op, std::string(what) + ": " + (words ? words : "an unknown error of CUDA"));
 }
 
+// The primary context of a device, which torch uses. It is retained once and stays.
+inline CUcontext primary_context(const Operator& op, int32_t device) {
+  static std::mutex retaining;
+  static std::vector<CUcontext> retained;
+  const std::lock_guard lock(retaining);
+  if (retained.size() <= static_cast<size_t>(device)) retained.resize(device + 1);
+  if (retained[device] == nullptr) {
+    check_driver(op, Driver::get().retain(&retained[device], device), "retaining the context of a device");
+  }
+  return retained[device];
+}
+
+// While it lives, that context is the current one of this thread. A new thread has none, and torch's device guard sets
+// none where the device is the one that torch takes for current.
+class CurrentContext {
+ public:
+  CurrentContext(const Operator& op, int32_t device) {
+    check_driver(op, Driver::get().push(primary_context(op, device)), "making a context current");
+  }
+  ~CurrentContext() {
+    CUcontext popped = nullptr;
+    Driver::get().pop(&popped);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+};
+
 inline CUfunction function_on(const Operator& op, const Kernel& kernel, int32_t device, int64_t shared_bytes) {
   const std::lock_guard lock(kernel.loading);
   if (kernel.loaded.size() <= static_cast<size_t>(device)) kernel.loaded.resize(device + 1);
-  CUfunction& function = kernel.loaded[device];
-  if (function == nullptr) {
+  Loaded& loaded = kernel.loaded[device];
+  if (loaded.function == nullptr) {
     CUmodule module_of_kernel = nullptr;
     CUfunction found = nullptr;
     check_driver(op, Driver::get().load(&module_of_kernel, kernel.binary), "loading a kernel");
     check_driver(op, Driver::get().find(&found, module_of_kernel, kernel.entry), "finding a kernel");
-    function = found;
+    loaded.function = found;
   }
-  if (shared_bytes > 48 * 1024) {
+  if (shared_bytes > loaded.shared_bytes) {  // never lowered: another thread may be about to launch with more
     check_driver(op,
-                 Driver::get().set(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                 Driver::get().set(loaded.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                    static_cast<int>(shared_bytes)),
                  "asking for shared memory");
+    loaded.shared_bytes = shared_bytes;
   }
-  return function;
+  return loaded.function;
 }
 
 struct Slot {
@@ -356,13 +408,15 @@ inline std::vector<Tensor> run(const Operator& op, const std::vector<Tensor>& te
   const Segment& segment = segment_of(op, key);
   const Variant& variant = *segment.variant;
   Integers integers(segment, key);
-  for (int32_t index = 0; index < op.input_count; ++index) check_input(op, index, tensors[index], integers);
+  const Device device = device_of(op, tensors[0]);
+  for (int32_t index = 0; index < op.input_count; ++index) check_input(op, index, tensors[index], device, integers);
 #ifdef JITGEN_CUDA
-  const torch::stable::accelerator::DeviceGuard guard(tensors[0].get_device_index());
+  const torch::stable::accelerator::DeviceGuard guard(device.index);
+  const CurrentContext context(op, device.index);
 #endif
   std::vector<Tensor> buffers = tensors;
   for (int32_t index = 0; index < variant.allocated; ++index) {
-    buffers.push_back(allocate(op, variant.allocations[index], tensors[0], integers));
+    buffers.push_back(allocate(op, variant.allocations[index], device, integers));
   }
   for (int32_t index = 0; index < variant.step_count; ++index) run_step(op, variant.steps[index], buffers, integers);
   std::vector<Tensor> results;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator as operator_module
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,9 @@ from jitgen.export.table import Table, table_of
 from jitgen.ir import symbols
 from jitgen.quant import weights
 from jitgen.spec import DTYPES, digest
+
+_lock = threading.Lock()
+"""Locked while a package is made: operators, torch's decompositions and ``LIBRARY_PATH`` are the process's."""
 
 
 def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str], **options: Any) -> str:
@@ -47,7 +51,11 @@ def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str],
         UnsupportedError: the program draws random numbers, leaves several sizes open, or is on several devices.
         CompileError: a kernel, or the operators, do not compile.
     """
-    plain = program.run_decompositions({})
+    with _lock:
+        return _packaged(program.run_decompositions({}), path, options)
+
+
+def _packaged(plain: torch.export.ExportedProgram, path: Any, options: dict[str, Any]) -> str:
     size = open_size(plain)
     found = [found_in(node, size) for node in plain.graph.nodes if is_ours(node)]
     _check_inner(plain.graph_module)
@@ -134,10 +142,13 @@ def _replace(graph: fx.Graph, users: Sequence[tuple[Found, int]], namespace: str
 
 @contextmanager
 def _defined(namespace: str, users: Sequence[tuple[Found, int]]) -> Iterator[None]:
-    """A context in which torch's tracers know the operators. The package itself defines them where it is loaded."""
+    """A context in which torch's tracers know the operators. The package itself defines them where it is loaded, which
+    may have happened in this process."""
     library = torch.library.Library(namespace, "FRAGMENT")
+    known = getattr(torch.ops, namespace)
     for index, found in {index: found for found, index in users}.items():
-        library.define(source.schema(f"call{index}"))
+        if not hasattr(known, f"call{index}"):
+            library.define(source.schema(f"call{index}"))
         torch.library.register_fake(f"{namespace}::call{index}", _shapes(found), lib=library)
     try:
         yield

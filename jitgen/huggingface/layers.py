@@ -109,21 +109,52 @@ def attention(
 
     Args:
         query: (batch, heads, M, D). key, value: (batch, fewer heads, N, D). attention_mask: added to scores, or bool.
+        others: what models pass besides. ``sliding_window`` is in the mask already.
 
     Returns:
         (batch, M, heads, D), and None for the weights, which no kernel keeps.
 
     Raises:
-        UnsupportedError: for dropout, and for weights.
+        UnsupportedError: for dropout, for weights, for each of ``CHANGES_RESULTS``, and without the masks that
+            ``register_attention`` enters.
     """
     if dropout:
         raise UnsupportedError("attention by jitgen has no dropout; call model.eval(), or set attention_dropout=0")
     if others.get("output_attentions"):
         raise UnsupportedError("attention by jitgen keeps no weights; use attn_implementation='eager' for them")
+    for name in CHANGES_RESULTS:
+        if others.get(name) is not None:
+            raise UnsupportedError(f"attention by jitgen has no {name}; use attn_implementation='eager' for this model")
+    if attention_mask is None:
+        _check_needs_no_mask(module, key.shape[2], others.get("sliding_window"))
     causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", True))
     causal = causal and attention_mask is None and query.shape[2] > 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _kernels[_attend](query, key, value, attention_mask, causal, scale), None
+
+
+CHANGES_RESULTS = (
+    *("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices"),
+    *("head_mask", "layer_head_mask", "score_mod", "cache"),
+)
+"""What some models pass to attention and ``attention`` does not compute, such as the soft cap of Gemma 2 and the sinks
+(``s_aux``) of gpt-oss."""
+
+
+def _check_needs_no_mask(module: nn.Module, keys: int, window: int | None) -> None:
+    """Without a mask, scores are masked by causality alone. transformers makes no masks for a name that has no mask
+    function: neither for padding nor for earlier chunks nor for windows."""
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    if name is not None:
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+        if name not in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
+            raise UnsupportedError(
+                f"transformers makes no masks for attn_implementation={name!r}; register attention by "
+                f"jitgen.huggingface.layers.register_attention({name!r})"
+            )
+    if window is not None and keys > window:
+        raise UnsupportedError(f"{keys} keys are more than the sliding window of {window}, and there is no mask")
 
 
 def register_attention(name: str = "jitgen") -> None:

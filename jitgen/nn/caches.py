@@ -8,7 +8,6 @@ arguments and calls ``jitgen.nn.functional`` within ``@jitgen.jit``.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +17,6 @@ from jitgen.call.function import JitFunction
 from jitgen.nn import functional
 
 _QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-FEW_ROWS, MOST_DEPTH = 16, 128
-"""Rows that share keys, and elements of a key, up to which the cuda dialect's attention reads pages and codes."""
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _write(keys: Any, values: Any, k: Any, v: Any, start: Any, ring: bool) -> None:
@@ -104,7 +96,6 @@ class _Cache(torch.nn.Module):
     key_scales: torch.Tensor | None
     value_scales: torch.Tensor | None
     lengths: torch.Tensor
-    _is_paged = False
 
     def __init__(
         self,
@@ -117,6 +108,8 @@ class _Cache(torch.nn.Module):
         backend: str | None,
     ):
         super().__init__()
+        if not dtype.is_floating_point and dtype not in _QUANTIZED:
+            raise ValueError(f"a cache keeps floats, or codes of {', '.join(map(str, _QUANTIZED))}, not {dtype}")
         width = depth if value_depth is None else value_depth
         self.register_buffer("keys", torch.zeros((*shape, depth), dtype=dtype, device=device))
         self.register_buffer("values", torch.zeros((*shape, width), dtype=dtype, device=device))
@@ -127,22 +120,12 @@ class _Cache(torch.nn.Module):
         self._backend = backend
         self._functions: dict[Any, JitFunction] = {}
 
-    def _call(self, function: Callable[..., Any], *args: Any, backend: str | None = None) -> Any:
-        backend = self._backend or backend or ("triton" if self.keys.is_cuda else None)
+    def _call(self, function: Callable[..., Any], *args: Any, default: str | None = None) -> Any:
+        """``function`` by the backend that the user asked for, else by ``default``; None for that of ``jitgen.jit``."""
+        backend = self._backend or default
         if (function, backend) not in self._functions:
             self._functions[function, backend] = JitFunction(function, backend=backend)
         return self._functions[function, backend](*args)
-
-    def _backend_of(self, q: torch.Tensor) -> str | None:
-        """The backend of attention of ``q``: the triton dialect has kernels that read pages and codes, the cuda one has
-        a faster one for few rows of 16 bits, and for many where keys are tensors."""
-        if not q.is_cuda or q.element_size() != 2 or not _is_hopper(q.device):
-            return None
-        sizes = (self.keys.shape[-1], self.values.shape[-1])
-        is_few = q.shape[-2] * (q.shape[1] // self.keys.shape[1]) <= FEW_ROWS
-        reads = is_few and max(sizes) <= MOST_DEPTH and not any(size % 8 for size in sizes)
-        is_tensor = self.key_scales is None and not self._is_paged
-        return "cuda" if reads or is_tensor else None
 
     def _tensors(self) -> tuple[torch.Tensor, ...]:
         """Keys and values, with their scales where there are any."""
@@ -157,10 +140,16 @@ class _Cache(torch.nn.Module):
                     f"{name} is {tuple(new.shape)}, but the cache has {len(self.lengths)} sequences and {heads} heads "
                     f"of {depth} elements: ({len(self.lengths)}, {heads}, tokens, {depth})"
                 )
+        if k.shape[2] != v.shape[2]:
+            raise ValueError(f"k has {k.shape[2]} tokens and v {v.shape[2]}: {tuple(k.shape)} and {tuple(v.shape)}")
+        self._require_room(k.shape[2])
         try:
-            self._call(function, *self._tensors(), k, v, *args)
+            self._call(function, *self._tensors(), k, v, *args, default="triton" if self.keys.is_cuda else None)
         except IndexError as error:
             raise IndexError(f"{k.shape[2]} more tokens do not fit: {self._room()} ({error})") from error
+
+    def _require_room(self, tokens: int) -> None:
+        """ValueError where no state of the cache has places for so many tokens at once."""
 
     def _room(self) -> str:
         """How many tokens there may be, and what makes them more."""
@@ -214,14 +203,15 @@ class KVCache(_Cache):
             IndexError: on the CPU, more tokens than the cache has positions for. A kernel on a GPU leaves out those
                 that have no place, because the lengths are not read on the host.
         """
-        ring = self.window is not None
-        if self.window is not None and k.shape[2] > self.keys.shape[2] - self.window + 1:
+        function = _write if self.key_scales is None else _write_codes
+        self._append(function, k, v, self.lengths, self.window is not None)
+
+    def _require_room(self, tokens: int) -> None:
+        if self.window is not None and tokens > self.keys.shape[2] - self.window + 1:
             raise ValueError(
-                f"{k.shape[2]} tokens at once, but the ring buffer has {self.keys.shape[2] - self.window + 1} places "
+                f"{tokens} tokens at once, but the ring buffer has {self.keys.shape[2] - self.window + 1} places "
                 "beside its window; make it with a larger tokens="
             )
-        function = _write if self.key_scales is None else _write_codes
-        self._append(function, k, v, self.lengths, ring)
 
     def _room(self) -> str:
         return f"a sequence of the cache has {self.keys.shape[2]} positions; make it with a larger length"
@@ -231,7 +221,7 @@ class KVCache(_Cache):
         function = _attend if self.key_scales is None else _attend_codes
         ring = self.window is not None
         args = (q, *self._tensors(), self.lengths, self.window, ring, scale)
-        return self._call(function, *args, backend=self._backend_of(q))
+        return self._call(function, *args)
 
 
 class PagedKVCache(_Cache):
@@ -249,8 +239,6 @@ class PagedKVCache(_Cache):
     """
 
     table: torch.Tensor
-
-    _is_paged = True
 
     def __init__(
         self,
@@ -289,4 +277,4 @@ class PagedKVCache(_Cache):
         """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
         function = _attend_pages if self.key_scales is None else _attend_page_codes
         args = (q, *self._tensors(), self.table, self.lengths, None, scale)
-        return self._call(function, *args, backend=self._backend_of(q))
+        return self._call(function, *args)

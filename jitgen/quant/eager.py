@@ -42,7 +42,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
-    if plain is not None and biased is not None and not dequantizes.get():
+    if plain is not None and biased is not None and not dequantizes.get() and not x.is_meta:
         if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
             return _autocast(x, weight, bias)
         if torch.compiler.is_compiling():
@@ -50,7 +50,9 @@ def linear(x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = No
         obstacle = _obstacle(x, weight, bias)
         if obstacle is None:
             return plain(x, weight) if bias is None else biased(x, weight, bias)
+        result = F.linear(x, weight.dequantize(x.dtype), bias)
         fallback(*obstacle)
+        return result
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
 

@@ -85,7 +85,8 @@ class QTensor(StoredWeight):
     # The protocol of a subclass that wraps several tensors: Module.to swaps such parameters in place.
     def __tensor_flatten__(self) -> tuple[list[str], Token]:
         if self._flattened is not None:
-            return self._flattened, self.token
+            is_portable = self._flattened[0].startswith(PORTABLE)  # whatever layout calls have converted it to since
+            return self._flattened, self.token.replace(layout="portable") if is_portable else self.token
         if eager.layout_of is not None and TracingContext.try_get() is not None and not torch.compiler.is_exporting():
             # torch.compile looks at the tensors now, and reads them again at each call: let them be what kernels read.
             self.relayout_(eager.layout_of(self))

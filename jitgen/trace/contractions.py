@@ -197,7 +197,9 @@ def outer(trace: Trace, input: Node, vec2: Node) -> Node:
 
 @row("linear", weights=True)
 def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) -> Node:
-    if len(weight.shape) not in (1, 2) or not input.shape:
+    if not input.shape:
+        raise ValueError("linear takes an input of at least one dimension, got 0")
+    if len(weight.shape) not in (1, 2):
         raise ValueError(f"linear takes a weight of one or two dimensions, got {len(weight.shape)}")
     if len(weight.shape) == 1:
         product = matmul(trace, input, weight)

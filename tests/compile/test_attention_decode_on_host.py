@@ -62,12 +62,14 @@ def test_heads_that_share_keys_and_a_mask_in_memory() -> None:
 
 
 @pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, BF16])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, BF16])
 @pytest.mark.quick(where=lambda paged, dtype: paged and dtype == torch.int8)
 def test_codes_and_pages(dtype: torch.dtype, paged: bool) -> None:
     shape = (20, 2, 16, 64) if paged else (2, 2, 80, 64)
     size = 1 if dtype == BF16 else 40
-    codes = [(sample(shape, seed=seed) * size).clamp(-120, 120).to(dtype) for seed in (1, 2)]
+    codes = [
+        (sample(shape, seed=seed) * size).clamp(0 if dtype == torch.uint8 else -120, 120).to(dtype) for seed in (1, 2)
+    ]
     scales = [sample(shape[:-1], seed=seed).abs() * 0.02 for seed in (3, 4)]
     table = torch.randperm(20, generator=torch.Generator().manual_seed(5))[:10].reshape(2, 5)
     q, start = sample((2, 4, 1, 64), BF16), torch.tensor([3, 70])
@@ -82,3 +84,19 @@ def test_codes_and_pages(dtype: torch.dtype, paged: bool) -> None:
     args = (q, *codes, *scales, table, start)
     found, reference = on_host(attend, *args), jitgen.jit(attend).reference(*args)
     torch.testing.assert_close(found.float(), reference.float(), atol=2**-6 * float(reference.abs().max()), rtol=2**-6)
+
+
+def test_a_step_over_pages_of_codes_divides_in_32_bits_and_rounds_once() -> None:
+    def attend(q: Any, codes: Any, scales: Any, table: Any, start: Any) -> Any:
+        k = functional.dequantized(functional.paged(codes, table), functional.paged(scales, table), q.dtype)
+        return functional.attend(q, k, k, start)
+
+    codes, scales = torch.zeros(20, 2, 16, 64, dtype=torch.int8), torch.zeros(20, 2, 16)
+    table, start = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    q = torch.zeros(2, 4, 1, 64, dtype=BF16)
+    source = jitgen.jit(attend).lower(q, codes, scales, table, start, target="sm_90a").kernels[0].source
+    divisions = [line for line in source.splitlines() if "floor_divide" in line or "remainder" in line]
+    assert len(divisions) == 4  # of keys, their scales, values and theirs
+    assert all("const int32_t" in line for line in divisions)
+    assert source.count("jitgen::numbers_of(numbers, run)") == 2
+    assert "jitgen::load(jitgen::store" not in source

@@ -30,6 +30,12 @@ def test_a_package_runs_on_a_gpu(model: type[nn.Module], tmp_path: Path) -> None
             torch.testing.assert_close(m(x), y)
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.testing.assert_close(m(inputs[0]), expected[0])
+        again = torch._inductor.aoti_load_package(sys.argv[2])
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(len(inputs)) as threads:  # each call may be the first that its thread makes of CUDA
+            for found, y in zip(threads.map(again, inputs * 20), expected * 20):
+                torch.testing.assert_close(found, y)
         """,
         str(tmp_path / "expected.pt"),
+        path,
     )

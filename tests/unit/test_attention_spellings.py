@@ -56,6 +56,10 @@ def keys_masked_afterwards(q: Any, k: Any, v: Any, factors: Any) -> Any:
     return weights.masked_fill(factors[:, None, None, :] < 0, 0.0) / (1 + factors[:, None, None, :].abs()) @ v
 
 
+def keys_masked(q: Any, k: Any, v: Any, factors: Any) -> Any:
+    return torch.softmax(q @ k.mT * 0.25, -1).masked_fill(factors[:, None, None, :] < 0, 0.0) @ v
+
+
 def one_query(q: Any, k: Any, v: Any) -> Any:
     weights = torch.softmax(torch.einsum("bhd,bhnd->bhn", q[:, :, 0], k) * 0.25, -1)
     return torch.einsum("bhn,bhne->bhe", weights, v)
@@ -81,6 +85,7 @@ FORMS: dict[Callable[..., Any], tuple[int, ...] | None] = {
     without_nan: None,
     factors_of_keys: (BATCH, KEYS),
     keys_masked_afterwards: (BATCH, KEYS),
+    keys_masked: (BATCH, KEYS),
     one_query: None,
     batch_and_heads_together: (BATCH, HEADS, 1, KEYS),
     windows: (2, ROWS, KEYS),
@@ -123,6 +128,53 @@ def test_codes_whose_scales_multiply_scores_and_weights() -> None:
     wanted = attend(q.double(), k, v, scales.double(), scales.double())
     values = v * scales[..., None]
     assert failure(compiled(q, k, v, scales, scales), wanted, q, k * scales[..., None], values) is None
+
+
+def test_powers_by_a_logarithm_of_ones_own_do_not_overflow() -> None:
+    def attend(q: Any, k: Any, v: Any, of_sums: Any) -> Any:
+        return torch.exp(q @ k.mT - torch.log(of_sums)) @ v
+
+    def again(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.mT
+        return torch.exp(scores - torch.log(torch.exp(scores).double().sum(-1, keepdim=True)).to(q.dtype)) @ v
+
+    q, k, v = operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24)
+    k = k * (88 / (q @ k.mT).amax())
+    for multiple in (1.0, 1.05, 2.0):  # scores of 88, where exp is finite, to 176, where it is not
+        scaled, sums = k * multiple, torch.full((BATCH, HEADS, ROWS, 1), 1e38)
+        found, wanted = jitgen.jit(attend)(q, scaled, v, sums), attend(*(x.double() for x in (q, scaled, v, sums)))
+        normal = wanted.abs().amax(-1) < 1e37
+        # An exponent of up to 176 has roundings of 2^-17, and its product as many as the depth.
+        bound = 2.0**-15 * attend(*(x.double() for x in (q, scaled, v.abs(), sums))) + 1e-37
+        assert normal.any()
+        assert bool(((found - wanted).abs() <= bound)[normal].all())
+    found, wanted = jitgen.jit(again)(q, k, v), again(q.double(), k.double(), v.double())
+    torch.testing.assert_close(found.double(), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_log_softmax_with_sinks_and_large_scores() -> None:
+    def attend(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        both = torch.cat([q @ k.mT, sinks.reshape(1, -1, 1, 1).expand(BATCH, -1, ROWS, -1)], -1)
+        return torch.log_softmax(both, -1)[..., :-1].exp() @ v
+
+    args = (*operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24), 100 + sample((HEADS,)))
+    args = (args[0] * 20, *args[1:])
+    found, wanted = jitgen.jit(attend)(*args), attend(*(arg.double() for arg in args))
+    assert failure(found, wanted, *args[:3]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_factors_that_overflow_a_value_stay_on_the_weights(dtype: torch.dtype) -> None:
+    args = (*operands((BATCH, HEADS), ROWS, KEYS, DEPTH, 24, dtype), torch.full((BATCH, KEYS), 300.0, dtype=dtype))
+    low = jitgen.jit(factors_of_keys).lower(*args, backend="cuda", target="sm_90a")
+    assert ("keys of a row walked once" in low.explain()) == (dtype == torch.bfloat16), low.explain()
+    low = jitgen.jit(keys_masked).lower(*args, backend="cuda", target="sm_90a")
+    assert "keys of a row walked once" in low.explain()
+    args = (*args[:2], 300 * args[2].sign(), args[3])
+    found = jitgen.jit(factors_of_keys)(*args)
+    wanted = factors_of_keys(*(arg.double() for arg in args))
+    is_finite = wanted.abs() < torch.finfo(dtype).max / 1.01
+    assert bool(found[is_finite].isfinite().all())
 
 
 def test_a_sum_that_another_kernel_needs_is_not_one_kernel() -> None:

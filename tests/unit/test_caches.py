@@ -215,9 +215,29 @@ def test_pages_in_any_layout_and_a_page_that_is_not_there() -> None:
         jitgen.jit(heads_last)(q, *pages, table, start)
 
 
+def test_pages_and_codes_run_in_the_dialect_whose_kernel_reads_them() -> None:
+    def attend(q: Any, codes: Any, scales: Any, table: Any, start: Any) -> Any:
+        k = functional.dequantized(functional.paged(codes, table), functional.paged(scales, table), q.dtype)
+        return functional.attend(q, k, k, start)
+
+    codes, scales = torch.zeros(20, 2, 16, 64, dtype=torch.int8), torch.zeros(20, 2, 16)
+    table, start = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    for rows, dialect in ((1, "mma.sync"), (40, "tl.dot")):
+        q = torch.zeros(2, 4, rows, 64, dtype=torch.bfloat16)
+        low = jitgen.jit(attend).lower(q, codes, scales, table, start, target="sm_90a")
+        assert len(low.kernels) == 1, low.explain()
+        assert dialect in low.explain() + low.kernels[0].source
+    assert len(jitgen.jit(attend).lower(q, codes, scales, table, start, target="sm_90a", backend="cuda").kernels) > 1
+
+
 def test_a_ring_buffer_refuses_more_tokens_than_it_keeps() -> None:
     with pytest.raises(ValueError, match="larger tokens="):
         made("ring", torch.float32).append(*torch.zeros(2, BATCH, HEADS, 6, DEPTH))
+
+
+def test_a_cache_keeps_floats_or_codes() -> None:
+    with pytest.raises(ValueError, match=r"torch.int8, .*not torch.int32"):
+        KVCache(1, 1, 8, 4, dtype=torch.int32)
 
 
 def test_tokens_that_do_not_fit_are_refused_with_the_sizes_of_the_cache() -> None:
@@ -231,6 +251,19 @@ def test_tokens_that_do_not_fit_are_refused_with_the_sizes_of_the_cache() -> Non
     paged = PagedKVCache(BATCH, HEADS, 4, 2, 2, DEPTH)
     with pytest.raises(IndexError, match="2 blocks of 2 positions"):
         paged.append(*torch.zeros(2, BATCH, HEADS, 5, DEPTH))
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged", "ring"])
+def test_an_append_of_other_shapes_is_refused(kind: str) -> None:
+    cache = made(kind, torch.float32)
+    with pytest.raises(ValueError, match="k has 2 tokens and v 1"):
+        cache.append(torch.ones(BATCH, HEADS, 2, DEPTH), torch.ones(BATCH, HEADS, 1, DEPTH))
+    with pytest.raises(ValueError, match="k is"):
+        cache.append(*torch.ones(2, HEADS, DEPTH))
+    with pytest.raises(ValueError, match="v is"):
+        cache.append(torch.ones(BATCH, HEADS, 2, DEPTH), torch.ones(HEADS, DEPTH))
+    assert not cache.keys.any()
+    assert not cache.values.any()
 
 
 # ----------------------------------------------------------------------------------------------------- packed sequences

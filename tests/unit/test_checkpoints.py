@@ -207,6 +207,25 @@ def test_a_label_of_other_numbers_is_an_error(key: str, value: int, problem: str
     assert torch.equal(found["l.weight"].dequantize(), dense)
 
 
+def test_hqq_of_other_numbers_of_codes_is_an_error() -> None:
+    state, _ = writers.hqq()
+    for change in ({"l.W_q": state["l.W_q"].repeat(2, 1)}, {"l.nbits": torch.tensor(1, dtype=torch.int32)}):
+        with pytest.raises(FormatError, match=r"W_q.* has not 48 x 128 codes"):
+            jitgen.load_quantized(state | change)
+
+
+def test_scales_of_compressed_tensors_are_of_the_groups() -> None:
+    state, dense = writers.packed_integers()
+    scales = state["l.weight_scale"]
+    with pytest.raises(FormatError, match="not of groups of a weight"):
+        jitgen.load_quantized(state | {"l.weight_scale": scales.t().contiguous()})
+    config = {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 32, "strategy": "group"}}}}
+    for change in (scales.repeat(1, 2), scales[:, :1].contiguous()):
+        with pytest.raises(FormatError, match="the config says groups of 32"):
+            jitgen.load_quantized(state | {"l.weight_scale": change}, config=config)
+    assert torch.equal(jitgen.load_quantized(state, config=config)["l.weight"].dequantize(), dense)
+
+
 def test_messages_name_what_is_wrong(tmp_path: Path) -> None:
     state, _ = writers.gptq(act=True)
     for change, problem in (

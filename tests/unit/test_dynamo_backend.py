@@ -143,6 +143,24 @@ def test_torch_finds_the_backend_by_its_entry_point() -> None:
     assert callable(backend.compile_graph)
 
 
+def test_sizes_that_elements_decide() -> None:
+    compiled, x = torch.compile(lambda x: x[x > 0] * 2 + 1, backend="jitgen", fullgraph=True), torch.randn(20)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(compiled(x), x[x > 0] * 2 + 1)
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    class Spectrum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(x).abs()
+
+    model = Spectrum()
+    assert "no graph" in str(jitgen.report(model))
+    torch.compile(model, backend="jitgen")(torch.randn(2, 8))
+    assert jitgen.report(model).graphs == 1
+    assert jitgen.report(model).share_of_nodes < 1
+
+
 def test_report_takes_models_and_functions_alone() -> None:
     with pytest.raises(TypeError, match="model or a compiled function"):
         jitgen.report(3)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,18 +97,63 @@ def test_attention_of_transformers(masked: bool) -> None:
         layers.attention(nn.Module(), q, k, v, mask, dropout=0.1)
 
 
+@pytest.mark.parametrize("name", [*layers.CHANGES_RESULTS, "sliding_window"])
+def test_attention_refuses_what_it_does_not_compute(name: str) -> None:
+    q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(jitgen.UnsupportedError, match=name.replace("_", "[ _]")):
+        layers.attention(nn.Module(), q, k, v, None, **{name: 1})
+
+
+def llama(name: str) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+    torch.manual_seed(3)
+    return transformers.LlamaForCausalLM._from_config(config, attn_implementation=name).eval()
+
+
+TOKENS, PADDED = torch.arange(18).reshape(2, 9), torch.ones(2, 9, dtype=torch.long)
+PADDED[1, :4] = 0
+
+
+def of_padded_tokens(model: Any) -> torch.Tensor:
+    return model(TOKENS, attention_mask=PADDED).logits[PADDED.bool()]  # type: ignore[no-any-return]
+
+
+def in_chunks(model: Any) -> torch.Tensor:
+    first = model(TOKENS[:, :4], use_cache=True)
+    second = model(TOKENS[:, 4:8], past_key_values=first.past_key_values, use_cache=True)
+    third = model(TOKENS[:, 8:], past_key_values=second.past_key_values, use_cache=True)
+    return torch.cat((first.logits, second.logits, third.logits), 1)
+
+
+@pytest.mark.parametrize("run", [of_padded_tokens, in_chunks])
+def test_a_model_of_transformers_attends_with_it(run: Callable[[Any], torch.Tensor]) -> None:
+    model = llama("eager")
+    with torch.no_grad():
+        expected = run(model)
+        layers.register_attention()
+        model.set_attn_implementation("jitgen")
+        torch.testing.assert_close(run(model), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", [of_padded_tokens, in_chunks])
+def test_attention_without_masks_is_refused(run: Callable[[Any], torch.Tensor]) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers.AttentionInterface.register("no_masks", layers.attention)
+    with torch.no_grad(), pytest.raises(jitgen.UnsupportedError, match=r"register_attention\('no_masks'\)"):
+        run(llama("no_masks"))
+
+
 @pytest.mark.slow
-def test_a_model_of_transformers_attends_with_it() -> None:
+def test_a_model_with_sliding_windows() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     layers.register_attention()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
-    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
-    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
-    tokens, padded = torch.randint(0, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
-    padded[1, :4] = 0
-    found = {}
-    for name in ("eager", "jitgen"):
-        model.set_attn_implementation(name)
-        with torch.no_grad():
-            found[name] = model(tokens, attention_mask=padded).logits[padded.bool()]
-    torch.testing.assert_close(found["jitgen"], found["eager"], rtol=1e-4, atol=1e-5)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+    config = transformers.MistralConfig(num_attention_heads=4, num_key_value_heads=2, sliding_window=3, **sizes)
+    model = transformers.MistralForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = of_padded_tokens(model), in_chunks(model)
+        model.set_attn_implementation("jitgen")
+        found = of_padded_tokens(model), in_chunks(model)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

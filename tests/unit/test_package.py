@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from packages import QUICK, Model, Product, exported, run_elsewhere
 from torch import nn
+from torch.utils import cpp_extension
 
 import jitgen
 from jitgen.compile import host, nvrtc
@@ -90,6 +94,32 @@ def test_results_that_gathers_and_numbers_give(tmp_path: Path) -> None:
         found(torch.randn(2, 8), torch.tensor([0, 11]))
 
 
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = jitgen.jit(lambda x: x * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.work(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_model_is_packaged_again(tmp_path: Path) -> None:
+    """After its package was loaded in this process, and by two threads at once."""
+    x = torch.randn(3, 5)
+    program = exported(Doubled(), x)
+
+    def packaged(name: str) -> str:
+        return jitgen.package(program, tmp_path / f"{name}.pt2", **QUICK)
+
+    torch.testing.assert_close(torch._inductor.aoti_load_package(packaged("first"))(x), x * 2)
+    with ThreadPoolExecutor(2) as threads:
+        paths = list(threads.map(packaged, ("second", "third")))
+    for path in paths:
+        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), x * 2)
+    run_elsewhere(Path(paths[0]), "x = torch.randn(3, 5); torch.testing.assert_close(m(x), x * 2)")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["int8", "uint4", "nvfp4", "int3"])
 def test_formats(format: str, tmp_path: Path) -> None:
@@ -158,3 +188,68 @@ def test_operators_of_a_gpu_compile(backend: str) -> None:
     assert letters == ({"T", "P"} if backend == "cuda" else {"P"})
     text = source.operators_source("jitgen_test", tables, kernels.refs.values(), "CUDA")
     assert object_of(text, kernels)[:4] == b"\x7fELF"
+
+
+DRIVER = """
+#include <cuda.h>
+#include <cstdio>
+// A driver that prints what it is asked for.
+static thread_local CUcontext current = nullptr;
+static CUcontext of(CUdevice device) { return reinterpret_cast<CUcontext>(static_cast<intptr_t>(device + 1)); }
+#define JITGEN_SAYS(...) do { std::printf(__VA_ARGS__); std::puts(current ? "" : " without a context"); } while (0)
+extern "C" {
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice d) {
+  std::printf("retain %d\\n", d); *context = of(d); return CUDA_SUCCESS; }
+CUresult cuCtxPushCurrent(CUcontext context) { current = context; return CUDA_SUCCESS; }
+CUresult cuCtxPopCurrent(CUcontext* context) { *context = current; current = nullptr; return CUDA_SUCCESS; }
+CUresult cuModuleLoadData(CUmodule*, const void*) { JITGEN_SAYS("load"); return CUDA_SUCCESS; }
+CUresult cuModuleGetFunction(CUfunction* found, CUmodule, const char*) {
+  *found = reinterpret_cast<CUfunction>(8); return CUDA_SUCCESS; }
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int bytes) {
+  JITGEN_SAYS("shared %d", bytes); return CUDA_SUCCESS; }
+CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void**, void**) { return CUDA_SUCCESS; }
+CUresult cuGetErrorString(CUresult, const char**) { return CUDA_SUCCESS; }
+CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+    const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+    CUtensorMapL2promotion, CUtensorMapFloatOOBfill) { return CUDA_SUCCESS; }
+CUresult cuOccupancyMaxActiveClusters(int*, CUfunction, const CUlaunchConfig*) { return CUDA_SUCCESS; }
+CUresult cuDeviceGetAttribute(int*, CUdevice_attribute, CUdevice) { return CUDA_SUCCESS; }
+}
+"""
+LAUNCHES = """
+#define JITGEN_CUDA
+#include <operators.hpp>
+#include <thread>
+using namespace jitgen::operators;
+int main() {
+  const Kernel kernel{nullptr, "k", false, false, {}, {}};
+  const Operator op{"op"};
+  for (int bytes : {1000, 100000, 60000, 200000, 100000}) {
+    std::thread([&] {
+      const CurrentContext context(op, 1);
+      function_on(op, kernel, 1, bytes);
+    }).join();
+  }
+}
+"""
+
+
+@pytest.mark.slow
+def test_threads_launch_in_the_context_of_the_device_and_never_lower_its_shared_memory(tmp_path: Path) -> None:
+    """``operators.hpp`` with a driver that prints what it is asked for."""
+    headers = nvrtc.find_headers("cuda")
+    if headers is None:
+        pytest.skip("this machine lacks CUDA's headers")
+    (tmp_path / source.HEADER).write_text(source.header())
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    (tmp_path / "launches.cpp").write_text(LAUNCHES)
+    words = [*(host.command() or ()), "-std=c++20", "-w", "-O1"]
+    for path in (".", *headers.directories, *cpp_extension.include_paths()):
+        words += ["-I", str(path)]
+    libraries = str(Path(torch.__file__).parent / "lib")
+    linked = ["-L", libraries, f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-pthread"]
+    subprocess.run([*words, "-shared", "-fPIC", "driver.cpp", "-o", "libcuda.so.1"], cwd=tmp_path, check=True)
+    subprocess.run([*words, "launches.cpp", *linked, "-o", "launches"], cwd=tmp_path, check=True)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run(["./launches"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:-1] == ["retain 1", "load", "shared 100000", "shared 200000"]

@@ -208,3 +208,19 @@ def test_an_error_names_the_line_that_calls_the_layer() -> None:
         jitgen.TraceError, match=r"63 is not 64\n  at .*test_quant_layers.py:\d+\n    layer\(torch.randn\(3, 63\)\)"
     ):
         layer(torch.randn(3, 63))
+
+
+def test_a_layer_on_the_meta_device_has_shapes_alone() -> None:
+    layer = nn.Linear(64, 32)
+    jitgen.quantize_(layer, "int8")
+    assert layer.to("meta")(torch.randn(3, 64, device="meta")).shape == (3, 32)
+
+
+@pytest.mark.filterwarnings("error")
+def test_errors_of_inputs_that_no_layer_takes() -> None:
+    layer = nn.Linear(64, 32)
+    jitgen.quantize_(layer, "int8")
+    with pytest.raises(jitgen.JitgenError, match="at least one dimension"):
+        layer(torch.randn(()))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        layer(torch.randn(3, 64, dtype=torch.float64))

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 import jitgen
 from jitgen import _data
+from jitgen.compile import host
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.layouts import LAYOUTS
 from jitgen.quant.qtensor import QTensor
@@ -627,3 +628,15 @@ def test_a_copy_made_while_another_thread_converts_the_weight_is_whole(copied: C
         thread.join()
         sys.setswitchinterval(interval)
     assert all(torch.equal(one.dequantize(), expected) for one in copies)
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+def test_a_weight_is_unflattened_and_flattened_again_after_a_call() -> None:
+    weight = jitgen.quantize(torch.randn(32, 64), "int4", group_size=32)
+    expected = weight.dequantize()
+    for _ in range(2):
+        names, token = weight.__tensor_flatten__()
+        weight = QTensor.__tensor_unflatten__({name: getattr(weight, name) for name in names}, token, None, None)
+        assert torch.equal(weight.dequantize(), expected)
+        F.linear(torch.randn(3, 64), weight)
+        assert weight.layout == "cpu"

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen import pipeline
 from jitgen.call import operator
+from jitgen.ir import batched
 
 OPERATIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "pointwise": (lambda x, y: F.gelu(x) * y + 2, ((3, 5), (3, 5))),
@@ -53,6 +55,23 @@ def test_one_call_over_the_batch(name: str, in_dims: tuple[int | None, ...], mon
     found = torch.vmap(jitgen.jit(function), in_dims)(*args)
     assert len(calls) == 1
     torch.testing.assert_close(found, torch.vmap(function, in_dims)(*args))
+
+
+def test_a_graph_is_batched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+    fetched: list[tuple[Any, ...]] = []
+    run, fetch = batched.batched, pipeline.fetch
+    monkeypatch.setattr(batched, "batched", lambda *args: (made.append(args), run(*args))[1])
+    monkeypatch.setattr(pipeline, "fetch", lambda *args: (fetched.append(args), fetch(*args))[1])
+    compiled = jitgen.jit(lambda x, y: torch.tanh(x * 3 + y))
+    for _ in range(2):
+        for x, y, in_dims in (
+            (sample(4, 3, 5), sample(4, 3, 5), (0, 0)),
+            (sample(6, 3, 5), sample(3, 5), (0, None)),
+            (sample(1, 3, 5), sample(1, 3, 5), (0, 0)),
+        ):
+            torch.testing.assert_close(torch.vmap(compiled, in_dims)(x, y), torch.tanh(x * 3 + y))
+    assert len(made) == len(fetched) == 3
 
 
 @pytest.mark.parametrize("batch", [0, 1])

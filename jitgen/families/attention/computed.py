@@ -21,6 +21,8 @@ from jitgen.ir.views import Mover
 
 MOST_OPERATIONS = 16
 """Operations for an element of a key that each block of rows does again; more of them are done once, before."""
+MOST_SHORT = 2**31 - 1
+"""Keys up to which their positions have 32 bits."""
 
 
 def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
@@ -90,11 +92,15 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
         return None
     at, place, length = block, block + 1, sizes[block + 1]
     make, builder = mover.builder.make, mover.builder
-    position = make("iota", (), "int64", shape, (at,))
-    size = builder.scalar(length, "int64") if not isinstance(length, int) else builder.const(length, "int64")
+    # A division of 64 bits is a function of some hundred instructions on a GPU, and each lane has several for each key.
+    is_short = mover.decide(symbols.compare("le", shape[at], MOST_SHORT))
+    dtype = "int32" if is_short else "int64"
+    position = make("iota", (), dtype, shape, (at,))
+    size = builder.scalar(length, dtype) if not isinstance(length, int) else builder.const(length, dtype)
+    number = make("floor_divide", (position, size), dtype, shape)
     chosen = {
-        block: make("floor_divide", (position, size), "int64", shape),
-        place: make("remainder", (position, size), "int64", shape),
+        block: number,
+        place: make("sub", (position, make("mul", (number, size), dtype, shape)), dtype, shape),
     }
     indices = [_reindexed(index, block, place, chosen, shape, mover) for index in gather.inputs[1:]]
     if any(index is None for index in indices):

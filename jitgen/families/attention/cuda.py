@@ -86,8 +86,8 @@ def build(
         "key_storage": dialect.storage_types[of.key_dtype],
         "value_storage": dialect.storage_types[of.value_dtype],
         "elements": [
-            elements("key", of.key, of.computed_key, dialect),
-            elements("value", of.value, of.computed_value, dialect),
+            elements("key", of.key, of.computed_key, of.key_dtype, dialect),
+            elements("value", of.value, of.computed_value, of.value_dtype, dialect),
         ],
         "row_loads": [_single(o, layout) for o in of.row_loads],
         "row_lines": of.row_lines,

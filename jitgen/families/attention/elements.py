@@ -6,12 +6,16 @@ are the values that its elements are computed with, such as a scale.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, Source, printed
 from jitgen.families.attention.context import Computed, Operand
 from jitgen.ir.body import Instruction
+
+CODES = ("int8_t", "uint8_t", "jitgen::float8_e4m3fn", "jitgen::float8_e5m2")
+"""What ``numbers_of`` (``attention_codes.cuh``) reads."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Elements:
         kept: (type, name) of the values of a key that its elements are computed with.
         step: the stride of elements; empty for 1.
         loaded: (type, name) of what is read for an element; its name is empty where that is the element.
+        is_code: whether elements are of one byte and are read as float numbers, eight at once.
         lines: statements of an element.
         value: of the element.
     """
@@ -36,16 +41,17 @@ class Elements:
     kept: tuple[tuple[str, str], ...]
     step: str
     loaded: tuple[str, str]
+    is_code: bool
     lines: tuple[Line, ...]
     value: str
 
 
-def elements(name: str, operand: Operand, computed: Computed | None, dialect: Dialect) -> Elements:
-    """The elements of ``operand``, or of what is computed from it and others."""
+def elements(name: str, operand: Operand, computed: Computed | None, dtype: str, dialect: Dialect) -> Elements:
+    """The elements of ``operand``, or of what is computed from it and others; ``dtype``: as the products take them."""
     if computed is None:
         along, step = _strides(operand)
         pointer = f"{operand.pointer} + (task.at{operand.index} + n * {along})"
-        return Elements(name, operand.storage, (), pointer, (), _step(operand, step), ("", ""), (), "")
+        return Elements(name, operand.storage, (), pointer, (), _step(operand, step), ("", ""), False, (), "")
     at = {i: f"task.at{i} + n * {_strides(o)[0]}" for i, o in computed.operands.items()}
     sources = {
         i: Source(o.pointer, at[i], o.gathered, o.dtype)
@@ -82,7 +88,25 @@ def elements(name: str, operand: Operand, computed: Computed | None, dialect: Di
         if computed.instructions[p].op not in ("const", "scalar")
     )
     value = found.names[len(computed.instructions) - 1]
-    return Elements(name, storage, tuple(row_lines), pointer, kept, step, loaded, tuple(lines), value)
+    last = computed.instructions[-1]
+    if last.op == "round_to" and last.attr == dtype:  # a product's operand is rounded to it anyway
+        lines, value = lines[:-1], found.names[last.args[0]]
+    if value == loaded[1] and storage == dialect.storage_types[dtype]:  # no number is computed
+        return Elements(name, storage, tuple(row_lines), pointer, (), step, ("", ""), False, (), "")
+    number = _number_of_code(computed.instructions, computed.shared)
+    if number is not None and storage in CODES:
+        lines = [line for line in lines if line.position != number]
+        loaded = ("float", found.names[number])
+    is_code = storage in CODES and loaded[0] == "float"
+    return Elements(name, storage, tuple(row_lines), pointer, kept, step, loaded, is_code, tuple(lines), value)
+
+
+def _number_of_code(instructions: Sequence[Instruction], shared: Collection[int]) -> int | None:
+    """The position of the cast to float that alone uses what is loaded for each element; None where there is none."""
+    read = {p for p, i in enumerate(instructions) if i.op in ("load", "gather") and p not in shared}
+    uses = [position for position, instruction in enumerate(instructions) if read & set(instruction.args)]
+    is_cast = len(uses) == 1 and instructions[uses[0]].op == "cast" and instructions[uses[0]].dtype == "float32"
+    return uses[0] if is_cast else None
 
 
 def _strides(operand: Operand) -> tuple[str, str]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.operands import item_size
 from jitgen.ir import symbols
+from jitgen.ir.graph import Node
 from jitgen.ir.program import Decision
 
 
@@ -19,12 +21,14 @@ class Reading:
         what: ``"keys"`` or ``"values"``.
         rows, sharing: M, and the heads that share keys. Sizes are symbolic until ``at`` makes them numbers.
         elements: of a key or value.
+        is_compact: whether they come from pages or codes, of which a copy in memory is larger or another one.
     """
 
     what: str
     rows: Any
     sharing: Any
     elements: Any
+    is_compact: bool
 
     def __str__(self) -> str:
         return f"computed {self.what} of {self.elements} elements, read by {self.rows} rows of {self.sharing} heads"
@@ -40,6 +44,11 @@ class Reading:
         return "as they are read" if fused else "before"
 
 
+def is_widening(node: Node) -> bool:
+    """Whether ``node`` has the numbers of its operand, codes, in more bytes."""
+    return node.op == "cast" and item_size(node.inputs[0].dtype) < item_size(node.dtype)
+
+
 def reads_computed(question: Reading, device: Device) -> Decision:
     """Whether the device's dialect computes them in its kernel."""
     if device.dialect != "cuda":
@@ -50,4 +59,5 @@ def reads_computed(question: Reading, device: Device) -> Decision:
     fits = question.elements <= MOST_DEPTH and question.elements % LANE_ELEMENTS == 0
     if fits and bucket_end(question.rows) * question.sharing <= MOST_ROWS:
         return Decision(True, "the kernel of few rows computes them in registers")
-    return Decision(False, f"only a kernel of up to {MOST_ROWS} rows that share keys computes them in registers")
+    why = f"only a kernel of up to {MOST_ROWS} rows that share keys computes them in registers"
+    return Decision(False, why, question.is_compact)

@@ -235,13 +235,14 @@ class _Builder:
 
     def _reads(self, computed: Node, inner: int, what: str) -> bool:
         """Whether the kernel computes ``computed``, keys or values with their elements along ``inner``."""
-        if self.partition.device.dialect != "cuda":
+        if self.partition.device.dialect not in ("cuda", "triton"):
             return True
-        from jitgen.families.attention.reading import Reading
+        from jitgen.families.attention.reading import Reading, is_widening
 
         varied = varying(topological([computed]))[id(computed)]
         sharing = symbols.product([n for dim, n in enumerate(computed.shape[:-2]) if dim not in varied])
-        question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner])
+        compact = any(node.op == "gather" or is_widening(node) for node in topological([computed]))
+        question = Reading(what, self.of.scores.shape[-2], sharing, computed.shape[inner], compact)
         return self.partition.decide("attention", question).fused
 
     def _product(self, like: Node, left: Node, right: Node, shape: Shape) -> Node:

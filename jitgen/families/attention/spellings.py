@@ -3,10 +3,12 @@
 With x scores, y and z values of a row, w a value of a key, e exponentials of scores, and v values of keys:
 
 * ``max(x - y)`` is ``max(x) - y``, so that a softmax of scores that are relative to their maximum is one of the scores;
-* ``exp(x - log(z))`` is ``exp(x) / z``, so that ``log_softmax(x).exp()`` is a softmax;
+* ``exp(x - log(z))`` is ``exp(x) / z`` where z is the sum of such exponentials and x is relative to their maximum, so
+  that no power is greater than 1 and z is at least 1: ``log_softmax(x).exp()`` is a softmax;
 * ``exp2(x - max(x))`` is ``exp(ln2 x - max(ln2 x))``;
 * ``nan_to_num`` of a softmax, or a selection by ``isnan`` of it, is a selection by whether its sum is NaN;
-* ``(e * w) @ v`` is ``e @ (w * v)``: scales of quantised values, and masks of keys that weights are multiplied with;
+* ``(e * w) @ v`` is ``e @ (w * v)``: scales of quantised values, and masks of keys that weights are multiplied with.
+  Kernels round w v to the dtype of v, which must not overflow: values of float16 take masks, and codes their scales;
 * a product without rows has one row: ``einsum("bhn,bhne->bhe", p, v)``;
 * a reshape of a product to its own sizes is the product of operands reshaped so, and one that regroups rows comes
   before what is reduced over them.
@@ -21,9 +23,10 @@ from collections.abc import Sequence
 
 from jitgen.families.attention.heads import same_sizes
 from jitgen.families.attention.match import exponential_behind, is_maximum, linear_operand
+from jitgen.families.attention.reading import is_widening
 from jitgen.ir.analysis import one_of, rewritten, varies
 from jitgen.ir.equations import axes, equation
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, under_views
 from jitgen.ir.views import Mover
 
 LN2 = math.log(2)
@@ -112,6 +115,8 @@ class _Spelling:
         last = (len(node.shape) - 1,)
         if of.op != "sub" or of.inputs[1].op != "log" or varies(of.inputs[1], last) or not varies(of, last):
             return node
+        if not _is_sum_of_such_powers(of.inputs[1].inputs[0], of.inputs[0]):
+            return node
         power = self.mover.builder.like(node, (of.inputs[0],))
         return self.make("div", (power, of.inputs[1].inputs[0]), node.dtype, node.shape, (), node.location)
 
@@ -173,7 +178,7 @@ class _Spelling:
                     return weights, values
                 factors.append((node, position))
             node = node.inputs[position]
-        if not factors:
+        if not factors or not _takes_factors(values, [step for step, _ in factors]):
             return weights, values
         for step, position in reversed(chain):
             operands = [node if number == position else child for number, child in enumerate(step.inputs)]
@@ -206,6 +211,31 @@ def _beside_key_factor(node: Node, row: int) -> int | None:
         return None
     others = [child for number, child in enumerate(node.inputs) if [number] != found]
     return found[0] if len(found) == 1 and not any(varies(child, (row,)) for child in others) else None
+
+
+def _takes_factors(values: Node, steps: Sequence[Node]) -> bool:
+    """Whether ``values`` may be rounded to their dtype after ``steps``: it has the exponents of float32, the steps are
+    selections, or ``values`` are codes of fewer bits, whose products with their scales are what they stand for."""
+    if values.dtype != "float16" or all(step.op == "where" for step in steps):
+        return True
+    return is_widening(under_views(values))
+
+
+def _is_sum_of_such_powers(total: Node, exponent: Node) -> bool:
+    """Whether ``exponent`` is x - m and ``total`` the sum of exp(y - m) over a row, with m the maximum of y; y is x, or
+    x and others beside it."""
+    summed = total.inputs[0] if total.op == "view" and total.attrs[0] == "expand" else total
+    last = len(exponent.shape) - 1
+    if exponent.op != "sub" or summed.op != "reduce" or summed.attrs != ("sum", (last,)):
+        return False
+    (power,) = summed.inputs
+    if power.op != "exp" or power.inputs[0].op != "sub":
+        return False
+    of, most = power.inputs[0].inputs
+    scores, base = exponent.inputs
+    is_beside = of is scores or (of.op == "cat" and of.attrs == (last,) and any(each is scores for each in of.inputs))
+    sources = [each.inputs[0] if each.op == "view" else each for each in (most, base)]
+    return is_beside and is_maximum(most, of) and sources[0] is sources[1]
 
 
 def _is_softmax(node: Node) -> bool:

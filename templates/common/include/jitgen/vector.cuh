@@ -92,6 +92,13 @@ JITGEN_DEVICE uint4 read_own_line(const uint4* address) {
                : "l"(address));
   return word;
 }
+JITGEN_DEVICE uint2 read_own_line(const uint2* address) {
+  uint2 word;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+               : "=r"(word.x), "=r"(word.y)
+               : "l"(address));
+  return word;
+}
 
 // ------------------------------------------------------------------------------------------------------------- vectors
 
