@@ -12,7 +12,7 @@ from jitgen.codegen.environment import family_folder, headers, packages
 from jitgen.spec import KernelSource, Target
 
 ENTRY = "wgmma"
-INSTRUCTIONS = {48: 2, 80: 2, 112: 2, 160: 2, 224: 2}
+INSTRUCTIONS = {80: 2, 160: 2, 224: 2}
 """The n's that take two instructions."""
 
 _EPILOGUE = """
@@ -242,9 +242,9 @@ QUANTIZED = (
     Quantized(tokens=64, element="float16", group=64),
     Quantized(tokens=64, element="float16", format="uint4", group=0),
     Quantized(tokens=64, element="float16", format="int8", group=0),
-    Quantized(tokens=48, blocks=1, span=2, stages=4, trimmed=True),
+    Quantized(tokens=80, blocks=1, span=2, stages=4, trimmed=True),
     Quantized(tokens=80, warpgroups=1, resident=2, stages=4, most_splits=3, trimmed=True),
-    Quantized(tokens=112, warpgroups=3, blocks=1, stages=5, regions=2),
+    Quantized(tokens=80, warpgroups=3, blocks=1, stages=5, regions=2),
     Quantized(tokens=160, warpgroups=1, blocks=1, resident=2, stages=4),
     Quantized(tokens=224, blocks=1, stages=5, raster=2),
     Quantized(tokens=64, warpgroups=1, blocks=1, resident=3, span=2, stages=3, most_splits=8),

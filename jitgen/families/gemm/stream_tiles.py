@@ -1,10 +1,11 @@
 """Tiles of the mma.sync mainloop for few rows of x, which streams weights from memory into fragments
 (``gemm_mma.cuh``): the candidates, and a model of their times.
 
-The constants were fitted to 1,500 timings of 68 random shapes on an H200 (``tools/gemm_timings.py --seed 23001``; 1 to
-16 rows, N and K from 64 to 60000, none rounded) and to 24 of the layers of Llama 3 8B and 70B, quantised weights being
-W4A16 with groups of 128. Of the tiles that were timed for a shape, those that the model chooses take 3 % (quantised)
-and 5 % (dense) longer than the best by the geometric mean, and 11 % and 20 % at the 95th percentile.
+The constants were fitted to 1,934 timings of 68 random shapes on an H200 (``tools/gemm_timings.py --seed 23001
+--shapes 34``; 1 to 15 rows, N and K from 128 to 58624) and to 24 of the layers of Llama 3 8B and 70B,
+quantised weights being W4A16 with groups of 128. Of the tiles that were timed for a shape, candidates or not, those
+that the model chooses take 4 % (quantised) and 7 % (dense) longer than the best by the geometric mean, and 20 % and
+26 % at the 95th percentile.
 
 What the model says:
 
