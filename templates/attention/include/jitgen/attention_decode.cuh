@@ -29,7 +29,6 @@
 // scores of keys g and g + 8 and of rows 2t and 2t + 1.
 #pragma once
 
-#include "jitgen/attention_codes.cuh"
 #include "jitgen/attention_decode_results.cuh"
 #include "jitgen/attention_walk.cuh"
 
