@@ -20,7 +20,7 @@ import torch
 
 from jitgen.checkpoints.scaled import activation_names
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled, fields, nibbles, nominal
+from jitgen.checkpoints.weight import assembled, fields, nibbles, nominal, require_groups
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant.qtensor import QTensor
 
@@ -93,12 +93,8 @@ def _bits(source: Source, name: str, words: torch.Size, shape: tuple[int, int]) 
 def _require_labelled(source: Source, name: str, columns: int, groups: int) -> None:
     """FormatError where every group of the config says another number of columns that share a scale."""
     told = {size for size in _told(source, "group_size") if isinstance(size, int) and size > 0}
-    every = all(strategy == "group" for strategy in _told(source, "strategy"))
-    if told and every and all(-(-columns // size) != groups for size in told):
-        raise FormatError(
-            f"{name}: the config says groups of {', '.join(map(str, sorted(told)))}, and {columns} columns have "
-            f"{groups}; correct it, or pass config={{}} to go by the tensors alone"
-        )
+    if all(strategy == "group" for strategy in _told(source, "strategy")):
+        require_groups(name, told, columns, groups)
 
 
 def _told(source: Source, fact: str) -> set[Any]:

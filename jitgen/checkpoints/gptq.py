@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from jitgen.checkpoints.source import Claim, Reader, Source
-from jitgen.checkpoints.weight import assembled, fields, nominal
+from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, fields, nominal, require_groups
 from jitgen.errors import FormatError
 from jitgen.quant.qtensor import QTensor
 
@@ -73,13 +73,9 @@ def _require_labelled(source: Source, name: str, bits: int, columns: int, groups
     told, size = source.config.get("bits"), source.config.get("group_size")
     if source.config.get("dynamic"):
         return
-    remedy = "correct it, or pass config={} to go by the tensors alone"
     if isinstance(told, int) and told != bits:
-        raise FormatError(f"{name}: the config says {told} bits, and its tensors have {bits}; {remedy}")
-    if isinstance(size, int) and size > 0 and -(-columns // size) != groups:
-        raise FormatError(
-            f"{name}: the config says groups of {size}, and {columns} columns have {groups} groups; {remedy}"
-        )
+        raise FormatError(f"{name}: the config says {told} bits, and its tensors have {bits}; {GO_BY_TENSORS}")
+    require_groups(name, {size} if isinstance(size, int) and size > 0 else set(), columns, groups)
 
 
 def _grouping(source: Source, prefix: str, columns: int, groups: int) -> tuple[int | None, torch.Tensor | None]:

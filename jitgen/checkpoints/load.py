@@ -18,6 +18,7 @@ from torch import nn
 from jitgen.checkpoints import files, native
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.table import LABELS, READERS
+from jitgen.checkpoints.weight import GO_BY_TENSORS
 from jitgen.errors import FormatError
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.qtensor import QTensor
@@ -102,7 +103,7 @@ def claims(source: Source) -> list[tuple[Reader, Claim]]:
             if label in LABELS and reader.labels and label not in reader.labels and reader is not native.READER:
                 raise FormatError(
                     f"{source.origin}: the config says {label}, and {claim.uses[0]} is laid out as {reader.name}; "
-                    "correct it, or pass config={} to go by the tensors alone"
+                    + GO_BY_TENSORS
                 )
             taken |= set(claim.uses)
             found.append((reader, claim))

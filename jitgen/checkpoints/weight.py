@@ -6,6 +6,8 @@ the place of a kind that has a limit which the scales exceed, or groups that it 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from jitgen.checkpoints.source import Source
@@ -15,6 +17,8 @@ from jitgen.quant.formats import Format, find, geometry
 from jitgen.quant.layouts import portable
 from jitgen.quant.qtensor import QTensor
 
+GO_BY_TENSORS = "correct it, or pass config={} to go by the tensors alone"
+"""What to do where a config and the tensors beside it differ."""
 _SCALES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -108,6 +112,15 @@ def _packed(row: Format, codes: torch.Tensor, named: dict[str, torch.Tensor], pa
         filler = slices.zero_codes(row, (codes, *values[1:]), rows)
         codes = torch.cat([codes, filler.to(codes.dtype).expand(rows, padded_columns - columns)], 1)
     return portable.pack_codes(row, codes)
+
+
+def require_groups(name: str, told: Collection[int], columns: int, groups: int) -> None:
+    """FormatError where ``told``, the group sizes of a config, all give ``columns`` other than ``groups`` groups."""
+    if told and all(-(-columns // size) != groups for size in told):
+        sizes = ", ".join(map(str, sorted(told)))
+        raise FormatError(
+            f"{name}: the config says groups of {sizes}, and {columns} columns have {groups} groups; {GO_BY_TENSORS}"
+        )
 
 
 def nominal(source: Source, scales: torch.Tensor) -> torch.dtype:
