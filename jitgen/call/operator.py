@@ -60,6 +60,11 @@ class Program:
     def routing(self) -> Routing:
         return Routing(self.graph.name, self.backend, self.compiler, self.batch_invariant)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(node.op == "philox" for node in topological(self.graph.outputs))
+
     def text(self) -> str:
         facts = vars(self) | {"graph": to_json(self.graph)}
         return json.dumps(facts, separators=(",", ":"))
@@ -94,8 +99,7 @@ def parsed(text: str) -> Program:
 def operator_of(program: Program) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A function of tensors and then numbers: the operator, with ``program`` as its text."""
     text, count = program.text(), len(program.graph.inputs)
-    is_random = any(node.op == "philox" for node in topological(program.graph.outputs))
-    operator = getattr(torch.ops.jitgen, NAMES[is_random]).default
+    operator = getattr(torch.ops.jitgen, NAMES[program.is_random]).default
 
     def call(*leaves: Any) -> tuple[torch.Tensor, ...]:
         numbers = dict(enumerate(leaves[count:]))
@@ -160,7 +164,7 @@ def _shapes(
 
 @functools.lru_cache(maxsize=4096)
 def _draws(text: str) -> bool:
-    return any(node.op == "philox" for node in topological(parsed(text).graph.outputs))
+    return parsed(text).is_random
 
 
 @functools.lru_cache(maxsize=4096)
