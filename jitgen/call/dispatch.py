@@ -292,7 +292,8 @@ class DispatchState:
     ) -> Any:
         """A call that computes gradients. One that reads nothing but its arguments is remembered."""
         found = self.gradients.get(key)
-        if found is not None and all(addresses) and torch.autograd.forward_ad._current_level < 0:
+        if found is not None and all(addresses):
+            refuse_tangents(self.resolver.name, tensors)
             return found(tensors, numbers)
         found, result = self.dispatchers.derivative(leaves, self.tree)
         if found.depends_on_arguments_alone:
