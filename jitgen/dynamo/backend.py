@@ -220,19 +220,13 @@ def _spec(value: Any) -> Any:
         sizes, strides = _hints(value.shape), _hints(value.stride())
         return None if sizes is None or strides is None else TensorSpec(sizes, value.dtype, strides=strides)
     if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-        return _hint(value)
+        return cut.hint(value)
     return None if isinstance(value, (torch.SymFloat, torch.SymBool)) else value
 
 
 def _hints(sizes: Sequence[Any]) -> tuple[int, ...] | None:
-    found = [hint for hint in map(_hint, sizes) if hint is not None]
+    found = [hint for hint in map(cut.hint, sizes) if hint is not None]
     return tuple(found) if len(found) == len(sizes) else None
-
-
-def _hint(size: Any) -> int | None:
-    """The size for which Dynamo traces; None where elements decide it, as of ``x[x > 0]``."""
-    found = size.node.hint if isinstance(size, torch.SymInt) else size
-    return None if found is None else int(found)
 
 
 def _runner(module: fx.GraphModule, parts: Sequence[Part]) -> Callable[..., Any]:

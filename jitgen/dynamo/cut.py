@@ -88,9 +88,15 @@ def rejection(node: fx.Node) -> str | None:
             return f"{name} of a tensor of layout {tensor.layout}"
         if tensor.dtype not in DTYPES.values():
             return f"{name} of {tensor.dtype}"
-        if any(isinstance(size, torch.SymInt) and size.node.hint is None for size in (*tensor.shape, *tensor.stride())):
+        if any(hint(size) is None for size in (*tensor.shape, *tensor.stride())):
             return f"{name} of a size that depends on data"
     return None
+
+
+def hint(size: Any) -> int | None:
+    """The size for which Dynamo traces; None where elements decide it, as of ``x[x > 0]``."""
+    found = size.node.hint if isinstance(size, torch.SymInt) else size
+    return None if found is None else int(found)
 
 
 def layer_of(node: fx.Node) -> str:

@@ -220,8 +220,7 @@ class KVCache(_Cache):
         """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
         function = _attend if self.key_scales is None else _attend_codes
         ring = self.window is not None
-        args = (q, *self._tensors(), self.lengths, self.window, ring, scale)
-        return self._call(function, *args)
+        return self._call(function, q, *self._tensors(), self.lengths, self.window, ring, scale)
 
 
 class PagedKVCache(_Cache):
@@ -276,5 +275,4 @@ class PagedKVCache(_Cache):
     def attend(self, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         """Causal attention (B, H, T, E) of ``q`` (B, H, T, depth), the tokens that were appended last."""
         function = _attend_pages if self.key_scales is None else _attend_page_codes
-        args = (q, *self._tensors(), self.table, self.lengths, None, scale)
-        return self._call(function, *args)
+        return self._call(function, q, *self._tensors(), self.table, self.lengths, None, scale)
