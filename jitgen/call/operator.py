@@ -153,7 +153,11 @@ def _shapes(
     program = parsed(graph)
     environment = environment_of(tensors, program.numbers(integers, floats))
     program.check(environment)
-    device = tensors[0].device if tensors else torch.device("cpu")
+    return empty_results(program, environment, tensors[0].device if tensors else torch.device("cpu"))
+
+
+def empty_results(program: Program, environment: Mapping[str, Any], device: torch.device) -> list[torch.Tensor]:
+    """Tensors of the results' dtypes and sizes, whose elements are not set."""
     return [
         torch.empty(
             [symbols.evaluate(size, environment) for size in node.shape], dtype=DTYPES[node.dtype], device=device

@@ -18,15 +18,15 @@ import torch
 from torch import fx
 
 from jitgen import scratch
+from jitgen.call.operator import empty_results
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.export import source
 from jitgen.export.build import Kernels, object_of
 from jitgen.export.nodes import Found, found_in, is_ours, open_size
 from jitgen.export.table import Table, table_of
-from jitgen.ir import symbols
 from jitgen.quant import weights
-from jitgen.spec import DTYPES, digest
+from jitgen.spec import digest
 
 _lock = threading.Lock()
 """Locked while a package is made: operators, torch's decompositions and ``LIBRARY_PATH`` are the process's."""
@@ -161,11 +161,7 @@ def _shapes(found: Found) -> Any:
     program, numbers = found.use.program, found.use.numbers
 
     def shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        environment = environment_of(tensors, numbers)
-        return [
-            tensors[0].new_empty([symbols.evaluate(size, environment) for size in node.shape], dtype=DTYPES[node.dtype])
-            for node in program.graph.outputs
-        ]
+        return empty_results(program, environment_of(tensors, numbers), tensors[0].device)
 
     return shapes
 
