@@ -42,7 +42,7 @@ GROUPS = {
 }
 NOT_BY_DEFAULT = ("sweep", "formats", "packing")
 """The groups that run only where they are named."""
-SWEEPS = {"products": sweep.run, "attention": attention.sweep}
+SWEEPS = {"products": sweep.run, "attention": attention.sweep, "reductions": reductions.sweep}
 """What ``sweep`` together with the name of a group draws; alone it draws products."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,

@@ -58,9 +58,9 @@ def bench(
     """Time generated kernels and their peers in this process.
 
     NAMES are groups; if there is none, all but sweep, formats and packing. Sweep measures matrix products of
-    random sizes, and with the name of a group, such as attention, cases of that group.
+    random sizes, and with the name of a group, attention or reductions, cases of that group.
     """
-    from jitgen.bench import attention, formats, packing, sweep
+    from jitgen.bench import attention, formats, packing, reductions, sweep
     from jitgen.bench.measurement import environment
     from jitgen.bench.suite import configure, run
 
@@ -80,7 +80,7 @@ def bench(
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
-    for module in (sweep, attention, formats, packing):
+    for module in (sweep, attention, reductions, formats, packing):
         for line in module.summary(measurements):
             click.echo(line)
 
