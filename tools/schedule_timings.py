@@ -36,7 +36,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.families.gemm.mainloops import Simt, TritonSlices, TritonTokens, TritonWeights
-from jitgen.families.gemm.schedule import bucket
+from jitgen.families.gemm.schedule import ROW_BUCKETS, bucket
 from jitgen.families.gemm.schedules import cuda, triton
 
 KINDS = {
@@ -59,10 +59,13 @@ def linear(x: Any, w: Any) -> Any:
 
 
 def drawn(source: random.Random, kind: str) -> tuple[int, int, int]:
-    """(rows, columns, length)"""
+    """(rows, columns, length); each bucket of rows is as likely as another."""
     least, most = LEAST_ROWS.get(kind, 1), KINDS[kind][-1]
     while True:
-        rows = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
+        ends = (0, *(end for end in ROW_BUCKETS if end > least or least == 1), most)
+        number = source.randrange(len(ends) - 1)
+        low = max(least, ends[number] + 1)
+        rows = int(math.exp(source.uniform(math.log(low), math.log(ends[number + 1] + 1))))
         columns, length = _side(source, 16), _side(source, 128)
         if columns * length <= MOST_WEIGHTS[kind] and rows * columns * length <= MOST_PRODUCTS[kind]:
             return rows, columns, length
@@ -76,22 +79,32 @@ def _side(source: random.Random, unit: int) -> int:
 def tiles(kind: str, rows: int) -> Sequence[Any]:
     """The tiles to time for a bucket of ``rows``."""
     if kind == "simt":
-        shapes = ((64, 64, 16, 4), (64, 64, 32, 4), (64, 128, 32, 4), (64, 128, 16, 4), (128, 128, 8, 8))
-        return [Simt(*shape) for shape in (*shapes, (128, 128, 16, 8), (256, 128, 16, 8)) if shape[0] <= 4 * rows]
+        shapes = (
+            (64, 64, 16, 4),
+            (64, 64, 32, 4),
+            (64, 128, 32, 4),
+            (64, 128, 16, 4),
+            (128, 128, 8, 8),
+            (128, 64, 16, 4),
+        )
+        shapes = (*shapes, (128, 64, 16, 4), (128, 64, 8, 4), (128, 128, 16, 8), (256, 128, 8, 8), (256, 128, 16, 8))
+        return [Simt(*shape) for shape in shapes if shape[0] <= 4 * rows]
     weights, tokens = partial(TritonWeights, raster=8), partial(TritonTokens, raster=8)
     if kind == "triton int4":
         few = [TritonSlices(rows, n, 128, warps, 3) for n, warps in ((16, 4), (16, 8), (32, 4), (32, 8))]
         few += [weights(rows, 64, 128, 4, 3)] * (rows == 16)
         middle = [weights(64, *rest) for rest in ((64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 64, 8, 4))]
         many = [weights(128, *rest) for rest in ((128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 4), (64, 128, 4, 3))]
+        many += [weights(128, 128, 128, 8, 3)]
         many += [weights(256, 128, 64, 8, 3), weights(256, 64, 64, 8, 3)] * (rows > 192)
     else:
-        few = [TritonSlices(rows, n, 64, warps, 4) for n, warps in ((16, 4), (16, 8), (32, 4))]
-        few += [weights(rows, n, k, 4, 5) for n, k in ((64, 128), (128, 64))] * (rows == 16)
+        few = [TritonSlices(rows, n, 64, warps, 4) for n, warps in ((16, 4), (16, 8), (32, 4), (32, 8))]
+        few += [weights(rows, n, k, 4, 5) for n, k in ((64, 128), (128, 64))] * (rows >= 8)
         middle = [weights(64, *rest) for rest in ((64, 128, 4, 5), (128, 64, 4, 5))]
         middle += [tokens(64, *rest) for rest in ((64, 64, 4, 5), (128, 64, 4, 4), (256, 64, 8, 3))]
         many = [tokens(128, *rest) for rest in ((128, 64, 8, 4), (128, 64, 4, 4), (64, 64, 4, 4), (256, 64, 8, 3))]
-        many += [tokens(256, *rest) for rest in ((128, 64, 8, 3), (64, 64, 8, 4))] * (rows > 192)
+        many += [tokens(128, 256, 64, 8, 4)]
+        many += [tokens(256, *rest) for rest in ((128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 8, 4))] * (rows > 192)
     return few if rows <= 16 else middle if rows <= 64 else [*many, *middle] if rows <= 512 else many
 
 
