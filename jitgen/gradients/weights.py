@@ -197,7 +197,7 @@ def _cancels(base: Node, power: Node, sums: Sequence[Node], rows: Mapping[int, N
         term = terms.pop()
         if term in sums:
             continue
-        if term.op == "add":
+        if term.op == "add" or term.op in ("view", "cast"):
             terms.extend(term.inputs)
         elif term.op == "exp" and term.inputs[0].op == "sub" and _under_spread(term.inputs[0].inputs[1]) is base:
             inside.add(id(term))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jitgen.families.attention.heads import shared_heads, split_shape, with_split
+from jitgen.families.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.match import (
     STOPS,
     Attention,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jitgen.families.attention.heads import same_sizes
+from jitgen.families.heads import same_sizes
 from jitgen.families.attention.match import is_maximum
 from jitgen.families.attention.reading import is_widening
 from jitgen.ir.analysis import one_of, rewritten, varies
