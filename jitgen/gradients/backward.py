@@ -36,6 +36,8 @@ def gradients(plan: Plan, given: Sequence[tuple[Node, Any]], forward: Replay) ->
         if id(node) not in total or node.op == "input" or id(node) not in plan.active:
             continue
         g = total.pop(id(node))
+        if rows.is_zero(node):
+            continue
         rows.meet(node, g)
         positions = active_operands(node, plan.active)
         for position, (row, gradient) in rows.of_operands(node).items():

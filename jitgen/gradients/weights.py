@@ -41,7 +41,8 @@ class Weighted:
             they are spread along the row; by the id of the node in the chain.
         power: e. ``exponent`` is what it is the exponential of.
         sums: reductions, which add up the elements of e of a row.
-        base: the node of b, before it is spread along the row; None where it has no gradient.
+        base: the node of b, before it is spread along the row; None where no gradient flows to it.
+        cancels: whether all gradients of b add up to zero.
         product: the product that S is computed from.
     """
 
@@ -51,6 +52,7 @@ class Weighted:
     power: Node
     sums: tuple[Node, ...]
     base: Node | None
+    cancels: bool
     product: Node
 
     @property
@@ -111,9 +113,8 @@ def _weighted(result: Node, users: Users, active: Collection[int]) -> Weighted |
     product = _product_of(scores)
     if product is None:
         return None
-    if base is not None and _cancels(base, node, sums, rows, users):
-        base = None
-    return Weighted(result, tuple(chain), rows, node, sums, base, product)
+    cancels = base is not None and _cancels(base, node, sums, rows, users)
+    return Weighted(result, tuple(chain), rows, node, sums, base, cancels, product)
 
 
 def _next_of(node: Node) -> int | None:
@@ -241,10 +242,15 @@ class RowGradients:
         self._value, self._shape = value, shape
         self._results = {id(of.result): of for of in found}
         self._steps = {id(node): of for of in found for node, _ in of.chain}
-        self._exponents = {id(of.exponent): of for of in found if of.exponent.op == "sub" and _has_base(of)}
+        self._exponents = {id(of.exponent): of for of in found if of.base is not None}
+        self._zero = {id(of.base) for of in found if of.cancels}
         self._sums = {id(node) for of in found for node in of.sums}
         self._deltas: dict[int, Any] = {}
         self._of_sums: dict[int, Any] = {}
+
+    def is_zero(self, node: Node) -> bool:
+        """Whether the gradients of ``node`` are known to add up to zero."""
+        return id(node) in self._zero
 
     def meet(self, node: Node, g: Any) -> None:
         """Note the gradient ``g`` of ``node``, before those of its operands are asked for."""
@@ -277,7 +283,8 @@ class RowGradients:
         if id(node) in self._steps and id(node) in self._deltas:
             return self._of_factor(node, self._steps[id(node)])
         if id(node) in self._exponents:
-            return {1: self._of_base(self._exponents[id(node)])}
+            of = self._exponents[id(node)]
+            return {1: (_under_spread(node.inputs[1]), None if of.cancels else self._of_base(of))}
         return {}
 
     def _of_factor(self, node: Node, of: Weighted) -> dict[int, tuple[Node, Any]]:
@@ -289,19 +296,11 @@ class RowGradients:
         quotient = delta / self._value(row).to(delta.dtype)
         return {position: (row, quotient if node.op == "mul" else -quotient)}
 
-    def _of_base(self, of: Weighted) -> tuple[Node, Any]:
-        spread = of.exponent.inputs[1]
-        if of.base is None:
-            return _under_spread(spread), None
+    def _of_base(self, of: Weighted) -> Any:
         total = self._deltas.get(id(of.power))
         for node in of.sums:
             g = self._of_sums.get(id(node))
             if g is not None:
                 share = g * self._value(node).to(g.dtype)
                 total = share if total is None else total + share
-        assert total is not None
-        return of.base, total * -_RATES[of.power.op]
-
-
-def _has_base(of: Weighted) -> bool:
-    return not varies(of.exponent.inputs[1], (len(of.exponent.shape) - 1,))
+        return total * -_RATES[of.power.op]
