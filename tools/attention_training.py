@@ -1,4 +1,4 @@
-"""Times a training step of attention beside torch's: ``python tools/attention_backward.py B4,H32,S4096,D128 [variants]``.
+"""Times a training step of attention beside torch's: ``python tools/attention_training.py B4,H32,S4096,D128 [variants]``.
 
 For each shape, causal and full, in bfloat16: the forward and backward of jitgen and of torch's flash and cuDNN kernels,
 and the backward alone, in milliseconds and in TFLOP/s (4 M N D for the forward and 10 for the backward, half of it where
