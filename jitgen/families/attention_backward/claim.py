@@ -70,8 +70,6 @@ def decide(question: Fusion, device: Device) -> Decision:
         return Decision(False, f"the backward of attention has kernels for heads of at most {MOST_WIDTH} elements")
     if device.dialect == "triton" and "float64" in question.dtypes:
         return Decision(False, "float64 has no tensor cores")
-    if not device.is_gpu:
-        return Decision(False, "the cpp dialect has no kernel for the backward of attention yet")
     if device.dialect == "cuda":
         against = "the cuda dialect has no kernel for the backward of attention; backend='triton' has one"
         return Decision(False, against, True)
