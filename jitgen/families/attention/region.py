@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jitgen.families.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.match import (
     STOPS,
     Attention,
@@ -22,6 +21,7 @@ from jitgen.families.attention.match import (
     tops,
 )
 from jitgen.families.family import Partition
+from jitgen.families.heads import shared_heads, split_shape, with_split
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
