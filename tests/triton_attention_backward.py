@@ -15,7 +15,7 @@ from tests.attention_backward import compared
 from tests.interpreter import Check, serve
 
 CHECKS: dict[str, Check] = {}
-SLOW = ("every_mask",)
+SLOW = ("every_mask", "rules", "sizes")
 
 
 def check(function: Check) -> Check:
