@@ -1,0 +1,318 @@
+// Gradients of attention on Hopper's wgmma. With S = Q K^T, weights P of scores that are a rule of S, dP = dO V^T, and
+// dS, a rule of S, P and dP, they are dV = P^T dO, dK = dS^T Q and dQ = dS K. (FlashAttention-2 and -3: Dao, 2023; Shah et
+// al., 2024.) One mainloop computes them in two kernels, each of which computes S and dP:
+//
+//   by keys: a block has keys. It walks tiles of rows, of all heads that share the keys; S^T and dP^T are products of its
+//            keys and values with tiles of Q and dO, and P^T and dS^T, in registers, left operands of dV and dK.
+//   by rows: a block has rows and walks tiles of keys. S and dP are products of its Q and dO with tiles of keys and
+//            values, and dS the left operand of dQ.
+//
+// So every sum is added up by one thread in one order, and the same call gives the same bits. Each consumer warpgroup has
+// 64 items of the block. A producer warp copies tiles into a ring and leaves a ticket beside each: it alone computes which
+// tiles a mask leaves. Numbers of each item of a tile, such as a row's log-sum-exp, are staged as words beside it.
+// Blocks are persistent.
+//
+//   struct Config {
+//     using Element = jitgen::bfloat16;       // of all operands of products: bfloat16 or float16
+//     static constexpr bool by_keys = true;
+//     static constexpr int warpgroups = 2;    // consumers
+//     static constexpr int tile = 64;         // items of a tile: n of a wgmma
+//     static constexpr int depth = 128;       // of a key, rounded up to n of a wgmma
+//     static constexpr int width = 128;       // of a value, the same
+//     static constexpr int stages = 3;
+//     static constexpr int tile_words = 2;    // of each item of a tile
+//     static constexpr int block_words = 0;   // of each item of a block
+//     static constexpr bool masked;           // whether a mask may hide a tile
+//     static constexpr bool overlap;          // whether a tile's last product runs on under the next tile's first
+//     static constexpr bool by_weight;        // whether dS is computed from P and not from S
+//   };
+//
+// `Operands` is generated (attention_backward.cu.j2): where everything is, the rules, and the results.
+//
+// Shared memory: rows of 128 bytes with the 128-byte swizzle; [chunk of 64 d][item].
+#pragma once
+
+#include "jitgen/attention_backward_block.cuh"
+
+namespace jitgen {
+
+// Keeps the compiler from moving accesses of accumulators across: a wgmma writes them until it was waited for.
+template <int n>
+JITGEN_DEVICE void settle(float (&sums)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Of four groups of eight neighbouring columns, of which lane t of four has columns 2t and 2t + 1: group t's, all of them.
+JITGEN_DEVICE void columns_of_group(float (&found)[8], const float (&low)[4], const float (&high)[4]) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const int other = t ^ step;  // which lane's group is sent to it, and whose columns arrive
+    const float a = other == 0 ? low[0] : other == 1 ? low[1] : other == 2 ? low[2] : low[3];
+    const float b = other == 0 ? high[0] : other == 1 ? high[1] : other == 2 ? high[2] : high[3];
+    const float from_a = step == 0 ? a : __shfl_xor_sync(0xffffffffu, a, step);
+    const float from_b = step == 0 ? b : __shfl_xor_sync(0xffffffffu, b, step);
+#pragma unroll
+    for (int lane = 0; lane < 4; ++lane) {
+      if (other == lane) found[lane * 2] = from_a, found[lane * 2 + 1] = from_b;
+    }
+  }
+}
+
+template <class Config, class Operands>
+struct BackwardKernel : BackwardBlock<Config, Operands> {
+  using Block = BackwardBlock<Config, Operands>;
+  using Shape = BackwardShape<Config>;
+  using Task = typename Operands::Task;
+  using Element = typename Config::Element;
+  using Ring = typename Block::Ring;
+  static constexpr int n = Config::tile / 2;
+  static constexpr int steps = Config::tile / 16;
+  using Products = Wgmma<Element, Config::tile>;
+  using Block::operands;
+  using Block::memory;
+  using Block::base;
+  using Block::block_full;
+  using Block::block_empty;
+  using Block::tile_full;
+  using Block::tile_empty;
+  using Block::tickets;
+  using Block::tile_ticket;
+  using Block::words;
+  using Block::release;
+
+  // The products of this warpgroup's items with a tile's: pair 0 gives scores, pair 1 the gradients of weights.
+  template <int pair, int length>
+  JITGEN_DEVICE void multiply(float (&products)[n], int stage) const {
+    const uint32_t left = base + Shape::block_at(pair) + int(threadIdx.x / 128) * 8192;
+    const uint32_t right = base + Shape::tile_at(stage, pair);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < (length + 15) / 16; ++step) {
+      const uint64_t a = descriptor_k_major(left + step / 4 * (Shape::block * 128)) + step % 4 * 2;
+      const uint64_t b = descriptor_k_major(right + step / 4 * (Shape::tile * 128)) + step % 4 * 2;
+      Products::template shared<0>(products, a, b, step > 0);
+    }
+    cute::warpgroup_commit_batch();
+  }
+  // Adds the products of `left`, of this warpgroup's items and a tile's, with the tile's own.
+  template <int pair, int length>
+  JITGEN_DEVICE void accumulate(float (&sums)[length / 2], const uint32_t (&left)[steps][4], int stage) const {
+    const uint64_t right = descriptor_transposed(base + Shape::tile_at(stage, pair), Shape::tile * 128);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      Wgmma<Element, length>::registers_transposed(sums, left[step], right + step * 128, 1);
+    }
+    cute::warpgroup_commit_batch();
+  }
+  static JITGEN_DEVICE void pack(uint32_t (&packed)[steps][4], const float (&numbers)[n]) {
+#pragma unroll
+    for (int i = 0; i < n / 2; ++i) {
+      packed[i / 4][i % 4] = packed_pair<Element>(numbers[i * 2], numbers[i * 2 + 1]);
+    }
+  }
+
+  // Calls change(number's index, of_row, of_key, row, key) for each number of this thread: items lane / 4 and lane / 4 + 8
+  // of the warp's 16, and two neighbours of every eight items of the tile.
+  template <class Change>
+  JITGEN_DEVICE void each(
+      const uint32_t (&of_block)[2][Config::block_words + 1], int stage, int block_first, int tile_first,
+      const Change& change) const {
+    const uint32_t* const staged = words(stage);
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < Config::tile / 8; ++i) {
+      uint32_t of_tile[2][Config::tile_words + 1];
+#pragma unroll
+      for (int word = 0; word < Config::tile_words; ++word) {
+        const uint2 both = *reinterpret_cast<const uint2*>(staged + word * Config::tile + i * 8 + column);
+        of_tile[0][word] = both.x, of_tile[1][word] = both.y;
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int of_block_item = block_first + r * 8, of_tile_item = tile_first + i * 8 + column + j;
+          if constexpr (Config::by_keys) {
+            change(i * 4 + r * 2 + j, of_tile[j], of_block[r], of_tile_item, of_block_item);
+          } else {
+            change(i * 4 + r * 2 + j, of_block[r], of_tile[j], of_block_item, of_tile_item);
+          }
+        }
+      }
+    }
+  }
+  // From products to weights. If dS is not computed from these, the products stay.
+  template <bool masked>
+  JITGEN_DEVICE void weigh(
+      float (&scores)[n], uint32_t (&weights)[steps][4], const Task& task,
+      const uint32_t (&of_block)[2][Config::block_words + 1], int stage, int block_first, int tile_first) const {
+    if constexpr (Config::by_weight) {
+      each(of_block, stage, block_first, tile_first,
+           [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
+             scores[i] = operands.template weight<masked>(scores[i], task, of_row, of_key, row, key);
+           });
+      if constexpr (Config::by_keys) pack(weights, scores);
+    } else if constexpr (Config::by_keys) {
+      float found[n];
+      each(of_block, stage, block_first, tile_first,
+           [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
+             found[i] = operands.template weight<masked>(scores[i], task, of_row, of_key, row, key);
+           });
+      pack(weights, found);
+    }
+  }
+  template <bool masked>
+  JITGEN_DEVICE void differentiate(
+      const float (&scores)[n], float (&gradients)[n], const Task& task,
+      const uint32_t (&of_block)[2][Config::block_words + 1], int stage, int block_first, int tile_first) const {
+    each(of_block, stage, block_first, tile_first,
+         [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
+           gradients[i] = operands.template dscore<masked>(scores[i], gradients[i], task, of_row, of_key, row, key);
+         });
+  }
+
+  static JITGEN_DEVICE int item_of_thread() { return int(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4); }
+
+  JITGEN_DEVICE void consume() const {
+    const int warpgroup = threadIdx.x / 128;
+    Ring ring;
+    for (uint32_t phase = 0;; phase ^= 1) {
+      barrier_wait_in_place(block_full(), phase);
+      if (tickets()->x < 0) return;
+      float depth_sums[Config::depth / 2], width_sums[Config::by_keys ? Config::width / 2 : 1];
+#pragma unroll
+      for (int i = 0; i < Config::depth / 2; ++i) depth_sums[i] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < (Config::by_keys ? Config::width / 2 : 1); ++i) width_sums[i] = 0.0f;
+      uint32_t dscores[steps][4], of_block[2][Config::block_words + 1];
+      Task task = operands.task(tickets()->x, 0);
+      int head = -1, finished = -1;  // the stage that the products still running read
+      while (true) {
+        const int stage = ring.stage;
+        barrier_wait_in_place(tile_full(stage, 0), ring.phase);
+        const BackwardTicket ticket = tile_ticket(stage);
+        if (ticket.seen(warpgroup)) {
+          uint32_t weights[steps][4];
+          float scores[n], gradients[n];  // written by products: no register has them before
+          multiply<0, Config::depth>(scores, stage);
+          barrier_wait_in_place(tile_full(stage, 1), ring.phase);
+          multiply<1, Config::width>(gradients, stage);
+          if (ticket.head != head) {
+            head = ticket.head;
+            if (head > 0) task = operands.task(tickets()->x, head);
+            if constexpr (Config::block_words > 0) {
+#pragma unroll
+              for (int r = 0; r < 2; ++r) {
+                uint32_t found[Config::block_words];
+                operands.block_words(found, task, smaller(tickets()->y + item_of_thread() + r * 8, this->block_items() - 1));
+#pragma unroll
+                for (int word = 0; word < Config::block_words; ++word) of_block[r][word] = found[word];
+              }
+            }
+          }
+          const int tile_first = ticket.tile * Config::tile, item = tickets()->y + item_of_thread();
+          cute::warpgroup_wait<1>();
+          settle(scores);
+          settle(depth_sums);
+          if constexpr (Config::overlap) {
+            if (finished >= 0) release(tile_empty(finished));
+            finished = stage;
+          }
+          const bool open = ticket.open(warpgroup);
+          if (open) {
+            weigh<false>(scores, weights, task, of_block, stage, item, tile_first);
+          } else {
+            weigh<true>(scores, weights, task, of_block, stage, item, tile_first);
+          }
+          if constexpr (Config::by_keys) {
+            accumulate<1, Config::width>(width_sums, weights, stage);
+            cute::warpgroup_wait<1>();
+          } else {
+            cute::warpgroup_wait<0>();
+          }
+          settle(gradients);
+          if (open) {
+            differentiate<false>(scores, gradients, task, of_block, stage, item, tile_first);
+          } else {
+            differentiate<true>(scores, gradients, task, of_block, stage, item, tile_first);
+          }
+          pack(dscores, gradients);
+          accumulate<0, Config::depth>(depth_sums, dscores, stage);
+          if constexpr (!Config::overlap) {
+            cute::warpgroup_wait<0>();
+            settle(depth_sums);
+            if constexpr (Config::by_keys) settle(width_sums);
+            release(tile_empty(stage));
+          }
+        } else {
+          if constexpr (Config::overlap) {
+            cute::warpgroup_wait<0>();
+            settle(depth_sums);
+            if (finished >= 0) release(tile_empty(finished));
+            finished = -1;
+          }
+          barrier_wait_in_place(tile_full(stage, 1), ring.phase);
+          release(tile_empty(stage));
+        }
+        ring.next();
+        if (ticket.ends()) break;
+      }
+      if constexpr (Config::overlap) {
+        cute::warpgroup_wait<0>();
+        settle(depth_sums);
+        if constexpr (Config::by_keys) settle(width_sums);
+        if (finished >= 0) release(tile_empty(finished));
+      }
+      const Task of_results = operands.task(tickets()->x, 0);
+      const int item = tickets()->y + item_of_thread();
+      release(block_empty());
+      finish<0, Config::depth>(of_results, item, depth_sums);
+      if constexpr (Config::by_keys) finish<1, Config::width>(of_results, item, width_sums);
+    }
+  }
+  // Four lanes have a row; each of them takes runs of eight neighbours.
+  template <int pair, int length>
+  JITGEN_DEVICE void finish(const Task& task, int item, const float (&sums)[length / 2]) const {
+    const int all = int(pair == 0 ? operands.depth : operands.width);
+#pragma unroll
+    for (int group = 0; group < length / 8; group += 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float low[4], high[4], run[8];
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+          low[g] = group + g < length / 8 ? sums[(group + g) % (length / 8) * 4 + r * 2] : 0.0f;
+          high[g] = group + g < length / 8 ? sums[(group + g) % (length / 8) * 4 + r * 2 + 1] : 0.0f;
+        }
+        columns_of_group(run, low, high);
+        const int column = (group + int(threadIdx.x % 4)) * 8, live = smaller(8, all - column);
+        if (item + r * 8 < this->block_items() && live > 0) {
+          operands.template results<pair>(task, item + r * 8, column, run, live);
+        }
+      }
+    }
+  }
+};
+
+template <class Config, class Operands>
+JITGEN_DEVICE void attention_backward(const Operands& operands) {
+  using Shape = BackwardShape<Config>;
+  extern __shared__ __align__(1024) uint8_t attention_memory[];
+  const BackwardKernel<Config, Operands> kernel{operands, attention_memory, shared_address(attention_memory)};
+  if (threadIdx.x == 0) kernel.initialise();
+  __syncthreads();
+  next_kernel_may_start();
+  previous_kernel_wait();
+  if (threadIdx.x >= Shape::consumers) {
+    cutlass::arch::warpgroup_reg_dealloc<Shape::copier_registers>();
+    kernel.produce();
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Shape::registers>();
+    kernel.consume();
+  }
+}
+
+}  // namespace jitgen

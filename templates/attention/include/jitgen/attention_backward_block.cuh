@@ -1,0 +1,230 @@
+// Shared memory of the kernel of attention's gradients, its barriers, and its producer. See attention_backward.cuh.
+#pragma once
+
+#include "jitgen/attention_scores.cuh"
+#include "jitgen/attention_walk.cuh"
+#include "jitgen/wgmma_ptx.cuh"
+
+namespace jitgen {
+
+template <class Config>
+struct BackwardShape {
+  static constexpr int consumers = Config::warpgroups * 128;
+  static constexpr int threads = consumers + 128;  // the last warpgroup copies
+  static constexpr int block = Config::warpgroups * 64;
+  static constexpr int tile = Config::tile;
+  static constexpr int depth_chunks = (Config::depth + 63) / 64, width_chunks = (Config::width + 63) / 64;
+  static constexpr int chunks(int pair) { return pair == 0 ? depth_chunks : width_chunks; }
+
+  static constexpr int block_bytes(int pair) { return block * 128 * chunks(pair); }
+  static constexpr int tile_bytes(int pair) { return tile * 128 * chunks(pair); }
+  static constexpr int words_bytes = (Config::tile_words * tile * 4 + 1023) / 1024 * 1024;
+  static constexpr int stage_bytes = tile_bytes(0) + tile_bytes(1);
+
+  static constexpr int block_at(int pair) { return pair * block_bytes(0); }
+  static constexpr int stages_at = block_bytes(0) + block_bytes(1);
+  static constexpr int tile_at(int stage, int pair) { return stages_at + stage * stage_bytes + pair * tile_bytes(0); }
+  static constexpr int words_at(int stage) { return stages_at + Config::stages * stage_bytes + stage * words_bytes; }
+  static constexpr int barriers_at = words_at(Config::stages);
+  static constexpr int tickets_at = barriers_at + (2 + 3 * Config::stages) * 8 + 16 - (2 + 3 * Config::stages) % 2 * 8;
+  static constexpr int bytes = tickets_at + 16 * (1 + Config::stages);
+
+  // Registers of a thread that computes and of one that copies.
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : 24;
+  static constexpr int registers = Config::warpgroups == 3 ? 160 : 240;
+};
+
+// What a block learns of a tile of the other side: its number, the head whose it is, and for each warpgroup whether it
+// sees any score and whether no mask hides any; whether it is the last one of its piece.
+struct BackwardTicket {
+  int tile, head;
+  uint32_t flags;
+  static constexpr uint32_t of_end = 1u << 31;
+  JITGEN_DEVICE bool seen(int warpgroup) const { return flags >> 2 * warpgroup & 1u; }
+  JITGEN_DEVICE bool open(int warpgroup) const { return flags >> 2 * warpgroup & 2u; }
+  JITGEN_DEVICE bool ends() const { return flags & of_end; }
+};
+
+// A block, as each of its threads sees it.
+template <class Config, class Operands>
+struct BackwardBlock {
+  using Shape = BackwardShape<Config>;
+  using Task = typename Operands::Task;
+  static constexpr int stages = Config::stages;
+
+  const Operands& operands;
+  uint8_t* const memory;
+  const uint32_t base;  // the address of `memory`
+
+  struct Ring {
+    int stage = 0;
+    uint32_t phase = 0;
+    JITGEN_DEVICE void next() {
+      if (++stage == stages) stage = 0, phase ^= 1;
+    }
+  };
+
+  JITGEN_DEVICE uint32_t block_full() const { return base + Shape::barriers_at; }
+  JITGEN_DEVICE uint32_t block_empty() const { return block_full() + 8; }
+  JITGEN_DEVICE uint32_t tile_full(int stage, int pair) const { return block_full() + 16 + stage * 24 + pair * 8; }
+  JITGEN_DEVICE uint32_t tile_empty(int stage) const { return block_full() + 32 + stage * 24; }
+  JITGEN_DEVICE volatile int4* tickets() const { return reinterpret_cast<volatile int4*>(memory + Shape::tickets_at); }
+  JITGEN_DEVICE void leave_ticket(int number, int x, int y, int z) const {
+    volatile int4* const ticket = tickets() + number;
+    ticket->x = x, ticket->y = y, ticket->z = z;
+  }
+  JITGEN_DEVICE BackwardTicket tile_ticket(int stage) const {
+    const volatile int4* const ticket = tickets() + 1 + stage;
+    return {ticket->x, ticket->y, uint32_t(ticket->z)};
+  }
+  JITGEN_DEVICE uint32_t* words(int stage) const {
+    return reinterpret_cast<uint32_t*>(memory + Shape::words_at(stage));
+  }
+
+  JITGEN_DEVICE void initialise() const {
+    barrier_init(block_full(), 1);
+    barrier_init(block_empty(), Shape::consumers / 32);
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(tile_full(stage, 0), 1 + 32);
+      barrier_init(tile_full(stage, 1), 1);
+      barrier_init(tile_empty(stage), Shape::consumers / 32);
+    }
+    barrier_init_fence();
+  }
+
+  JITGEN_DEVICE int block_items() const { return int(Config::by_keys ? operands.keys : operands.rows); }
+  JITGEN_DEVICE int tile_items() const { return int(Config::by_keys ? operands.rows : operands.keys); }
+  JITGEN_DEVICE PieceWalk pieces() const {
+    const int tasks = operands.tasks();
+    const int blocks = (block_items() + Shape::block - 1) / Shape::block;
+    return {tasks, blocks, 1, Config::masked ? tasks : 1, int(blockIdx.x), int(gridDim.x)};
+  }
+  // The first keys are seen by most rows under most masks, and the last rows see most keys: the longest pieces come first.
+  static JITGEN_DEVICE int first_of(const Piece& piece, const PieceWalk& walk) {
+    return (Config::by_keys ? walk.row_blocks - 1 - piece.row_block : piece.row_block) * Shape::block;
+  }
+  // All lanes have read what the producer may overwrite now.
+  JITGEN_DEVICE void release(uint32_t barrier) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+
+  // ------------------------------------------------------------------------------------------------------- the producer
+
+  // Which scores of a tile the warpgroups see, as flags of a ticket.
+  JITGEN_DEVICE uint32_t look(const Task& task, int first, int tile) const {
+    if (!Config::masked && (first + Shape::block <= block_items() && (tile + 1) * Shape::tile <= tile_items())) {
+      return 0xffffu;
+    }
+    uint32_t flags = 0;
+#pragma unroll
+    for (int w = 0; w < Config::warpgroups; ++w) {
+      const int of_block = first + w * 64, of_tile = tile * Shape::tile;
+      if (of_block >= block_items()) continue;
+      const int block_end = smaller(of_block + 64, block_items()), tile_end = smaller(of_tile + Shape::tile, tile_items());
+      const bool whole = block_end == of_block + 64 && tile_end == of_tile + Shape::tile;
+      const uint32_t found = Config::by_keys ? operands.look(task, of_tile, tile_end, of_block, block_end)
+                                             : operands.look(task, of_block, block_end, of_tile, tile_end);
+      flags |= (found & (whole ? 3u : 1u)) << 2 * w;
+    }
+    return flags;
+  }
+
+  // One warp.
+  JITGEN_DEVICE void produce() const {
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x - Shape::consumers >= 32) return;
+    Ring ring;
+    uint32_t block_phase = 1;
+    for (PieceWalk walk = pieces(); walk.more(); ++walk.round) {
+      if (!walk.live()) continue;
+      const Piece piece = walk.piece();
+      const int first = first_of(piece, walk);
+      const int heads = operands.heads(), tiles = (tile_items() + Shape::tile - 1) / Shape::tile;
+      barrier_wait_in_place(block_empty(), block_phase);
+      block_phase ^= 1;
+      if (lane == 0) {
+        const Task task = operands.task(piece.task, 0);
+        leave_ticket(0, piece.task, first, 0);
+        barrier_arrive_expect(block_full(), Shape::block_bytes(0) + Shape::block_bytes(1));
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          for (int c = 0; c < Shape::chunks(pair); ++c) {
+            const uint32_t to = base + Shape::block_at(pair) + c * (Shape::block * 128);
+            operands.copy_block(pair, to, task, c * 64, first, block_full());
+          }
+        }
+      }
+      // A tile is copied when the next one is known: the last one says that it is.
+      int held = -1, held_head = 0;
+      uint32_t held_flags = 0;
+      for (int head = 0; head < heads; ++head) {
+        const Task task = operands.task(piece.task, head);
+        for (int group = 0; group < tiles; group += 32) {
+          const uint32_t mine = group + lane < tiles ? look(task, first, group + lane) : 0u;
+          uint32_t seen = __ballot_sync(0xffffffffu, (mine & 0x55555555u) != 0);
+          while (seen != 0) {
+            const int bit = __ffs(seen) - 1;
+            seen &= seen - 1;
+            if (held >= 0) copy_tile(piece.task, held_head, held, held_flags, ring);
+            held = group + bit, held_head = head;
+            held_flags = __shfl_sync(0xffffffffu, mine, bit);
+          }
+        }
+      }
+      if (held >= 0) {
+        copy_tile(piece.task, held_head, held, held_flags | BackwardTicket::of_end, ring);
+      } else {
+        copy_nothing(ring);
+      }
+    }
+    barrier_wait_in_place(block_empty(), block_phase);
+    if (lane == 0) {
+      leave_ticket(0, -1, 0, 0);
+      barrier_arrive(block_full());
+    }
+  }
+  // A ticket without a tile, for a piece that sees none.
+  JITGEN_DEVICE void copy_nothing(Ring& ring) const {
+    const int stage = ring.stage;
+    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      leave_ticket(1 + stage, 0, 0, int(BackwardTicket::of_end));
+      barrier_arrive(tile_full(stage, 0));
+      barrier_arrive(tile_full(stage, 1));
+    }
+    barrier_arrive(tile_full(stage, 0));
+    ring.next();
+  }
+  JITGEN_DEVICE void copy_tile(int number, int head, int tile, uint32_t flags, Ring& ring) const {
+    const int lane = threadIdx.x % 32, stage = ring.stage;
+    const Task task = operands.task(number, head);
+    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
+    if (lane == 0) {
+      leave_ticket(1 + stage, tile, head, int(flags));
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        barrier_arrive_expect(tile_full(stage, pair), Shape::tile_bytes(pair));
+        for (int c = 0; c < Shape::chunks(pair); ++c) {
+          const uint32_t to = base + Shape::tile_at(stage, pair) + c * (Shape::tile * 128);
+          operands.copy_tile(pair, to, task, c * 64, tile * Shape::tile, tile_full(stage, pair));
+        }
+      }
+    }
+    if constexpr (Config::tile_words > 0) {
+      uint32_t* const to = words(stage);
+#pragma unroll
+      for (int i = 0; i < Shape::tile; i += 32) {
+        const int item = smaller(tile * Shape::tile + i + lane, tile_items() - 1);
+        uint32_t found[Config::tile_words];
+        operands.tile_words(found, task, item);
+#pragma unroll
+        for (int word = 0; word < Config::tile_words; ++word) to[word * Shape::tile + i + lane] = found[word];
+      }
+    }
+    barrier_arrive(tile_full(stage, 0));
+    ring.next();
+  }
+};
+
+}  // namespace jitgen
