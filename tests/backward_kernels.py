@@ -1,4 +1,4 @@
-"""Kernels around ``attention_backward.cuh``, one per configuration, for the compile and the device tests: attention with
+"""Kernels around ``attention_backward.cuh``, one per configuration, for compile and device tests: attention with
 a scale and a mask of indices, of contiguous tensors, with its log-sum-exp and delta = sum(dO * O) as inputs."""
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ struct Operands {{
     }} else {{
       found.batch = number / row_heads, found.row_head = number % row_heads, found.key_head = found.row_head / shared;
     }}
-    const int64_t at = (int64_t(found.batch) * row_heads + found.row_head) * rows;
+    const int64_t at = (int64_t(found.batch) * row_heads + found.row_head) * (Config::by_keys ? keys : rows);
     found.lse = lse + at, found.delta = delta + at;
     return found;
   }}
-  JITGEN_DEVICE uint32_t look(const Task&, int row_first, int row_end, int key_first, int key_end) const {{
-    const int row_last = row_end - 1, key_last = key_end - 1;
+  JITGEN_DEVICE uint32_t look(const Task&, int first, int end, int tile_first, int tile_end) const {{
+    const int row_first = Config::by_keys ? tile_first : first, row_last = (Config::by_keys ? tile_end : end) - 1;
+    const int key_first = Config::by_keys ? first : tile_first, key_last = (Config::by_keys ? end : tile_end) - 1;
     return ({hidden}) ? 0u : ({open}) ? 3u : 1u;
   }}
   JITGEN_DEVICE void row_words(uint32_t (&found)[2], const Task& task, int row) const {{
@@ -68,16 +69,20 @@ struct Operands {{
   JITGEN_DEVICE void block_words(uint32_t (&found)[count], const Task& task, int item) const {{
     if constexpr (!Config::by_keys) row_words(found, task, item);
   }}
-  template <bool masked, class Rows, class Keys>
-  JITGEN_DEVICE float weight(float product, const Task&, const Rows& of_row, const Keys&, int row, int key) const {{
-    const float weight =
-        jitgen::exp2_normal(__fmaf_rn(product, scale * jitgen::log2_e, -__int_as_float(int(of_row[0]))));
-    if (masked) return row >= rows || key >= keys || ({hides}) ? 0.0f : weight;
+  static JITGEN_DEVICE float word(uint32_t bits) {{ return __int_as_float(int(bits)); }}
+  template <bool masked, class Block, class Tile>
+  JITGEN_DEVICE float weigh(
+      float product, float& weight, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {{
+    const int row = Config::by_keys ? b : a, key = Config::by_keys ? a : b;
+    const float base = Config::by_keys ? word(of_tile[0]) : word(of_block[0]);
+    weight = jitgen::exp2_normal(__fmaf_rn(product, scale * jitgen::log2_e, -base));
+    if (masked) weight = b >= keys || ({hides}) ? 0.0f : weight;
     return weight;
   }}
-  template <bool masked, class Rows, class Keys>
-  JITGEN_DEVICE float dscore(float weight, float dp, const Task&, const Rows& of_row, const Keys&, int, int) const {{
-    return weight * (dp - __int_as_float(int(of_row[1])));
+  template <bool masked, class Block, class Tile>
+  JITGEN_DEVICE float dscore(
+      float weight, float dp, const Task&, const Block& of_block, const Tile& of_tile, int, int) const {{
+    return weight * (dp - (Config::by_keys ? word(of_tile[1]) : word(of_block[1])));
   }}
   JITGEN_DEVICE void copy_block(int pair, uint32_t to, const Task& task, int column, int item, uint32_t barrier) const {{
     const int batch[] = {{0, task.batch, Config::by_keys ? task.key_head : task.row_head}};
@@ -94,7 +99,7 @@ struct Operands {{
     for (int j = 0; j < 8; ++j) words[j] = jitgen::store<jitgen::{element}>(pair == 0 ? run[j] * scale : run[j]);
     const int64_t matrix = Config::by_keys ? int64_t(task.batch) * of_keys + task.key_head
                                            : int64_t(task.batch) * of_keys * shared + task.row_head;
-    const int64_t row = matrix * (Config::by_keys ? keys : rows) + item;
+    const int64_t row = matrix * rows + item;
     jitgen::store_vector((pair == 0 ? out0 : out1) + row * (pair == 0 ? depth : width) + column, words);
   }}
 }};
@@ -122,7 +127,6 @@ class Backward:
     stages: int = 3
     mask: str = "causal"
     element: str = "bfloat16"
-    by_weight: bool = True
     overlap: bool = False
 
     @property
@@ -158,12 +162,8 @@ class Backward:
             name: getattr(self, name) for name in ("warpgroups", "tile", "depth", "width", "stages", "tile_words")
         }
         numbers["block_words"] = 0 if self.by_keys else 2
-        flags = {
-            "by_keys": self.by_keys,
-            "masked": self.mask != "full",
-            "by_weight": self.by_weight,
-            "overlap": self.overlap,
-        }
+        flags = {"by_keys": self.by_keys, "sums_weights": self.by_keys, "first_are_long": self.by_keys}
+        flags |= {"masked": self.mask != "full", "overlap": self.overlap}
         fields = "\n".join(
             [
                 *(f"  static constexpr int {name} = {number};" for name, number in numbers.items()),
@@ -182,7 +182,7 @@ class Backward:
             hides=hides,
             name=self.name,
         )
-        included = headers(family_folder("attention"), text)
+        included = headers(family_folder("attention_backward"), text)
         return KernelSource(
             self.name,
             "cuda",

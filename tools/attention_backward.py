@@ -55,7 +55,7 @@ def prepared(
     values = (
         *maps,
         *(tensor.data_ptr() for tensor in (lse, delta, out0, out1)),
-        *(batch, heads, row_heads // heads, rows, keys, depth, width),
+        *(batch, heads, row_heads // heads, *((keys, rows) if config.by_keys else (rows, keys)), depth, width),
         scale,
     )
     grid = min(pieces, cuda.multiprocessors(0))

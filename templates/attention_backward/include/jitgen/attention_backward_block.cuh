@@ -34,7 +34,7 @@ struct BackwardShape {
   static constexpr int registers = Config::warpgroups == 3 ? 160 : 240;
 };
 
-// What a block learns of a tile of the other side: its number, the head whose it is, and for each warpgroup whether it
+// What a block learns of a tile: its number, the head whose it is, and for each warpgroup whether it
 // sees any score and whether no mask hides any; whether it is the last one of its piece.
 struct BackwardTicket {
   int tile, head;
@@ -92,16 +92,16 @@ struct BackwardBlock {
     barrier_init_fence();
   }
 
-  JITGEN_DEVICE int block_items() const { return int(Config::by_keys ? operands.keys : operands.rows); }
-  JITGEN_DEVICE int tile_items() const { return int(Config::by_keys ? operands.rows : operands.keys); }
+  JITGEN_DEVICE int block_items() const { return int(operands.rows); }
+  JITGEN_DEVICE int tile_items() const { return int(operands.keys); }
   JITGEN_DEVICE PieceWalk pieces() const {
     const int tasks = operands.tasks();
     const int blocks = (block_items() + Shape::block - 1) / Shape::block;
     return {tasks, blocks, 1, Config::masked ? tasks : 1, int(blockIdx.x), int(gridDim.x)};
   }
-  // The first keys are seen by most rows under most masks, and the last rows see most keys: the longest pieces come first.
+  // The longest pieces come first: under most masks the last rows of Q see most keys, and most rows see the first keys.
   static JITGEN_DEVICE int first_of(const Piece& piece, const PieceWalk& walk) {
-    return (Config::by_keys ? walk.row_blocks - 1 - piece.row_block : piece.row_block) * Shape::block;
+    return (Config::first_are_long ? walk.row_blocks - 1 - piece.row_block : piece.row_block) * Shape::block;
   }
   // All lanes have read what the producer may overwrite now.
   JITGEN_DEVICE void release(uint32_t barrier) const {
@@ -123,8 +123,7 @@ struct BackwardBlock {
       if (of_block >= block_items()) continue;
       const int block_end = smaller(of_block + 64, block_items()), tile_end = smaller(of_tile + Shape::tile, tile_items());
       const bool whole = block_end == of_block + 64 && tile_end == of_tile + Shape::tile;
-      const uint32_t found = Config::by_keys ? operands.look(task, of_tile, tile_end, of_block, block_end)
-                                             : operands.look(task, of_block, block_end, of_tile, tile_end);
+      const uint32_t found = operands.look(task, of_block, block_end, of_tile, tile_end);
       flags |= (found & (whole ? 3u : 1u)) << 2 * w;
     }
     return flags;

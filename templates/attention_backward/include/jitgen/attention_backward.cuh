@@ -1,35 +1,35 @@
 // Gradients of attention on Hopper's wgmma. With S = Q K^T, weights P of scores that are a rule of S, dP = dO V^T, and
-// dS, a rule of S, P and dP, they are dV = P^T dO, dK = dS^T Q and dQ = dS K. (FlashAttention-2 and -3: Dao, 2023; Shah et
-// al., 2024.) One mainloop computes them in two kernels, each of which computes S and dP:
+// dS, a rule of S and dP, they are dV = P^T dO, dK = dS^T Q and dQ = dS K (FlashAttention-2 and -3: Dao, 2023; Shah et
+// al., 2024). One mainloop has two kernels, each of which computes S and dP:
 //
-//   by keys: a block has keys. It walks tiles of rows, of all heads that share the keys; S^T and dP^T are products of its
-//            keys and values with tiles of Q and dO, and P^T and dS^T, in registers, left operands of dV and dK.
-//   by rows: a block has rows and walks tiles of keys. S and dP are products of its Q and dO with tiles of keys and
-//            values, and dS the left operand of dQ.
+//   dQ:      a block has rows a of Q and dO, and walks tiles of rows b of K and V.
+//   dK, dV:  a block has rows a of K and V, and walks tiles of rows b of Q and dO, of all heads that share them.
 //
-// So every sum is added up by one thread in one order, and the same call gives the same bits. Each consumer warpgroup has
-// 64 items of the block. A producer warp copies tiles into a ring and leaves a ticket beside each: it alone computes which
-// tiles a mask leaves. Numbers of each item of a tile, such as a row's log-sum-exp, are staged as words beside it.
-// Blocks are persistent.
+// Both have products S[a, b] = sum_d X0[a, d] Z0[b, d] and dP[a, b] = sum_e X1[a, e] Z1[b, e] from shared memory, and then
+// sums R0[a, d] = sum_b dS[a, b] Z0[b, d], and with dV also R1[a, e] = sum_b P[a, b] Z1[b, e], whose left operands are in
+// the registers in which they were computed. Every sum is added up by one thread in one order, so the same call gives the
+// same bits. Each consumer warpgroup has 64 rows of the block. A producer warp copies tiles into a ring and leaves a ticket
+// beside each: it alone computes which tiles a mask leaves. Numbers of each row of a tile, such as its log-sum-exp, are
+// staged as words beside it. Blocks are persistent.
 //
 //   struct Config {
 //     using Element = jitgen::bfloat16;       // of all operands of products: bfloat16 or float16
-//     static constexpr bool by_keys = true;
 //     static constexpr int warpgroups = 2;    // consumers
-//     static constexpr int tile = 64;         // items of a tile: n of a wgmma
-//     static constexpr int depth = 128;       // of a key, rounded up to n of a wgmma
-//     static constexpr int width = 128;       // of a value, the same
+//     static constexpr int tile = 64;         // rows of a tile: n of a wgmma
+//     static constexpr int depth = 128;       // D, rounded up to n of a wgmma
+//     static constexpr int width = 128;       // E, the same
 //     static constexpr int stages = 3;
-//     static constexpr int tile_words = 2;    // of each item of a tile
-//     static constexpr int block_words = 0;   // of each item of a block
+//     static constexpr int tile_words = 2;    // of each row of a tile
+//     static constexpr int block_words = 0;   // of each row of a block
+//     static constexpr bool sums_weights;     // whether there is R1
 //     static constexpr bool masked;           // whether a mask may hide a tile
+//     static constexpr bool first_are_long;   // whether the first blocks see most tiles
 //     static constexpr bool overlap;          // whether a tile's last product runs on under the next tile's first
-//     static constexpr bool by_weight;        // whether dS is computed from P and not from S
 //   };
 //
 // `Operands` is generated (attention_backward.cu.j2): where everything is, the rules, and the results.
 //
-// Shared memory: rows of 128 bytes with the 128-byte swizzle; [chunk of 64 d][item].
+// Shared memory: rows of 128 bytes with the 128-byte swizzle; [chunk of 64 d][row].
 #pragma once
 
 #include "jitgen/attention_backward_block.cuh"
@@ -114,12 +114,13 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
     }
   }
 
-  // Calls change(number's index, of_row, of_key, row, key) for each number of this thread: items lane / 4 and lane / 4 + 8
-  // of the warp's 16, and two neighbours of every eight items of the tile.
+  using BlockWords = uint32_t[2][Config::block_words + 1];
+
+  // Calls change(its number, words of its row of the block, of its row of the tile, both rows) for each product of this
+  // thread: rows lane / 4 and lane / 4 + 8 of the warp's 16, and two neighbours of every eight rows of the tile.
   template <class Change>
   JITGEN_DEVICE void each(
-      const uint32_t (&of_block)[2][Config::block_words + 1], int stage, int block_first, int tile_first,
-      const Change& change) const {
+      const BlockWords& of_block, int stage, int block_row, int tile_first, const Change& change) const {
     const uint32_t* const staged = words(stage);
     const int column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -134,41 +135,28 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int of_block_item = block_first + r * 8, of_tile_item = tile_first + i * 8 + column + j;
-          if constexpr (Config::by_keys) {
-            change(i * 4 + r * 2 + j, of_tile[j], of_block[r], of_tile_item, of_block_item);
-          } else {
-            change(i * 4 + r * 2 + j, of_block[r], of_tile[j], of_block_item, of_tile_item);
-          }
+          change(i * 4 + r * 2 + j, of_block[r], of_tile[j], block_row + r * 8, tile_first + i * 8 + column + j);
         }
       }
     }
   }
-  // From products to weights. If dS is not computed from these, the products stay.
+  // Products become what dS is computed from, and weights.
   template <bool masked>
   JITGEN_DEVICE void weigh(
-      float (&scores)[n], uint32_t (&weights)[steps][4], const Task& task,
-      const uint32_t (&of_block)[2][Config::block_words + 1], int stage, int block_first, int tile_first) const {
-    if constexpr (Config::by_weight) {
-      each(of_block, stage, block_first, tile_first,
-           [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
-             scores[i] = operands.template weight<masked>(scores[i], task, of_row, of_key, row, key);
-           });
-      if constexpr (Config::by_keys) pack(weights, scores);
-    } else if constexpr (Config::by_keys) {
-      float found[n];
-      each(of_block, stage, block_first, tile_first,
-           [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
-             found[i] = operands.template weight<masked>(scores[i], task, of_row, of_key, row, key);
-           });
-      pack(weights, found);
-    }
+      float (&scores)[n], uint32_t (&weights)[steps][4], const Task& task, const BlockWords& of_block, int stage,
+      int block_row, int tile_first) const {
+    float found[n];
+    each(of_block, stage, block_row, tile_first,
+         [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
+           scores[i] = operands.template weigh<masked>(scores[i], found[i], task, of_row, of_key, row, key);
+         });
+    if constexpr (Config::sums_weights) pack(weights, found);
   }
   template <bool masked>
   JITGEN_DEVICE void differentiate(
-      const float (&scores)[n], float (&gradients)[n], const Task& task,
-      const uint32_t (&of_block)[2][Config::block_words + 1], int stage, int block_first, int tile_first) const {
-    each(of_block, stage, block_first, tile_first,
+      const float (&scores)[n], float (&gradients)[n], const Task& task, const BlockWords& of_block, int stage,
+      int block_row, int tile_first) const {
+    each(of_block, stage, block_row, tile_first,
          [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
            gradients[i] = operands.template dscore<masked>(scores[i], gradients[i], task, of_row, of_key, row, key);
          });
@@ -182,12 +170,13 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
     for (uint32_t phase = 0;; phase ^= 1) {
       barrier_wait_in_place(block_full(), phase);
       if (tickets()->x < 0) return;
-      float depth_sums[Config::depth / 2], width_sums[Config::by_keys ? Config::width / 2 : 1];
+      float depth_sums[Config::depth / 2], width_sums[Config::sums_weights ? Config::width / 2 : 1];
 #pragma unroll
       for (int i = 0; i < Config::depth / 2; ++i) depth_sums[i] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < (Config::by_keys ? Config::width / 2 : 1); ++i) width_sums[i] = 0.0f;
-      uint32_t dscores[steps][4], of_block[2][Config::block_words + 1];
+      for (int i = 0; i < (Config::sums_weights ? Config::width / 2 : 1); ++i) width_sums[i] = 0.0f;
+      uint32_t dscores[steps][4];
+      BlockWords of_block;
       Task task = operands.task(tickets()->x, 0);
       int head = -1, finished = -1;  // the stage that the products still running read
       while (true) {
@@ -227,7 +216,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           } else {
             weigh<true>(scores, weights, task, of_block, stage, item, tile_first);
           }
-          if constexpr (Config::by_keys) {
+          if constexpr (Config::sums_weights) {
             accumulate<1, Config::width>(width_sums, weights, stage);
             cute::warpgroup_wait<1>();
           } else {
@@ -244,7 +233,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           if constexpr (!Config::overlap) {
             cute::warpgroup_wait<0>();
             settle(depth_sums);
-            if constexpr (Config::by_keys) settle(width_sums);
+            if constexpr (Config::sums_weights) settle(width_sums);
             release(tile_empty(stage));
           }
         } else {
@@ -263,14 +252,14 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       if constexpr (Config::overlap) {
         cute::warpgroup_wait<0>();
         settle(depth_sums);
-        if constexpr (Config::by_keys) settle(width_sums);
+        if constexpr (Config::sums_weights) settle(width_sums);
         if (finished >= 0) release(tile_empty(finished));
       }
       const Task of_results = operands.task(tickets()->x, 0);
       const int item = tickets()->y + item_of_thread();
       release(block_empty());
       finish<0, Config::depth>(of_results, item, depth_sums);
-      if constexpr (Config::by_keys) finish<1, Config::width>(of_results, item, width_sums);
+      if constexpr (Config::sums_weights) finish<1, Config::width>(of_results, item, width_sums);
     }
   }
   // Four lanes have a row; each of them takes runs of eight neighbours.
