@@ -84,11 +84,13 @@ struct Operands {{
       float weight, float dp, const Task&, const Block& of_block, const Tile& of_tile, int, int) const {{
     return weight * (dp - (Config::by_keys ? word(of_tile[1]) : word(of_block[1])));
   }}
-  JITGEN_DEVICE void copy_block(int pair, uint32_t to, const Task& task, int column, int item, uint32_t barrier) const {{
+  template <int pair>
+  JITGEN_DEVICE void copy_block(uint32_t to, const Task& task, int column, int item, uint32_t barrier) const {{
     const int batch[] = {{0, task.batch, Config::by_keys ? task.key_head : task.row_head}};
     jitgen::copy_box_of_batch(to, pair ? block1 : block0, column, item, batch, barrier);
   }}
-  JITGEN_DEVICE void copy_tile(int pair, uint32_t to, const Task& task, int column, int item, uint32_t barrier) const {{
+  template <int pair>
+  JITGEN_DEVICE void copy_tile(uint32_t to, const Task& task, int column, int item, uint32_t barrier) const {{
     const int batch[] = {{0, task.batch, Config::by_keys ? task.row_head : task.key_head}};
     jitgen::copy_box_of_batch(to, pair ? tile1 : tile0, column, item, batch, barrier);
   }}
@@ -164,6 +166,7 @@ class Backward:
         numbers["block_words"] = 0 if self.by_keys else 2
         flags = {"by_keys": self.by_keys, "sums_weights": self.by_keys, "first_are_long": self.by_keys}
         flags |= {"masked": self.mask != "full", "overlap": self.overlap}
+        flags |= {f"{name}_copied": True for name in ("block0", "block1", "tile0", "tile1")}
         fields = "\n".join(
             [
                 *(f"  static constexpr int {name} = {number};" for name, number in numbers.items()),

@@ -70,7 +70,7 @@ struct Block {
     turn(barrier);
   }
   void turn(Barrier& barrier) {
-    if (barrier.pending > 0 || barrier.bytes > 0) return;
+    if (barrier.pending > 0 || barrier.bytes != 0) return;
     barrier.pending = barrier.expected;
     ++barrier.phase;
     changed.notify_all();

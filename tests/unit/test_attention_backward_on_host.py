@@ -18,11 +18,12 @@ WHOLE = r"""
 
 using jitgen::bfloat16;
 
-template <int warps, int rows_of_tile, int d, int e, bool of_keys, bool overlaps>
+template <int warps, int rows_of_tile, int d, int e, bool of_keys, bool overlaps, bool copied>
 struct Config {
   using Element = bfloat16;
   static constexpr int warpgroups = warps, tile = rows_of_tile, depth = d, width = e, stages = 2;
   static constexpr int tile_words = of_keys ? 2 : 0, block_words = of_keys ? 0 : 2;
+  static constexpr bool block0_copied = true, block1_copied = copied, tile0_copied = copied, tile1_copied = copied;
   static constexpr bool sums_weights = of_keys, masked = true, first_are_long = of_keys, overlap = overlaps;
 };
 
@@ -96,12 +97,25 @@ struct Operands {
       copy(pair ? problem.g : problem.q, task.row_head, problem.rows, length, to, column, row, box, barrier);
     }
   }
-  void copy_block(int pair, uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+  template <int pair>
+  void copy_block(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     copy_side(of_keys, pair, to, task, column, row, jitgen::BackwardShape<Config>::block, barrier);
   }
-  void copy_tile(int pair, uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+  template <int pair>
+  void copy_tile(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     copy_side(!of_keys, pair, to, task, column, row, Config::tile, barrier);
   }
+  template <int pair>
+  bfloat16 element(bool keys_side, const Task& task, int row, int column) const {
+    const int length = pair ? problem.width : problem.depth;
+    const size_t of_key = size_t(task.key_head) * problem.keys + row, of_row = size_t(task.row_head) * problem.rows + row;
+    const auto& from = keys_side ? (pair ? problem.v : problem.k) : (pair ? problem.g : problem.q);
+    return from[(keys_side ? of_key : of_row) * length + column];
+  }
+  template <int pair>
+  bfloat16 block_element(const Task& task, int row, int column) const { return element<pair>(of_keys, task, row, column); }
+  template <int pair>
+  bfloat16 tile_element(const Task& task, int row, int column) const { return element<pair>(!of_keys, task, row, column); }
   template <int number>
   void results(const Task& task, int row, int column, const float (&run)[8], int live) const {
     const int length = number ? width : depth, matrix = of_keys ? task.key_head : task.row_head;
@@ -152,7 +166,7 @@ void run(const Problem& problem, std::vector<float>& out0, std::vector<float>& o
   for (auto& each : threads) each.join();
 }
 
-template <int warps, int tile_of_rows, int tile_of_keys, int block_d, int block_e, bool overlaps>
+template <int warps, int tile_of_rows, int tile_of_keys, int block_d, int block_e, bool overlaps, bool copied = true>
 void whole(int tasks, int heads, int rows, int keys, int depth, int width, int shift, int blocks) {
   std::srand(rows + keys);
   const auto random = [](size_t count) {
@@ -193,8 +207,8 @@ void whole(int tasks, int heads, int rows, int keys, int depth, int width, int s
     }
   }
   std::vector<float> found_q(dq.size(), NAN), found_k(dk.size(), NAN), found_v(dv.size(), NAN);
-  run<Config<warps, tile_of_keys, block_d, block_e, false, overlaps>>(problem, found_q, found_q, blocks);
-  run<Config<warps, tile_of_rows, block_d, block_e, true, overlaps>>(problem, found_k, found_v, blocks);
+  run<Config<warps, tile_of_keys, block_d, block_e, false, overlaps, copied>>(problem, found_q, found_q, blocks);
+  run<Config<warps, tile_of_rows, block_d, block_e, true, overlaps, copied>>(problem, found_k, found_v, blocks);
   compare("dQ", found_q, dq), compare("dK", found_k, dk), compare("dV", found_v, dv);
 }
 
@@ -229,6 +243,7 @@ CASES = {
     "overlapped, causal, two blocks": "whole<2, 64, 32, 32, 96, true>(1, 1, 150, 260, 24, 88, 0, 2);",
     "heads that share keys": "whole<1, 64, 64, 64, 32, false>(2, 3, 65, 63, 40, 32, 3, 2);",
     "keys that no row sees": "whole<2, 32, 64, 64, 64, true>(1, 2, 20, 300, 64, 64, 1, 2);",
+    "element by element": "whole<1, 64, 32, 64, 96, true, false>(2, 2, 70, 90, 60, 70, 3, 2);",
     "one row, one key": "whole<1, 32, 32, 64, 64, false>(1, 1, 2, 1, 8, 8, 9, 1);",
 }
 

@@ -22,6 +22,7 @@
 //     static constexpr int tile_words = 2;    // of each row of a tile
 //     static constexpr int block_words = 0;   // of each row of a block
 //     static constexpr bool sums_weights;     // whether there is R1
+//     static constexpr bool block0_copied, block1_copied, tile0_copied, tile1_copied;  // X0, X1, Z0, Z1 by tensor maps
 //     static constexpr bool masked;           // whether a mask may hide a tile
 //     static constexpr bool first_are_long;   // whether the first blocks see most tiles
 //     static constexpr bool overlap;          // whether a tile's last product runs on under the next tile's first
@@ -296,10 +297,10 @@ JITGEN_DEVICE void attention_backward(const Operands& operands) {
   next_kernel_may_start();
   previous_kernel_wait();
   if (threadIdx.x >= Shape::consumers) {
-    cutlass::arch::warpgroup_reg_dealloc<Shape::copier_registers>();
+    if constexpr (Shape::deals_registers) cutlass::arch::warpgroup_reg_dealloc<Shape::copier_registers>();
     kernel.produce();
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Shape::registers>();
+    if constexpr (Shape::deals_registers) cutlass::arch::warpgroup_reg_alloc<Shape::registers>();
     kernel.consume();
   }
 }

@@ -29,10 +29,38 @@ struct BackwardShape {
   static constexpr int tickets_at = barriers_at + (2 + 3 * Config::stages) * 8 + 16 - (2 + 3 * Config::stages) % 2 * 8;
   static constexpr int bytes = tickets_at + 16 * (1 + Config::stages);
 
-  // Registers of a thread that computes and of one that copies.
-  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : 24;
-  static constexpr int registers = Config::warpgroups == 3 ? 160 : 240;
+  static constexpr bool block_copied(int pair) { return pair == 0 ? Config::block0_copied : Config::block1_copied; }
+  static constexpr bool tile_copied(int pair) { return pair == 0 ? Config::tile0_copied : Config::tile1_copied; }
+  static constexpr bool copied = block_copied(0) && block_copied(1) && tile_copied(0) && tile_copied(1);
+  static constexpr int copied_bytes =
+      (Config::block0_copied ? block_bytes(0) : 0) + (Config::block1_copied ? block_bytes(1) : 0);
+  // Threads that copy: one asks for tensor copies, and whole warps write words and elements.
+  static constexpr int copiers = copied ? 32 : 128;
+
+  // Registers of a thread that computes and of one that copies, at most 512 with those of the other warpgroups.
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : copied ? 24 : 40;
+  static constexpr int registers = Config::warpgroups == 3 ? 160 : copied ? 240 : 232;
+  static constexpr bool deals_registers = Config::warpgroups > 1;
 };
+
+// Writes `rows` rows of `columns` elements to [chunk][row] in shared memory, with zeros beyond `live_rows` and
+// `live_columns`; element(row, column) gives them. Called by `threads` threads, of which this is number `thread`.
+template <class Element, class At>
+JITGEN_DEVICE void write_elements(
+    uint8_t* to, int rows, int columns, int live_rows, int live_columns, int thread, int threads, const At& element) {
+  const int pieces = columns / 8;
+#pragma unroll 1
+  for (int i = thread; i < rows * pieces; i += threads) {
+    const int row = i / pieces, piece = i % pieces;
+    Vector<Element, 8> found;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      found[j] = row < live_rows && piece * 8 + j < live_columns ? element(row, piece * 8 + j) : Element{};
+    }
+    const int at = (piece / 8 * rows + row) * 128 + ((piece % 8) ^ (row % 8)) * 16;
+    store_vector(reinterpret_cast<Element*>(to + at), found);
+  }
+}
 
 // What a block learns of a tile: its number, the head whose it is, and for each warpgroup whether it
 // sees any score and whether no mask hides any; whether it is the last one of its piece.
@@ -82,11 +110,11 @@ struct BackwardBlock {
   }
 
   JITGEN_DEVICE void initialise() const {
-    barrier_init(block_full(), 1);
+    barrier_init(block_full(), Shape::copiers);
     barrier_init(block_empty(), Shape::consumers / 32);
     for (int stage = 0; stage < stages; ++stage) {
-      barrier_init(tile_full(stage, 0), 1 + 32);
-      barrier_init(tile_full(stage, 1), 1);
+      barrier_init(tile_full(stage, 0), Shape::copiers);
+      barrier_init(tile_full(stage, 1), Shape::copiers);
       barrier_init(tile_empty(stage), Shape::consumers / 32);
     }
     barrier_init_fence();
@@ -129,10 +157,20 @@ struct BackwardBlock {
     return flags;
   }
 
-  // One warp.
+  // Arrives for this thread; thread 0 expects the bytes of tensor copies too.
+  static JITGEN_DEVICE void arrive(uint32_t barrier, int bytes) {
+    if (threadIdx.x == Shape::consumers && bytes > 0) {
+      barrier_arrive_expect(barrier, bytes);
+    } else {
+      barrier_arrive(barrier);
+    }
+  }
+  JITGEN_DEVICE int live_columns(int pair) const { return int(pair == 0 ? operands.depth : operands.width); }
+
+  // Warps of the last warpgroup, each of which finds the same tiles.
   JITGEN_DEVICE void produce() const {
-    const int lane = threadIdx.x % 32;
-    if (threadIdx.x - Shape::consumers >= 32) return;
+    const int lane = threadIdx.x % 32, thread = threadIdx.x - Shape::consumers;
+    if (thread >= Shape::copiers) return;
     Ring ring;
     uint32_t block_phase = 1;
     for (PieceWalk walk = pieces(); walk.more(); ++walk.round) {
@@ -142,18 +180,11 @@ struct BackwardBlock {
       const int heads = operands.heads(), tiles = (tile_items() + Shape::tile - 1) / Shape::tile;
       barrier_wait_in_place(block_empty(), block_phase);
       block_phase ^= 1;
-      if (lane == 0) {
-        const Task task = operands.task(piece.task, 0);
-        leave_ticket(0, piece.task, first, 0);
-        barrier_arrive_expect(block_full(), Shape::block_bytes(0) + Shape::block_bytes(1));
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-          for (int c = 0; c < Shape::chunks(pair); ++c) {
-            const uint32_t to = base + Shape::block_at(pair) + c * (Shape::block * 128);
-            operands.copy_block(pair, to, task, c * 64, first, block_full());
-          }
-        }
-      }
+      copy_block<0>(piece.task, first);
+      copy_block<1>(piece.task, first);
+      if constexpr (!Shape::copied) proxy_fence();
+      if (thread == 0) leave_ticket(0, piece.task, first, 0);
+      arrive(block_full(), Shape::copied_bytes);
       // A tile is copied when the next one is known: the last one says that it is.
       int held = -1, held_head = 0;
       uint32_t held_flags = 0;
@@ -178,50 +209,75 @@ struct BackwardBlock {
       }
     }
     barrier_wait_in_place(block_empty(), block_phase);
-    if (lane == 0) {
-      leave_ticket(0, -1, 0, 0);
-      barrier_arrive(block_full());
+    if (thread == 0) leave_ticket(0, -1, 0, 0);
+    barrier_arrive(block_full());
+  }
+  template <int pair>
+  JITGEN_DEVICE void copy_block(int number, int first) const {
+    const Task task = operands.task(number, 0);
+    if constexpr (Shape::block_copied(pair)) {
+      if (threadIdx.x == Shape::consumers) {
+#pragma unroll
+        for (int c = 0; c < Shape::chunks(pair); ++c) {
+          const uint32_t to = base + Shape::block_at(pair) + c * (Shape::block * 128);
+          operands.template copy_block<pair>(to, task, c * 64, first, block_full());
+        }
+      }
+    } else {
+      write_elements<typename Config::Element>(
+          memory + Shape::block_at(pair), Shape::block, Shape::chunks(pair) * 64, block_items() - first,
+          live_columns(pair), threadIdx.x - Shape::consumers, Shape::copiers,
+          [&](int row, int column) { return operands.template block_element<pair>(task, first + row, column); });
     }
+  }
+  template <int pair>
+  JITGEN_DEVICE void copy_tile_of(const Task& task, int tile, int stage) const {
+    const int first = tile * Shape::tile;
+    if constexpr (Shape::tile_copied(pair)) {
+      if (threadIdx.x == Shape::consumers) {
+#pragma unroll
+        for (int c = 0; c < Shape::chunks(pair); ++c) {
+          const uint32_t to = base + Shape::tile_at(stage, pair) + c * (Shape::tile * 128);
+          operands.template copy_tile<pair>(to, task, c * 64, first, tile_full(stage, pair));
+        }
+      }
+    } else {
+      write_elements<typename Config::Element>(
+          memory + Shape::tile_at(stage, pair), Shape::tile, Shape::chunks(pair) * 64, tile_items() - first,
+          live_columns(pair), threadIdx.x - Shape::consumers, Shape::copiers,
+          [&](int row, int column) { return operands.template tile_element<pair>(task, first + row, column); });
+    }
+  }
+  // The barriers count the bytes of copies from when they are told to expect them, which may be later.
+  JITGEN_DEVICE void copy_tile(int number, int head, int tile, uint32_t flags, Ring& ring) const {
+    const int thread = threadIdx.x - Shape::consumers, stage = ring.stage;
+    const Task task = operands.task(number, head);
+    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
+    copy_tile_of<0>(task, tile, stage);
+    copy_tile_of<1>(task, tile, stage);
+    if constexpr (!Shape::copied) proxy_fence();
+    if (thread == 0) leave_ticket(1 + stage, tile, head, int(flags));
+    arrive(tile_full(stage, 1), Shape::tile_copied(1) ? Shape::tile_bytes(1) : 0);
+    if constexpr (Config::tile_words > 0) {
+      uint32_t* const to = words(stage);
+#pragma unroll 1
+      for (int i = thread; i < Shape::tile; i += Shape::copiers) {
+        uint32_t found[Config::tile_words];
+        operands.tile_words(found, task, smaller(tile * Shape::tile + i, tile_items() - 1));
+#pragma unroll
+        for (int word = 0; word < Config::tile_words; ++word) to[word * Shape::tile + i] = found[word];
+      }
+    }
+    arrive(tile_full(stage, 0), Shape::tile_copied(0) ? Shape::tile_bytes(0) : 0);
+    ring.next();
   }
   // A ticket without a tile, for a piece that sees none.
   JITGEN_DEVICE void copy_nothing(Ring& ring) const {
     const int stage = ring.stage;
     barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      leave_ticket(1 + stage, 0, 0, int(BackwardTicket::of_end));
-      barrier_arrive(tile_full(stage, 0));
-      barrier_arrive(tile_full(stage, 1));
-    }
+    if (threadIdx.x == Shape::consumers) leave_ticket(1 + stage, 0, 0, int(BackwardTicket::of_end));
     barrier_arrive(tile_full(stage, 0));
-    ring.next();
-  }
-  JITGEN_DEVICE void copy_tile(int number, int head, int tile, uint32_t flags, Ring& ring) const {
-    const int lane = threadIdx.x % 32, stage = ring.stage;
-    const Task task = operands.task(number, head);
-    barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
-    if (lane == 0) {
-      leave_ticket(1 + stage, tile, head, int(flags));
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        barrier_arrive_expect(tile_full(stage, pair), Shape::tile_bytes(pair));
-        for (int c = 0; c < Shape::chunks(pair); ++c) {
-          const uint32_t to = base + Shape::tile_at(stage, pair) + c * (Shape::tile * 128);
-          operands.copy_tile(pair, to, task, c * 64, tile * Shape::tile, tile_full(stage, pair));
-        }
-      }
-    }
-    if constexpr (Config::tile_words > 0) {
-      uint32_t* const to = words(stage);
-#pragma unroll
-      for (int i = 0; i < Shape::tile; i += 32) {
-        const int item = smaller(tile * Shape::tile + i + lane, tile_items() - 1);
-        uint32_t found[Config::tile_words];
-        operands.tile_words(found, task, item);
-#pragma unroll
-        for (int word = 0; word < Config::tile_words; ++word) to[word * Shape::tile + i + lane] = found[word];
-      }
-    }
-    barrier_arrive(tile_full(stage, 0));
+    barrier_arrive(tile_full(stage, 1));
     ring.next();
   }
 };
