@@ -52,11 +52,21 @@ struct Operands {{
     found.lse = lse + at, found.delta = delta + at;
     return found;
   }}
-  JITGEN_DEVICE uint32_t look(const Task&, int first, int end, int tile_first, int tile_end) const {{
-    const int row_first = Config::by_keys ? tile_first : first, row_last = (Config::by_keys ? tile_end : end) - 1;
-    const int key_first = Config::by_keys ? first : tile_first, key_last = (Config::by_keys ? end : tile_end) - 1;
+  struct BlockEnds {{
+    int first, last;
+  }};
+  JITGEN_DEVICE BlockEnds block_ends(const Task&, int first, int end) const {{ return {{first, end - 1}}; }}
+  JITGEN_DEVICE uint32_t look(const Task&, const BlockEnds& block, int tile_first, int tile_end) const {{
+    const int row_first = Config::by_keys ? tile_first : block.first;
+    const int row_last = Config::by_keys ? tile_end - 1 : block.last;
+    const int key_first = Config::by_keys ? block.first : tile_first;
+    const int key_last = Config::by_keys ? block.last : tile_end - 1;
     return ({hidden}) ? 0u : ({open}) ? 3u : 1u;
   }}
+  template <int slot>
+  JITGEN_DEVICE int columns() const {{ return slot == 0 ? depth : width; }}
+  template <int number>
+  JITGEN_DEVICE int result_columns() const {{ return number == 0 ? depth : width; }}
   JITGEN_DEVICE void row_words(uint32_t (&found)[2], const Task& task, int row) const {{
     found[0] = uint32_t(__float_as_int(task.lse[row] * jitgen::log2_e));
     found[1] = uint32_t(__float_as_int(task.delta[row]));
@@ -71,7 +81,7 @@ struct Operands {{
   }}
   static JITGEN_DEVICE float word(uint32_t bits) {{ return __int_as_float(int(bits)); }}
   template <bool masked, class Block, class Tile>
-  JITGEN_DEVICE float weigh(
+  JITGEN_DEVICE float first(
       float product, float& weight, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {{
     const int row = Config::by_keys ? b : a, key = Config::by_keys ? a : b;
     const float base = Config::by_keys ? word(of_tile[0]) : word(of_block[0]);
@@ -80,8 +90,8 @@ struct Operands {{
     return weight;
   }}
   template <bool masked, class Block, class Tile>
-  JITGEN_DEVICE float dscore(
-      float weight, float dp, const Task&, const Block& of_block, const Tile& of_tile, int, int) const {{
+  JITGEN_DEVICE float second(
+      float weight, float dp, float&, const Task&, const Block& of_block, const Tile& of_tile, int, int) const {{
     return weight * (dp - (Config::by_keys ? word(of_tile[1]) : word(of_block[1])));
   }}
   template <int pair>
@@ -160,13 +170,12 @@ class Backward:
         )
 
     def source(self) -> KernelSource:
-        numbers = {
-            name: getattr(self, name) for name in ("warpgroups", "tile", "depth", "width", "stages", "tile_words")
-        }
-        numbers["block_words"] = 0 if self.by_keys else 2
-        flags = {"by_keys": self.by_keys, "sums_weights": self.by_keys, "first_are_long": self.by_keys}
+        numbers = {name: getattr(self, name) for name in ("warpgroups", "tile", "stages", "tile_words")}
+        numbers |= {"products": 2, "depth0": self.depth, "depth1": self.width, "columns0": self.depth}
+        numbers |= {"columns1": self.width if self.by_keys else 0, "slot0": 0, "slot1": 1}
+        numbers |= {"block_words": 0 if self.by_keys else 2, "block_copied": 3, "tile_copied": 3}
+        flags = {"by_keys": self.by_keys, "early": True, "first_are_long": self.by_keys}
         flags |= {"masked": self.mask != "full", "overlap": self.overlap}
-        flags |= {f"{name}_copied": True for name in ("block0", "block1", "tile0", "tile1")}
         fields = "\n".join(
             [
                 *(f"  static constexpr int {name} = {number};" for name, number in numbers.items()),

@@ -21,10 +21,11 @@ using jitgen::bfloat16;
 template <int warps, int rows_of_tile, int d, int e, bool of_keys, bool overlaps, bool copied>
 struct Config {
   using Element = bfloat16;
-  static constexpr int warpgroups = warps, tile = rows_of_tile, depth = d, width = e, stages = 2;
-  static constexpr int tile_words = of_keys ? 2 : 0, block_words = of_keys ? 0 : 2;
-  static constexpr bool block0_copied = true, block1_copied = copied, tile0_copied = copied, tile1_copied = copied;
-  static constexpr bool sums_weights = of_keys, masked = true, first_are_long = of_keys, overlap = overlaps;
+  static constexpr int warpgroups = warps, tile = rows_of_tile, stages = 2, products = 2;
+  static constexpr int depth0 = d, depth1 = e, columns0 = d, columns1 = of_keys ? e : 0;
+  static constexpr int slot0 = copied ? 0 : 2, slot1 = copied ? 1 : 3, block_copied = copied ? 3 : 1;
+  static constexpr int tile_words = of_keys ? 2 : 0, block_words = of_keys ? 0 : 2, tile_copied = copied ? 3 : 4;
+  static constexpr bool early = copied, masked = true, first_are_long = of_keys, overlap = overlaps, by_keys = of_keys;
 };
 
 // Rows of Q are `a` or `b`; heads of Q share those of K. A score is hidden where its key is above its row by `shift` or more.
@@ -37,7 +38,7 @@ struct Problem {
 
 template <class Config>
 struct Operands {
-  static constexpr bool of_keys = Config::sums_weights;
+  static constexpr bool of_keys = Config::by_keys;
   struct Task { int row_head, key_head; };
   const Problem& problem;
   int rows, keys, depth, width;  // of the block's side and of the tile's
@@ -48,11 +49,16 @@ struct Operands {
   Task task(int number, int head) const {
     return of_keys ? Task{number * problem.heads + head, number} : Task{number, number / problem.heads};
   }
-  uint32_t look(const Task&, int first, int end, int tile_first, int tile_end) const {
-    const int row_first = of_keys ? tile_first : first, row_end = of_keys ? tile_end : end;
-    const int key_first = of_keys ? first : tile_first;
+  struct BlockEnds { int first, end; };
+  BlockEnds block_ends(const Task&, int first, int end) const { return {first, end}; }
+  uint32_t look(const Task&, const BlockEnds& block, int tile_first, int tile_end) const {
+    const int row_end = of_keys ? tile_end : block.end, key_first = of_keys ? block.first : tile_first;
     return key_first > row_end - 1 + problem.shift ? 0u : 1u;
   }
+  template <int slot>
+  int columns() const { return slot % 2 ? width : depth; }
+  template <int number>
+  int result_columns() const { return number ? width : depth; }
   template <int count>
   void words(uint32_t (&found)[count], const Task& task, int row) const {
     if constexpr (count == 2) {
@@ -65,17 +71,23 @@ struct Operands {
   void tile_words(uint32_t (&found)[count], const Task& task, int row) const { words(found, task, row); }
   template <int count>
   void block_words(uint32_t (&found)[count], const Task& task, int row) const { words(found, task, row); }
-  template <bool masked, class Block, class Tile>
-  float weigh(float product, float& weight, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {
-    const int m = of_keys ? b : a, n = of_keys ? a : b;
-    weight = std::exp(product * 0.25f - __int_as_float(int(of_keys ? of_tile[0] : of_block[0])));
-    if (!masked) std::abort();
-    if (b >= keys || problem.hides(m, n)) weight = 0.0f;
-    return weight;
+  template <class Block, class Tile>
+  float weight(float product, const Block& of_block, const Tile& of_tile, int a, int b) const {
+    const bool hidden = b >= keys || problem.hides(of_keys ? b : a, of_keys ? a : b);
+    return hidden ? 0.0f : std::exp(product * 0.25f - __int_as_float(int(of_keys ? of_tile[0] : of_block[0])));
   }
   template <bool masked, class Block, class Tile>
-  float dscore(float weight, float dp, const Task&, const Block& of_block, const Tile& of_tile, int, int) const {
-    return weight * (dp - __int_as_float(int(of_keys ? of_tile[1] : of_block[1]))) * 0.25f;
+  float first(float product, float& other, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {
+    if (!masked) std::abort();
+    if (!Config::early) return product;
+    other = weight(product, of_block, of_tile, a, b);
+    return other;
+  }
+  template <bool masked, class Block, class Tile>
+  float second(
+      float kept, float dp, float& other, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {
+    if (!Config::early) other = kept = weight(kept, of_block, of_tile, a, b);
+    return kept * (dp - __int_as_float(int(of_keys ? of_tile[1] : of_block[1]))) * 0.25f;
   }
   void copy(const std::vector<bfloat16>& from, int matrix, int count, int length, uint32_t to, int column, int row,
             int box, uint32_t barrier) const {
@@ -101,15 +113,15 @@ struct Operands {
   void copy_block(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     copy_side(of_keys, pair, to, task, column, row, jitgen::BackwardShape<Config>::block, barrier);
   }
-  template <int pair>
+  template <int slot>
   void copy_tile(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
-    copy_side(!of_keys, pair, to, task, column, row, Config::tile, barrier);
+    copy_side(!of_keys, slot % 2, to, task, column, row, Config::tile, barrier);
   }
   template <int pair>
   bfloat16 element(bool keys_side, const Task& task, int row, int column) const {
-    const int length = pair ? problem.width : problem.depth;
+    const int length = pair % 2 ? problem.width : problem.depth;
     const size_t of_key = size_t(task.key_head) * problem.keys + row, of_row = size_t(task.row_head) * problem.rows + row;
-    const auto& from = keys_side ? (pair ? problem.v : problem.k) : (pair ? problem.g : problem.q);
+    const auto& from = keys_side ? (pair % 2 ? problem.v : problem.k) : (pair % 2 ? problem.g : problem.q);
     return from[(keys_side ? of_key : of_row) * length + column];
   }
   template <int pair>
@@ -139,7 +151,7 @@ void compare(const char* name, const std::vector<float>& found, const std::vecto
 template <class C>
 void run(const Problem& problem, std::vector<float>& out0, std::vector<float>& out1, int blocks) {
   using Shape = jitgen::BackwardShape<C>;
-  const int a = C::sums_weights ? problem.keys : problem.rows, b = C::sums_weights ? problem.rows : problem.keys;
+  const int a = C::by_keys ? problem.keys : problem.rows, b = C::by_keys ? problem.rows : problem.keys;
   const Operands<C> operands{problem, a, b, problem.depth, problem.width, out0, out1};
   std::vector<std::thread> threads;
   std::vector<std::unique_ptr<Block>> all;

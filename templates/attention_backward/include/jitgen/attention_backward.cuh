@@ -6,23 +6,25 @@
 //   dK, dV:  a block has rows a of K and V, and walks tiles of rows b of Q and dO, of all heads that share them.
 //
 // Both have products S[a, b] = sum_d X0[a, d] Z0[b, d] and dP[a, b] = sum_e X1[a, e] Z1[b, e] from shared memory, and then
-// sums R0[a, d] = sum_b dS[a, b] Z0[b, d], and with dV also R1[a, e] = sum_b P[a, b] Z1[b, e], whose left operands are in
-// the registers in which they were computed. Every sum is added up by one thread in one order, so the same call gives the
-// same bits. Each consumer warpgroup has 64 rows of the block. A producer warp copies tiles into a ring and leaves a ticket
-// beside each: it alone computes which tiles a mask leaves. Numbers of each row of a tile, such as its log-sum-exp, are
-// staged as words beside it. Blocks are persistent.
+// sums R0[a, d] = sum_b dS[a, b] Y0[b, d], with Y0 = Z0, and with dV also R1[a, e] = sum_b P[a, b] Y1[b, e], with Y1 = Z1.
+// Their left operands are in the registers in which they were computed. Every sum is added up by one thread in one order,
+// so the same call gives the same bits. Each consumer warpgroup has 64 rows of the block. A producer warp copies tiles into
+// a ring and leaves a ticket beside each: it alone computes which tiles a mask leaves. Numbers of each row of a tile, such
+// as its log-sum-exp, are staged as words beside it. Blocks are persistent.
 //
 //   struct Config {
 //     using Element = jitgen::bfloat16;       // of all operands of products: bfloat16 or float16
 //     static constexpr int warpgroups = 2;    // consumers
 //     static constexpr int tile = 64;         // rows of a tile: n of a wgmma
-//     static constexpr int depth = 128;       // D, rounded up to n of a wgmma
-//     static constexpr int width = 128;       // E, the same
 //     static constexpr int stages = 3;
+//     static constexpr int products = 2;      // or 1: S alone
+//     static constexpr int depth0, depth1;    // D and E, rounded up to multiples of 16
+//     static constexpr int columns0, columns1;  // of R0 and R1, rounded up to n of a wgmma; columns1 is 0 without R1
+//     static constexpr int slot0, slot1;      // where Y0 and Y1 are: 0 for Z0, 1 for Z1, else 2 and 3
 //     static constexpr int tile_words = 2;    // of each row of a tile
 //     static constexpr int block_words = 0;   // of each row of a block
-//     static constexpr bool sums_weights;     // whether there is R1
-//     static constexpr bool block0_copied, block1_copied, tile0_copied, tile1_copied;  // X0, X1, Z0, Z1 by tensor maps
+//     static constexpr int block_copied, tile_copied;  // bits of X0, X1, and of Z0, Z1, Y0, Y1: by tensor maps
+//     static constexpr bool early;            // whether R1 is a sum of what is computed from S alone
 //     static constexpr bool masked;           // whether a mask may hide a tile
 //     static constexpr bool first_are_long;   // whether the first blocks see most tiles
 //     static constexpr bool overlap;          // whether a tile's last product runs on under the next tile's first
@@ -70,6 +72,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
   using Ring = typename Block::Ring;
   static constexpr int n = Config::tile / 2;
   static constexpr int steps = Config::tile / 16;
+  static constexpr bool has_second = Config::columns1 > 0;
   using Products = Wgmma<Element, Config::tile>;
   using Block::operands;
   using Block::memory;
@@ -90,7 +93,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
     const uint32_t right = base + Shape::tile_at(stage, pair);
     cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < (length + 15) / 16; ++step) {
+    for (int step = 0; step < length / 16; ++step) {
       const uint64_t a = descriptor_k_major(left + step / 4 * (Shape::block * 128)) + step % 4 * 2;
       const uint64_t b = descriptor_k_major(right + step / 4 * (Shape::tile * 128)) + step % 4 * 2;
       Products::template shared<0>(products, a, b, step > 0);
@@ -98,9 +101,9 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
     cute::warpgroup_commit_batch();
   }
   // Adds the products of `left`, of this warpgroup's items and a tile's, with the tile's own.
-  template <int pair, int length>
+  template <int slot, int length>
   JITGEN_DEVICE void accumulate(float (&sums)[length / 2], const uint32_t (&left)[steps][4], int stage) const {
-    const uint64_t right = descriptor_transposed(base + Shape::tile_at(stage, pair), Shape::tile * 128);
+    const uint64_t right = descriptor_transposed(base + Shape::tile_at(stage, slot), Shape::tile * 128);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
@@ -141,26 +144,27 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       }
     }
   }
-  // Products become what dS is computed from, and weights.
+  // S becomes what dS is computed from. P is packed if it is computed from S alone.
   template <bool masked>
   JITGEN_DEVICE void weigh(
       float (&scores)[n], uint32_t (&weights)[steps][4], const Task& task, const BlockWords& of_block, int stage,
       int block_row, int tile_first) const {
     float found[n];
-    each(of_block, stage, block_row, tile_first,
-         [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
-           scores[i] = operands.template weigh<masked>(scores[i], found[i], task, of_row, of_key, row, key);
-         });
-    if constexpr (Config::sums_weights) pack(weights, found);
+    each(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
+      scores[i] = operands.template first<masked>(scores[i], found[i], task, of_row, of_key, a, b);
+    });
+    if constexpr (has_second && Config::early) pack(weights, found);
   }
+  // dP becomes dS.
   template <bool masked>
   JITGEN_DEVICE void differentiate(
-      const float (&scores)[n], float (&gradients)[n], const Task& task, const BlockWords& of_block, int stage,
-      int block_row, int tile_first) const {
-    each(of_block, stage, block_row, tile_first,
-         [&](int i, const auto& of_row, const auto& of_key, int row, int key) {
-           gradients[i] = operands.template dscore<masked>(scores[i], gradients[i], task, of_row, of_key, row, key);
-         });
+      const float (&scores)[n], float (&gradients)[n], uint32_t (&weights)[steps][4], const Task& task,
+      const BlockWords& of_block, int stage, int block_row, int tile_first) const {
+    float found[n];
+    each(of_block, stage, block_row, tile_first, [&](int i, const auto& of_row, const auto& of_key, int a, int b) {
+      gradients[i] = operands.template second<masked>(scores[i], gradients[i], found[i], task, of_row, of_key, a, b);
+    });
+    if constexpr (has_second && !Config::early) pack(weights, found);
   }
 
   static JITGEN_DEVICE int item_of_thread() { return int(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4); }
@@ -171,15 +175,22 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
     for (uint32_t phase = 0;; phase ^= 1) {
       barrier_wait_in_place(block_full(), phase);
       if (tickets()->x < 0) return;
-      float depth_sums[Config::depth / 2], width_sums[Config::sums_weights ? Config::width / 2 : 1];
+      float sums0[Config::columns0 / 2], sums1[has_second ? Config::columns1 / 2 : 1];
 #pragma unroll
-      for (int i = 0; i < Config::depth / 2; ++i) depth_sums[i] = 0.0f;
+      for (int i = 0; i < Config::columns0 / 2; ++i) sums0[i] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < (Config::sums_weights ? Config::width / 2 : 1); ++i) width_sums[i] = 0.0f;
+      for (int i = 0; i < (has_second ? Config::columns1 / 2 : 1); ++i) sums1[i] = 0.0f;
       uint32_t dscores[steps][4];
       BlockWords of_block;
       Task task = operands.task(tickets()->x, 0);
       int head = -1, finished = -1;  // the stage that the products still running read
+      const auto finish_products = [&] {
+        cute::warpgroup_wait<0>();
+        settle(sums0);
+        if constexpr (has_second) settle(sums1);
+        if (finished >= 0) release(tile_empty(finished));
+        finished = -1;
+      };
       while (true) {
         const int stage = ring.stage;
         barrier_wait_in_place(tile_full(stage, 0), ring.phase);
@@ -187,9 +198,9 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
         if (ticket.seen(warpgroup)) {
           uint32_t weights[steps][4];
           float scores[n], gradients[n];  // written by products: no register has them before
-          multiply<0, Config::depth>(scores, stage);
+          multiply<0, Config::depth0>(scores, stage);
           barrier_wait_in_place(tile_full(stage, 1), ring.phase);
-          multiply<1, Config::width>(gradients, stage);
+          if constexpr (Config::products > 1) multiply<1, Config::depth1>(gradients, stage);
           if (ticket.head != head) {
             head = ticket.head;
             if (head > 0) task = operands.task(tickets()->x, head);
@@ -204,9 +215,9 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
             }
           }
           const int tile_first = ticket.tile * Config::tile, item = tickets()->y + item_of_thread();
-          cute::warpgroup_wait<1>();
+          cute::warpgroup_wait<(Config::products > 1 ? 1 : 0)>();
           settle(scores);
-          settle(depth_sums);
+          settle(sums0);
           if constexpr (Config::overlap) {
             if (finished >= 0) release(tile_empty(finished));
             finished = stage;
@@ -217,56 +228,45 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
           } else {
             weigh<true>(scores, weights, task, of_block, stage, item, tile_first);
           }
-          if constexpr (Config::sums_weights) {
-            accumulate<1, Config::width>(width_sums, weights, stage);
+          if constexpr (has_second && Config::early) {
+            accumulate<Config::slot1, Config::columns1>(sums1, weights, stage);
             cute::warpgroup_wait<1>();
           } else {
             cute::warpgroup_wait<0>();
           }
-          settle(gradients);
+          if constexpr (Config::products > 1) settle(gradients);
           if (open) {
-            differentiate<false>(scores, gradients, task, of_block, stage, item, tile_first);
+            differentiate<false>(scores, gradients, weights, task, of_block, stage, item, tile_first);
           } else {
-            differentiate<true>(scores, gradients, task, of_block, stage, item, tile_first);
+            differentiate<true>(scores, gradients, weights, task, of_block, stage, item, tile_first);
           }
           pack(dscores, gradients);
-          accumulate<0, Config::depth>(depth_sums, dscores, stage);
+          if constexpr (has_second && !Config::early) accumulate<Config::slot1, Config::columns1>(sums1, weights, stage);
+          accumulate<Config::slot0, Config::columns0>(sums0, dscores, stage);
           if constexpr (!Config::overlap) {
-            cute::warpgroup_wait<0>();
-            settle(depth_sums);
-            if constexpr (Config::sums_weights) settle(width_sums);
-            release(tile_empty(stage));
+            finished = stage;
+            finish_products();
           }
         } else {
-          if constexpr (Config::overlap) {
-            cute::warpgroup_wait<0>();
-            settle(depth_sums);
-            if (finished >= 0) release(tile_empty(finished));
-            finished = -1;
-          }
+          if constexpr (Config::overlap) finish_products();
           barrier_wait_in_place(tile_full(stage, 1), ring.phase);
           release(tile_empty(stage));
         }
         ring.next();
         if (ticket.ends()) break;
       }
-      if constexpr (Config::overlap) {
-        cute::warpgroup_wait<0>();
-        settle(depth_sums);
-        if constexpr (Config::sums_weights) settle(width_sums);
-        if (finished >= 0) release(tile_empty(finished));
-      }
+      if constexpr (Config::overlap) finish_products();
       const Task of_results = operands.task(tickets()->x, 0);
       const int item = tickets()->y + item_of_thread();
       release(block_empty());
-      finish<0, Config::depth>(of_results, item, depth_sums);
-      if constexpr (Config::sums_weights) finish<1, Config::width>(of_results, item, width_sums);
+      finish<0, Config::columns0>(of_results, item, sums0);
+      if constexpr (has_second) finish<1, Config::columns1>(of_results, item, sums1);
     }
   }
   // Four lanes have a row; each of them takes runs of eight neighbours.
-  template <int pair, int length>
+  template <int number, int length>
   JITGEN_DEVICE void finish(const Task& task, int item, const float (&sums)[length / 2]) const {
-    const int all = int(pair == 0 ? operands.depth : operands.width);
+    const int all = operands.template result_columns<number>();
 #pragma unroll
     for (int group = 0; group < length / 8; group += 4) {
 #pragma unroll
@@ -280,7 +280,7 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
         columns_of_group(run, low, high);
         const int column = (group + int(threadIdx.x % 4)) * 8, live = smaller(8, all - column);
         if (item + r * 8 < this->block_items() && live > 0) {
-          operands.template results<pair>(task, item + r * 8, column, run, live);
+          operands.template results<number>(task, item + r * 8, column, run, live);
         }
       }
     }

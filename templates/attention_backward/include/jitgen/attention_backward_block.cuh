@@ -13,32 +13,48 @@ struct BackwardShape {
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
   static constexpr int block = Config::warpgroups * 64;
   static constexpr int tile = Config::tile;
-  static constexpr int depth_chunks = (Config::depth + 63) / 64, width_chunks = (Config::width + 63) / 64;
-  static constexpr int chunks(int pair) { return pair == 0 ? depth_chunks : width_chunks; }
+  // Operands of a tile: Z0, Z1, and the right operands of sums that are neither. Chunks are of 64 columns.
+  static constexpr int slots = 4;
+  static constexpr int columns(int slot) {
+    return slot == 0   ? Config::depth0
+           : slot == 1 ? (Config::products > 1 ? Config::depth1 : 0)
+           : slot == 2 ? (Config::slot0 == 2 ? Config::columns0 : 0)
+                       : (Config::slot1 == 3 ? Config::columns1 : 0);
+  }
+  static constexpr int chunks(int slot) { return (columns(slot) + 63) / 64; }
 
   static constexpr int block_bytes(int pair) { return block * 128 * chunks(pair); }
-  static constexpr int tile_bytes(int pair) { return tile * 128 * chunks(pair); }
+  static constexpr int tile_bytes(int slot) { return tile * 128 * chunks(slot); }
   static constexpr int words_bytes = (Config::tile_words * tile * 4 + 1023) / 1024 * 1024;
-  static constexpr int stage_bytes = tile_bytes(0) + tile_bytes(1);
+  static constexpr int stage_bytes = tile_bytes(0) + tile_bytes(1) + tile_bytes(2) + tile_bytes(3);
 
   static constexpr int block_at(int pair) { return pair * block_bytes(0); }
   static constexpr int stages_at = block_bytes(0) + block_bytes(1);
-  static constexpr int tile_at(int stage, int pair) { return stages_at + stage * stage_bytes + pair * tile_bytes(0); }
+  static constexpr int slot_at(int slot) { return slot == 0 ? 0 : slot_at(slot - 1) + tile_bytes(slot - 1); }
+  static constexpr int tile_at(int stage, int slot) { return stages_at + stage * stage_bytes + slot_at(slot); }
   static constexpr int words_at(int stage) { return stages_at + Config::stages * stage_bytes + stage * words_bytes; }
   static constexpr int barriers_at = words_at(Config::stages);
   static constexpr int tickets_at = barriers_at + (2 + 3 * Config::stages) * 8 + 16 - (2 + 3 * Config::stages) % 2 * 8;
   static constexpr int bytes = tickets_at + 16 * (1 + Config::stages);
 
-  static constexpr bool block_copied(int pair) { return pair == 0 ? Config::block0_copied : Config::block1_copied; }
-  static constexpr bool tile_copied(int pair) { return pair == 0 ? Config::tile0_copied : Config::tile1_copied; }
-  static constexpr bool copied = block_copied(0) && block_copied(1) && tile_copied(0) && tile_copied(1);
-  static constexpr int copied_bytes =
-      (Config::block0_copied ? block_bytes(0) : 0) + (Config::block1_copied ? block_bytes(1) : 0);
+  // Whether tensor maps describe an operand, or there is none.
+  static constexpr bool block_copied(int pair) { return chunks(pair) == 0 || (Config::block_copied >> pair & 1); }
+  static constexpr bool tile_copied(int slot) { return chunks(slot) == 0 || (Config::tile_copied >> slot & 1); }
+  static constexpr bool copied = block_copied(0) && block_copied(1) && tile_copied(0) && tile_copied(1) &&
+                                 tile_copied(2) && tile_copied(3);
+  static constexpr int copied_block_bytes =
+      (block_copied(0) ? block_bytes(0) : 0) + (block_copied(1) ? block_bytes(1) : 0);
+  // Of what the tile's barriers wait for: barrier 0 for Z0, barrier 1 for all else.
+  static constexpr int copied_tile_bytes(int barrier) {
+    if (barrier == 0) return tile_copied(0) ? tile_bytes(0) : 0;
+    return (tile_copied(1) ? tile_bytes(1) : 0) + (tile_copied(2) ? tile_bytes(2) : 0) +
+           (tile_copied(3) ? tile_bytes(3) : 0);
+  }
   // Threads that copy: one asks for tensor copies, and whole warps write words and elements.
   static constexpr int copiers = copied ? 32 : 128;
 
   // Registers of a thread that computes and of one that copies, at most 512 with those of the other warpgroups.
-  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : copied ? 24 : 40;
+  static constexpr int copier_registers = Config::warpgroups == 3 || copied ? 32 : 40;
   static constexpr int registers = Config::warpgroups == 3 ? 160 : copied ? 240 : 232;
   static constexpr bool deals_registers = Config::warpgroups > 1;
 };
@@ -94,7 +110,7 @@ struct BackwardBlock {
 
   JITGEN_DEVICE uint32_t block_full() const { return base + Shape::barriers_at; }
   JITGEN_DEVICE uint32_t block_empty() const { return block_full() + 8; }
-  JITGEN_DEVICE uint32_t tile_full(int stage, int pair) const { return block_full() + 16 + stage * 24 + pair * 8; }
+  JITGEN_DEVICE uint32_t tile_full(int stage, int number) const { return block_full() + 16 + stage * 24 + number * 8; }
   JITGEN_DEVICE uint32_t tile_empty(int stage) const { return block_full() + 32 + stage * 24; }
   JITGEN_DEVICE volatile int4* tickets() const { return reinterpret_cast<volatile int4*>(memory + Shape::tickets_at); }
   JITGEN_DEVICE void leave_ticket(int number, int x, int y, int z) const {
@@ -139,19 +155,29 @@ struct BackwardBlock {
 
   // ------------------------------------------------------------------------------------------------------- the producer
 
-  // Which scores of a tile the warpgroups see, as flags of a ticket.
-  JITGEN_DEVICE uint32_t look(const Task& task, int first, int tile) const {
-    if (!Config::masked && (first + Shape::block <= block_items() && (tile + 1) * Shape::tile <= tile_items())) {
-      return 0xffffu;
-    }
-    uint32_t flags = 0;
+  // Of a block's warpgroups: the ends of what their rows have.
+  using Ends = typename Operands::BlockEnds;
+  struct BlockEnds {
+    Ends of[Config::warpgroups];
+  };
+  JITGEN_DEVICE BlockEnds ends_of_block(const Task& task, int first) const {
+    BlockEnds found;
 #pragma unroll
     for (int w = 0; w < Config::warpgroups; ++w) {
-      const int of_block = first + w * 64, of_tile = tile * Shape::tile;
-      if (of_block >= block_items()) continue;
-      const int block_end = smaller(of_block + 64, block_items()), tile_end = smaller(of_tile + Shape::tile, tile_items());
-      const bool whole = block_end == of_block + 64 && tile_end == of_tile + Shape::tile;
-      const uint32_t found = operands.look(task, of_block, block_end, of_tile, tile_end);
+      const int begin = smaller(first + w * 64, block_items() - 1);
+      found.of[w] = operands.block_ends(task, begin, smaller(begin + 64, block_items()));
+    }
+    return found;
+  }
+  // Which pairs of rows of a tile the warpgroups see, as flags of a ticket.
+  JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& ends, int first, int tile) const {
+    uint32_t flags = 0;
+    const int begin = tile * Shape::tile, end = smaller(begin + Shape::tile, tile_items());
+#pragma unroll
+    for (int w = 0; w < Config::warpgroups; ++w) {
+      if (first + w * 64 >= block_items()) continue;
+      const bool whole = end == begin + Shape::tile && first + w * 64 + 64 <= block_items();
+      const uint32_t found = Config::masked ? operands.look(task, ends.of[w], begin, end) : 3u;
       flags |= (found & (whole ? 3u : 1u)) << 2 * w;
     }
     return flags;
@@ -165,9 +191,7 @@ struct BackwardBlock {
       barrier_arrive(barrier);
     }
   }
-  JITGEN_DEVICE int live_columns(int pair) const { return int(pair == 0 ? operands.depth : operands.width); }
-
-  // Warps of the last warpgroup, each of which finds the same tiles.
+    // Warps of the last warpgroup, each of which finds the same tiles.
   JITGEN_DEVICE void produce() const {
     const int lane = threadIdx.x % 32, thread = threadIdx.x - Shape::consumers;
     if (thread >= Shape::copiers) return;
@@ -181,17 +205,18 @@ struct BackwardBlock {
       barrier_wait_in_place(block_empty(), block_phase);
       block_phase ^= 1;
       copy_block<0>(piece.task, first);
-      copy_block<1>(piece.task, first);
+      if constexpr (Config::products > 1) copy_block<1>(piece.task, first);
       if constexpr (!Shape::copied) proxy_fence();
       if (thread == 0) leave_ticket(0, piece.task, first, 0);
-      arrive(block_full(), Shape::copied_bytes);
+      arrive(block_full(), Shape::copied_block_bytes);
       // A tile is copied when the next one is known: the last one says that it is.
       int held = -1, held_head = 0;
       uint32_t held_flags = 0;
       for (int head = 0; head < heads; ++head) {
         const Task task = operands.task(piece.task, head);
+        const BlockEnds ends = ends_of_block(task, first);
         for (int group = 0; group < tiles; group += 32) {
-          const uint32_t mine = group + lane < tiles ? look(task, first, group + lane) : 0u;
+          const uint32_t mine = group + lane < tiles ? look(task, ends, first, group + lane) : 0u;
           uint32_t seen = __ballot_sync(0xffffffffu, (mine & 0x55555555u) != 0);
           while (seen != 0) {
             const int bit = __ffs(seen) - 1;
@@ -226,38 +251,40 @@ struct BackwardBlock {
     } else {
       write_elements<typename Config::Element>(
           memory + Shape::block_at(pair), Shape::block, Shape::chunks(pair) * 64, block_items() - first,
-          live_columns(pair), threadIdx.x - Shape::consumers, Shape::copiers,
+          operands.template columns<pair>(), threadIdx.x - Shape::consumers, Shape::copiers,
           [&](int row, int column) { return operands.template block_element<pair>(task, first + row, column); });
     }
   }
-  template <int pair>
-  JITGEN_DEVICE void copy_tile_of(const Task& task, int tile, int stage) const {
+  template <int slot>
+  JITGEN_DEVICE void copy_slot(const Task& task, int tile, int stage) const {
     const int first = tile * Shape::tile;
-    if constexpr (Shape::tile_copied(pair)) {
+    if constexpr (Shape::chunks(slot) > 0 && Shape::tile_copied(slot)) {
       if (threadIdx.x == Shape::consumers) {
 #pragma unroll
-        for (int c = 0; c < Shape::chunks(pair); ++c) {
-          const uint32_t to = base + Shape::tile_at(stage, pair) + c * (Shape::tile * 128);
-          operands.template copy_tile<pair>(to, task, c * 64, first, tile_full(stage, pair));
+        for (int c = 0; c < Shape::chunks(slot); ++c) {
+          const uint32_t to = base + Shape::tile_at(stage, slot) + c * (Shape::tile * 128);
+          operands.template copy_tile<slot>(to, task, c * 64, first, tile_full(stage, slot > 0));
         }
       }
-    } else {
+    } else if constexpr (Shape::chunks(slot) > 0) {
       write_elements<typename Config::Element>(
-          memory + Shape::tile_at(stage, pair), Shape::tile, Shape::chunks(pair) * 64, tile_items() - first,
-          live_columns(pair), threadIdx.x - Shape::consumers, Shape::copiers,
-          [&](int row, int column) { return operands.template tile_element<pair>(task, first + row, column); });
+          memory + Shape::tile_at(stage, slot), Shape::tile, Shape::chunks(slot) * 64, tile_items() - first,
+          operands.template columns<slot>(), threadIdx.x - Shape::consumers, Shape::copiers,
+          [&](int row, int column) { return operands.template tile_element<slot>(task, first + row, column); });
     }
   }
-  // The barriers count the bytes of copies from when they are told to expect them, which may be later.
+  // Bytes may arrive before a barrier is told to expect them: its phase lasts until all threads have arrived.
   JITGEN_DEVICE void copy_tile(int number, int head, int tile, uint32_t flags, Ring& ring) const {
     const int thread = threadIdx.x - Shape::consumers, stage = ring.stage;
     const Task task = operands.task(number, head);
     barrier_wait_in_place(tile_empty(stage), ring.phase ^ 1);
-    copy_tile_of<0>(task, tile, stage);
-    copy_tile_of<1>(task, tile, stage);
+    copy_slot<0>(task, tile, stage);
+    copy_slot<1>(task, tile, stage);
+    copy_slot<2>(task, tile, stage);
+    copy_slot<3>(task, tile, stage);
     if constexpr (!Shape::copied) proxy_fence();
     if (thread == 0) leave_ticket(1 + stage, tile, head, int(flags));
-    arrive(tile_full(stage, 1), Shape::tile_copied(1) ? Shape::tile_bytes(1) : 0);
+    arrive(tile_full(stage, 1), Shape::copied_tile_bytes(1));
     if constexpr (Config::tile_words > 0) {
       uint32_t* const to = words(stage);
 #pragma unroll 1
@@ -268,7 +295,7 @@ struct BackwardBlock {
         for (int word = 0; word < Config::tile_words; ++word) to[word * Shape::tile + i] = found[word];
       }
     }
-    arrive(tile_full(stage, 0), Shape::tile_copied(0) ? Shape::tile_bytes(0) : 0);
+    arrive(tile_full(stage, 0), Shape::copied_tile_bytes(0));
     ring.next();
   }
   // A ticket without a tile, for a piece that sees none.
