@@ -165,6 +165,7 @@ class Backward:
         return (
             chunks * 128 * (self.block + self.stages * self.tile)
             + self.stages * words
+            + self.warpgroups * 4 * 16 * 40 * 4
             + barriers
             + 16 * (1 + self.stages)
         )

@@ -27,103 +27,76 @@ class Rule:
     Attributes:
         instructions: of all of them.
         levels: of each instruction.
-        weight: the position of P; None where there is no result of it.
+        first: the position of the value that is a left operand before there is a second product; None for none.
         kept: the position of what the second phase is computed from in place of the first product.
-        dscore: the position of dS.
+        second: the positions of the values of the second phase.
     """
 
     instructions: tuple[Instruction, ...]
     levels: tuple[Level, ...]
-    weight: int | None
+    first: int | None
     kept: int
-    dscore: int
-
-    def needed(self, root: int | None, without: int | None = None) -> tuple[int, ...]:
-        """The positions that ``root`` is computed from, itself included, but not what is behind ``without``."""
-        return tuple(sorted(_behind(self.instructions, root, without))) if root is not None else ()
+    second: tuple[int, ...]
 
     @property
-    def first(self) -> tuple[int, ...]:
-        """The positions of the first phase."""
-        return tuple(sorted({*self.needed(self.weight), *self.needed(self.kept)}))
+    def first_phase(self) -> tuple[int, ...]:
+        """The positions that are computed in the first phase, or before."""
+        roots = (self.kept,) if self.first is None else (self.first, self.kept)
+        return tuple(sorted(behind(self.instructions, roots)))
 
     @property
-    def second(self) -> tuple[int, ...]:
-        """The positions of the second phase, with that of ``kept``."""
-        return self.needed(self.dscore, self.kept)
+    def second_phase(self) -> tuple[int, ...]:
+        """The positions that are computed in the second phase, or before; ``kept`` is there."""
+        return tuple(sorted(behind(self.instructions, self.second, self.kept) - {self.kept}))
 
     def words(self, level: str) -> tuple[int, ...]:
         """The positions of the values of one row that pairs of rows are computed from, other than its index."""
-        found: set[int] = set()
-        for position in {*self.first, *self.second} - {self.kept if self._is_product(self.kept) else -1}:
-            if self.levels[position] == BOTH:
-                found.update(self.instructions[position].args)
-        found |= {root for root in (self.weight, self.kept, self.dscore) if root is not None}
+        pairs = {p for p in (*self.first_phase, *self.second_phase) if self.levels[p] == BOTH}
+        read = {argument for position in pairs for argument in self.instructions[position].args}
         mine = frozenset((level,))
-        return tuple(p for p in sorted(found) if self.levels[p] == mine and self.instructions[p].op != "iota")
-
-    def _is_product(self, position: int) -> bool:
-        return self.instructions[position].op == "contract"
+        return tuple(p for p in sorted(read) if self.levels[p] == mine and self.instructions[p].op != "iota")
 
 
-def rule_of(instructions: Sequence[Instruction], weight: int | None, dscore: int, kinds: Mapping[int, str]) -> Rule:
+def rule_of(
+    instructions: Sequence[Instruction], first: int | None, second: Sequence[int], scores: int, kinds: Mapping[int, str]
+) -> Rule:
     """The rule whose values are at these positions of ``instructions``.
 
     Args:
-        kinds: of the operands that it reads, by their numbers: ``"task"``, ``"row"``, ``"key"`` or ``"both"``.
+        scores: the number of the first product.
+        kinds: of the operands that are read, by their numbers: ``"task"``, ``"row"``, ``"key"`` or ``"both"``.
     """
     writer = _Writer(kinds)
     at = writer.rewritten(instructions)
-    new_weight = None if weight is None else at[weight]
-    found, levels = tuple(writer.found), tuple(writer.levels)
-    return Rule(found, levels, new_weight, _kept(found, at[dscore]), at[dscore])
-
-
-def merged(parts: Sequence[Sequence[Instruction]]) -> tuple[tuple[Instruction, ...], tuple[int, ...]]:
-    """Several lists of instructions as one, in which none is repeated, and the positions of their last ones."""
-    found: list[Instruction] = []
-    known: dict[tuple[object, ...], int] = {}
-    roots = []
-    for part in parts:
-        at: list[int] = []
-        for instruction in part:
-            moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
-            key = identity_of(moved)
-            if key not in known:
-                known[key] = len(found)
-                found.append(moved)
-            at.append(known[key])
-        roots.append(at[-1])
-    return tuple(found), tuple(roots)
+    found, roots = tuple(writer.found), tuple(at[position] for position in second)
+    return Rule(found, tuple(writer.levels), None if first is None else at[first], _kept(found, roots, scores), roots)
 
 
 def products_behind(instructions: Sequence[Instruction], root: int) -> set[int]:
     """The numbers of the products that ``root`` is computed from."""
-    behind = _behind(instructions, root, None)
-    return {instructions[p].attr for p in behind if instructions[p].op == "contract"}
+    return {instructions[p].attr for p in behind(instructions, (root,)) if instructions[p].op == "contract"}
 
 
-def _behind(instructions: Sequence[Instruction], root: int, without: int | None) -> set[int]:
-    found, stack = set(), [root]
+def behind(instructions: Sequence[Instruction], roots: Sequence[int], end: int | None = None) -> set[int]:
+    """The positions that ``roots`` are computed from, and these, but not what only ``end`` is computed from."""
+    found, stack = set(), list(roots)
     while stack:
         position = stack.pop()
         if position not in found:
             found.add(position)
-            stack.extend(() if position == without else instructions[position].args)
+            stack.extend(() if position == end else instructions[position].args)
     return found
 
 
-def _kept(instructions: Sequence[Instruction], root: int) -> int:
-    """The last value through which alone ``root`` depends on the first product, and which no other product reaches."""
-    for position in range(root, -1, -1):
-        instruction = instructions[position]
-        if instruction.dtype == FLOAT and products_behind(instructions, position) == {0}:
-            left = _behind(instructions, root, position)
-            if position in left and not any(
-                instructions[p].op == "contract" and instructions[p].attr == 0 for p in left - {position}
-            ):
+def _kept(instructions: Sequence[Instruction], roots: Sequence[int], scores: int) -> int:
+    """The last value, of this product alone, through which alone ``roots`` depend on it."""
+    product = next(p for p, i in enumerate(instructions) if (i.op, i.attr) == ("contract", scores))
+    for position in range(max(roots), product, -1):
+        if instructions[position].dtype == FLOAT and products_behind(instructions, position) == {scores}:
+            left = behind(instructions, roots, position)
+            if position in left and product not in left:
                 return position
-    raise AssertionError("the gradient of scores depends on the scores")
+    return product
 
 
 class _Writer:
@@ -165,6 +138,9 @@ class _Writer:
         if moved.op == "exp":
             factor = self.emit(Instruction("const", (), FLOAT, math.log2(math.e)))
             return self.emit(replace(moved, op="exp2_normal", args=(self._times(moved.args[0], factor),)))
+        if moved.op == "div" and self.levels[moved.args[1]] != BOTH:
+            inverse = self.emit(Instruction("reciprocal", moved.args[1:], FLOAT, None, moved.location))
+            moved = replace(moved, op="mul", args=(moved.args[0], inverse))
         if moved.op == "mul":
             for value, factor in (moved.args, moved.args[::-1]):
                 if not self.levels[factor] and self._cost(value) == 0:
@@ -179,11 +155,15 @@ class _Writer:
             return 0
         if instruction.op == "mul":
             return min(map(self._cost, instruction.args))
-        if instruction.op in ("add", "sub"):
-            return sum(map(self._cost, instruction.args))
+        if instruction.op in ("add", "sub"):  # a factor of one operand makes a multiply-add of it
+            return max(sum(map(self._cost, instruction.args)) - 1, 0)
         if instruction.op == "where":
             return sum(map(self._cost, instruction.args[1:]))
         return 1
+
+    def _adds(self, position: int) -> bool:
+        """Whether a value is a sum, whose factor needs no other value of a row."""
+        return self.levels[position] == BOTH and self.found[position].op in ("add", "sub")
 
     def _times(self, position: int, factor: int) -> int:
         instruction = self.found[position]
@@ -197,7 +177,9 @@ class _Writer:
         ):
             arguments = list(instruction.args)
             if instruction.op == "mul":
-                cheapest = min((0, 1), key=lambda number: self._cost(arguments[number]))
+                cheapest = min(
+                    (0, 1), key=lambda number: (self._cost(arguments[number]), not self._adds(arguments[number]))
+                )
                 if self._cost(arguments[cheapest]) == 0:
                     arguments[cheapest] = self._times(arguments[cheapest], factor)
                     return self.emit(replace(instruction, args=tuple(arguments)))

@@ -46,23 +46,6 @@ JITGEN_DEVICE void settle(float (&sums)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Of four groups of eight neighbouring columns, of which lane t of four has columns 2t and 2t + 1: group t's, all of them.
-JITGEN_DEVICE void columns_of_group(float (&found)[8], const float (&low)[4], const float (&high)[4]) {
-  const int t = threadIdx.x % 4;
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const int other = t ^ step;  // which lane's group is sent to it, and whose columns arrive
-    const float a = other == 0 ? low[0] : other == 1 ? low[1] : other == 2 ? low[2] : low[3];
-    const float b = other == 0 ? high[0] : other == 1 ? high[1] : other == 2 ? high[2] : high[3];
-    const float from_a = step == 0 ? a : __shfl_xor_sync(0xffffffffu, a, step);
-    const float from_b = step == 0 ? b : __shfl_xor_sync(0xffffffffu, b, step);
-#pragma unroll
-    for (int lane = 0; lane < 4; ++lane) {
-      if (other == lane) found[lane * 2] = from_a, found[lane * 2 + 1] = from_b;
-    }
-  }
-}
-
 template <class Config, class Operands>
 struct BackwardKernel : BackwardBlock<Config, Operands> {
   using Block = BackwardBlock<Config, Operands>;
@@ -257,30 +240,37 @@ struct BackwardKernel : BackwardBlock<Config, Operands> {
       }
       if constexpr (Config::overlap) finish_products();
       const Task of_results = operands.task(tickets()->x, 0);
-      const int item = tickets()->y + item_of_thread();
+      const int row = tickets()->y + int(threadIdx.x / 32) * 16;
       release(block_empty());
-      finish<0, Config::columns0>(of_results, item, sums0);
-      if constexpr (has_second) finish<1, Config::columns1>(of_results, item, sums1);
+      finish<0, Config::columns0>(of_results, row, sums0);
+      if constexpr (has_second) finish<1, Config::columns1>(of_results, row, sums1);
     }
   }
-  // Four lanes have a row; each of them takes runs of eight neighbours.
+  // A warp stages some columns of its 16 rows at a time, so that a lane has eight neighbours of a row.
   template <int number, int length>
-  JITGEN_DEVICE void finish(const Task& task, int item, const float (&sums)[length / 2]) const {
-    const int all = operands.template result_columns<number>();
+  JITGEN_DEVICE void finish(const Task& task, int row, const float (&sums)[length / 2]) const {
+    constexpr int staged = length < Shape::staged ? length : Shape::staged, runs = staged / 8;
+    const int lane = threadIdx.x % 32, all = operands.template result_columns<number>();
+    float* const rows = reinterpret_cast<float*>(memory + Shape::staging_at) + threadIdx.x / 32 * (16 * Shape::pitch);
+    float* const corner = rows + lane / 4 * Shape::pitch + lane % 4 * 2;
 #pragma unroll
-    for (int group = 0; group < length / 8; group += 4) {
+    for (int chunk = 0; chunk < length / staged; ++chunk) {
+      __syncwarp();
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float low[4], high[4], run[8];
+      for (int i = 0; i < runs; ++i) {
+        const float* const from = sums + (chunk * runs + i) * 4;
+        *reinterpret_cast<float2*>(corner + i * 8) = make_float2(from[0], from[1]);
+        *reinterpret_cast<float2*>(corner + i * 8 + 8 * Shape::pitch) = make_float2(from[2], from[3]);
+      }
+      __syncwarp();
 #pragma unroll
-        for (int g = 0; g < 4; ++g) {
-          low[g] = group + g < length / 8 ? sums[(group + g) % (length / 8) * 4 + r * 2] : 0.0f;
-          high[g] = group + g < length / 8 ? sums[(group + g) % (length / 8) * 4 + r * 2 + 1] : 0.0f;
-        }
-        columns_of_group(run, low, high);
-        const int column = (group + int(threadIdx.x % 4)) * 8, live = smaller(8, all - column);
-        if (item + r * 8 < this->block_items() && live > 0) {
-          operands.template results<number>(task, item + r * 8, column, run, live);
+      for (int i = lane; i < 16 * runs; i += 32) {
+        const int m = i / runs, column = chunk * staged + i % runs * 8, live = smaller(8, all - column);
+        const float4* const from = reinterpret_cast<const float4*>(rows + m * Shape::pitch + i % runs * 8);
+        const float4 low = from[0], high = from[1];
+        const float run[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (row + m < this->block_items() && live > 0) {
+          operands.template results<number>(task, row + m, column, run, live);
         }
       }
     }

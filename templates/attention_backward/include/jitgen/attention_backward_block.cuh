@@ -33,7 +33,10 @@ struct BackwardShape {
   static constexpr int slot_at(int slot) { return slot == 0 ? 0 : slot_at(slot - 1) + tile_bytes(slot - 1); }
   static constexpr int tile_at(int stage, int slot) { return stages_at + stage * stage_bytes + slot_at(slot); }
   static constexpr int words_at(int stage) { return stages_at + Config::stages * stage_bytes + stage * words_bytes; }
-  static constexpr int barriers_at = words_at(Config::stages);
+  // A warp stages so many columns of its 16 rows of a result; each row is padded by 8 floats (banks).
+  static constexpr int staged = 32, pitch = staged + 8;
+  static constexpr int staging_at = words_at(Config::stages);
+  static constexpr int barriers_at = staging_at + consumers / 32 * 16 * pitch * 4;
   static constexpr int tickets_at = barriers_at + (2 + 3 * Config::stages) * 8 + 16 - (2 + 3 * Config::stages) % 2 * 8;
   static constexpr int bytes = tickets_at + 16 * (1 + Config::stages);
 
