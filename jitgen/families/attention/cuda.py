@@ -12,7 +12,7 @@ from typing import Any
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.attention.addresses import base_of_task, indices, row_indices, row_offset
-from jitgen.families.attention.bounds import Ends, Words
+from jitgen.families.bounds import Ends, Words
 from jitgen.families.attention.context import Attention, Operand, Rule, bounds
 from jitgen.families.attention.decode import DecodeSchedule
 from jitgen.families.attention.elements import elements

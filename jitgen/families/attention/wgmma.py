@@ -9,7 +9,7 @@ from typing import Any
 
 from jitgen.chips import Chip
 from jitgen.families.attention import decode
-from jitgen.families.attention.bounds import masks_of
+from jitgen.families.bounds import masks_of
 from jitgen.families.attention.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.layout import Geometry, Layout
 from jitgen.families.attention.scales import scaled
