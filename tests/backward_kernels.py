@@ -44,7 +44,8 @@ struct Operands {{
     const int row_heads = of_keys * shared;
     Task found;
     if (Config::by_keys) {{
-      found.batch = number / of_keys, found.key_head = number % of_keys, found.row_head = found.key_head * shared + head;
+      found.batch = number / of_keys, found.key_head = number % of_keys;
+      found.row_head = found.key_head * shared + head;
     }} else {{
       found.batch = number / row_heads, found.row_head = number % row_heads, found.key_head = found.row_head / shared;
     }}

@@ -1,4 +1,4 @@
-"""The kernel of attention's gradients on the CPU: its threads, barriers and copies, against sums in double precision."""
+"""The kernel of attention's gradients on the CPU: its threads, barriers and copies, against sums in double."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ struct Config {
   static constexpr bool early = copied, masked = true, first_are_long = of_keys, overlap = overlaps, by_keys = of_keys;
 };
 
-// Rows of Q are `a` or `b`; heads of Q share those of K. A score is hidden where its key is above its row by `shift` or more.
+// Heads of Q share those of K. A score is hidden where its key is more than `shift` above its row, and in stripes.
 struct Problem {
   int tasks, heads, rows, keys, depth, width, shift;
   std::vector<bfloat16> q, k, v, g;
@@ -77,7 +77,8 @@ struct Operands {
     return hidden ? 0.0f : std::exp(product * 0.25f - __int_as_float(int(of_keys ? of_tile[0] : of_block[0])));
   }
   template <bool masked, class Block, class Tile>
-  float first(float product, float& other, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {
+  float first(
+      float product, float& other, const Task&, const Block& of_block, const Tile& of_tile, int a, int b) const {
     if (!masked) std::abort();
     if (!Config::early) return product;
     other = weight(product, of_block, of_tile, a, b);
@@ -101,7 +102,8 @@ struct Operands {
     }
     jitgen::barrier_copied(barrier, box * 128);
   }
-  void copy_side(bool keys_side, int pair, uint32_t to, const Task& task, int column, int row, int box, uint32_t barrier) const {
+  void copy_side(
+      bool keys_side, int pair, uint32_t to, const Task& task, int column, int row, int box, uint32_t barrier) const {
     const int length = pair ? problem.width : problem.depth;
     if (keys_side) {
       copy(pair ? problem.v : problem.k, task.key_head, problem.keys, length, to, column, row, box, barrier);
@@ -120,14 +122,19 @@ struct Operands {
   template <int pair>
   bfloat16 element(bool keys_side, const Task& task, int row, int column) const {
     const int length = pair % 2 ? problem.width : problem.depth;
-    const size_t of_key = size_t(task.key_head) * problem.keys + row, of_row = size_t(task.row_head) * problem.rows + row;
+    const size_t of_key = size_t(task.key_head) * problem.keys + row;
+    const size_t of_row = size_t(task.row_head) * problem.rows + row;
     const auto& from = keys_side ? (pair % 2 ? problem.v : problem.k) : (pair % 2 ? problem.g : problem.q);
     return from[(keys_side ? of_key : of_row) * length + column];
   }
   template <int pair>
-  bfloat16 block_element(const Task& task, int row, int column) const { return element<pair>(of_keys, task, row, column); }
+  bfloat16 block_element(const Task& task, int row, int column) const {
+    return element<pair>(of_keys, task, row, column);
+  }
   template <int pair>
-  bfloat16 tile_element(const Task& task, int row, int column) const { return element<pair>(!of_keys, task, row, column); }
+  bfloat16 tile_element(const Task& task, int row, int column) const {
+    return element<pair>(!of_keys, task, row, column);
+  }
   template <int number>
   void results(const Task& task, int row, int column, const float (&run)[8], int live) const {
     const int length = number ? width : depth, matrix = of_keys ? task.key_head : task.row_head;
@@ -145,7 +152,9 @@ void compare(const char* name, const std::vector<float>& found, const std::vecto
   for (size_t i = 0; i < wanted.size(); ++i) {
     difference += (found[i] - wanted[i]) * (found[i] - wanted[i]), norm += wanted[i] * wanted[i];
   }
-  if (!(difference <= 1e-4 * norm)) std::printf("%s: %g of %g\n", name, std::sqrt(difference), std::sqrt(norm)), std::exit(1);
+  if (difference <= 1e-4 * norm) return;
+  std::printf("%s: %g of %g\n", name, std::sqrt(difference), std::sqrt(norm));
+  std::exit(1);
 }
 
 template <class C>

@@ -50,16 +50,24 @@ PAIR_OF_WORDS = ("int64", "float64")
 def rules(body: Body, layout: Layout, of: Roles) -> tuple[Rule, Rule]:
     """What a tile computes without masks and with them."""
     functions = functions_of(body, layout)
-    kinds = {index: kind for index, kind in enumerate(layout.operands)}
+    kinds = dict(enumerate(layout.operands))
 
     def rule(parts: Sequence[Any]) -> Rule:
         instructions, roots = merged(parts)
         at = dict(zip(results_of(body), roots, strict=True))
         found = [at[number] for number in of.results]
         first = found.pop() if of.early else None
-        return rule_of(instructions, first, found, of.products[0], kinds)
+        narrow = body.contractions[of.products[0]].dtype == "float16"
+        return rule_of(instructions, first, found, of.products[0], kinds, factored=not narrow)
 
-    return rule([without_conditions(function) for function in functions]), rule(functions)
+    whole, masked = rule([without_conditions(function) for function in functions]), rule(functions)
+    if _factor_of(whole) != _factor_of(masked):
+        raise AssertionError("a mask changes no factor of all pairs of rows")
+    return whole, masked
+
+
+def _factor_of(rule: Rule) -> object:
+    return None if rule.factor is None else _identity(rule, rule.factor)
 
 
 def words_of(body: Body, layout: Layout, of: Roles) -> tuple[int, int]:
@@ -151,6 +159,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, of: Backward,
         ],
         "columns": _choice(slots),
         "result_columns": _choice(widths),
+        "factor": writer.factor(),
         "results": [_result(result, number, layout) for number, result in enumerate(ordered)],
     }, {"fmad": True}
 
@@ -180,7 +189,7 @@ def _config(schedule: WgmmaSchedule, of: Backward, role: Roles) -> list[tuple[st
         "block_copied": _bits(schedule.block_copied),
         "tile_copied": _bits(schedule.tile_copied),
     }
-    # Under most masks of indices the first keys are seen by most rows, and results of keys have numbers of streamed rows.
+    # Under most masks of indices the first keys are seen by most rows; results of keys read numbers of streamed rows.
     in_memory = {o.kind for o in of.tile.operands if o.pointer and o.dtype == "float32"}
     flags = {
         "early": role.early,
@@ -307,6 +316,14 @@ class _Writer:
         at = " + ".join([f"task.at{operand.index}", *(f"{row} * {operand.own[own]}" for row, own in steps)])
         expression = f"jitgen::load({operand.pointer}[{at}])" if operand.pointer else at
         return {"type": kind, "value": name, "expression": f"{kind}({expression})"}
+
+    def factor(self) -> dict[str, Any]:
+        """What sums of the first result are multiplied with: ``lines`` and a ``value``, which is empty for 1."""
+        rule, found = self.both[0], self.printed[0]
+        if rule.factor is None:
+            return {"lines": [], "value": ""}
+        positions = sorted(behind(rule.instructions, (rule.factor,)))
+        return {"lines": [found.lines[p] for p in positions if p in found.lines], "value": found.names[rule.factor]}
 
     def rule(self, number: int) -> dict[str, Any]:
         """The functions of one of the rules."""

@@ -1,4 +1,4 @@
-"""The rule of a tile in CUDA: P and dS as one list of instructions, with few of them for each pair of rows, in two phases.
+"""The rule of a tile in CUDA: P and dS as one list of instructions, few of them for each pair of rows, in two phases.
 
 An instruction is done once for a row of the block, for a row of the tile, or for each pair of them, by what it depends
 on. So ``exp(s * scale - top)`` is rewritten to ``exp2(s * (scale * log2 e) - top * log2 e)``, and a factor of dS is
@@ -30,6 +30,7 @@ class Rule:
         first: the position of the value that is a left operand before there is a second product; None for none.
         kept: the position of what the second phase is computed from in place of the first product.
         second: the positions of the values of the second phase.
+        factor: the position of a number that the sum of the first of ``second`` is to be multiplied with; None for 1.
     """
 
     instructions: tuple[Instruction, ...]
@@ -37,6 +38,7 @@ class Rule:
     first: int | None
     kept: int
     second: tuple[int, ...]
+    factor: int | None
 
     @property
     def first_phase(self) -> tuple[int, ...]:
@@ -58,18 +60,47 @@ class Rule:
 
 
 def rule_of(
-    instructions: Sequence[Instruction], first: int | None, second: Sequence[int], scores: int, kinds: Mapping[int, str]
+    instructions: Sequence[Instruction],
+    first: int | None,
+    second: Sequence[int],
+    scores: int,
+    kinds: Mapping[int, str],
+    factored: bool,
 ) -> Rule:
     """The rule whose values are at these positions of ``instructions``.
 
     Args:
         scores: the number of the first product.
         kinds: of the operands that are read, by their numbers: ``"task"``, ``"row"``, ``"key"`` or ``"both"``.
+        factored: whether sums may be multiplied with a number that is a factor of all they add up. Where what is added
+            up is rounded to float16 it may be too large without it.
     """
+    factor = None
+    if factored:
+        root, factor = _without_factor(instructions, second[0])
+        second = (root, *second[1:])
     writer = _Writer(kinds)
     at = writer.rewritten(instructions)
     found, roots = tuple(writer.found), tuple(at[position] for position in second)
-    return Rule(found, tuple(writer.levels), None if first is None else at[first], _kept(found, roots, scores), roots)
+    return Rule(
+        found,
+        tuple(writer.levels),
+        None if first is None else at[first],
+        _kept(found, roots, scores),
+        roots,
+        None if factor is None else at[factor],
+    )
+
+
+def _without_factor(instructions: Sequence[Instruction], root: int) -> tuple[int, int | None]:
+    """What is multiplied with a number to ``root``, and that number's position: a constant or a call's argument."""
+    instruction = instructions[root]
+    if instruction.op == "mul" and instruction.dtype == FLOAT:
+        for value, factor in (instruction.args, instruction.args[::-1]):
+            ops = {instructions[p].op for p in behind(instructions, (factor,))}
+            if not ops & {"load", "iota", "contract"}:
+                return value, factor
+    return root, None
 
 
 def products_behind(instructions: Sequence[Instruction], root: int) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jitgen.device import Device
 from jitgen.families.attention_backward.layout import Geometry, Layout, is_tile, results_of
@@ -191,8 +190,8 @@ def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -
 
 
 def _tile(large: int, results: int, early: bool) -> tuple[int, bool]:
-    """Streamed rows of a tile, and whether the last product of a tile runs on, by what fits registers: two products of a
-    tile, their 16-bit forms, and sums."""
+    """Streamed rows of a tile, and whether the last product of a tile runs on, by what fits registers: two products of
+    a tile, their 16-bit forms, and sums."""
     if results == 1:
         return 128, large <= 64
     if not early:
