@@ -2,8 +2,8 @@
 torch's. Run ``python tools/attention_backward.py [times] [results.json]`` from the root, on a GPU of sm_90a.
 
 Prints, unless only ``times`` are wanted, for each configuration the greatest error of dQ, dK and dV, relatively to the
-norm of what they add up; then times in microseconds and the rate in TFLOP/s of five products, without what a causal mask
-hides. ``jitgen`` is the whole backward, with the sums of dO * O.
+norm of what they add up; then times in microseconds and the rate in TFLOP/s of five products, without what a causal
+mask hides. ``jitgen`` is the whole backward, with the sums of dO * O.
 """
 
 from __future__ import annotations
