@@ -113,6 +113,7 @@ static uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width = 32)
 static float __shfl_xor_sync(unsigned, float value, int step) {
   return __int_as_float(int(exchange(uint32_t(__float_as_int(value)), running % 32 ^ step)));
 }
+static uint32_t __shfl_xor_sync(unsigned, uint32_t word, int step) { return exchange(word, running % 32 ^ step); }
 static int64_t __shfl_xor_sync(unsigned, int64_t value, int step) {
   const int other = running % 32 ^ step;
   const uint64_t low = exchange(uint32_t(value), other), high = exchange(uint32_t(uint64_t(value) >> 32), other);
