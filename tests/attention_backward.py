@@ -61,10 +61,10 @@ def _bounds(
 ) -> dict[str, float]:
     """How far gradients may be off, by the roundings of sums.
 
-    A weight has the relative error ``relative`` of ``tests/attention.failure``. dP is a sum of E products of at most A in
-    all, and so is delta; dS is P (dP - delta), of at most 2 A P, with these errors and one rounding to the dtype of the
-    operands, as have P and, in delta, O. dQ adds N of them times keys, whose weights are 1 in all; dK and dV add those
-    of a key, whose weights are ``mass`` in all. Rules of scores here have derivatives of at most 1.
+    A weight has the relative error ``relative`` of ``tests/attention.failure``. dP is a sum of E products of at most A
+    in all, and so is delta; dS is P (dP - delta), of at most 2 A P, with these errors and one rounding to the dtype of
+    the operands, as have P and, in delta, O. dQ adds N of them times keys, whose weights are 1 in all; dK and dV add
+    those of a key, whose weights are ``mass`` in all. Rules of scores here have derivatives of at most 1.
     """
     if not all(t.numel() for t in (q, k, v, g)):
         return {"q": 0.0, "k": 0.0, "v": 0.0}

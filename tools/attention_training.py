@@ -1,9 +1,9 @@
-"""Times a training step of attention beside torch's: ``python tools/attention_training.py B4,H32,S4096,D128 [variants]``.
+"""Times a training step of attention beside torch's: ``python tools/attention_training.py B4,H32,S4096,D128``.
 
 For each shape, causal and full, in bfloat16: the forward and backward of jitgen and of torch's flash and cuDNN kernels,
-and the backward alone, in milliseconds and in TFLOP/s (4 M N D for the forward and 10 for the backward, half of it where
-causal). With ``variants``, also each kernel of the backward under other tiles, so that a rule may be chosen. One line of
-JSON for each measurement."""
+and the backward alone, in milliseconds and in TFLOP/s (4 M N D for the forward and 10 for the backward, half of it
+where causal). With ``tiles1`` or ``tiles2``, instead the kernel with so many results under other tiles, so that a rule
+may be chosen. One line of JSON for each measurement."""
 
 from __future__ import annotations
 
@@ -89,23 +89,27 @@ def measured(batch: int, heads: int, size: int, depth: int, causal: bool) -> Ite
         }
 
 
-def variants(batch: int, heads: int, size: int, depth: int) -> Iterator[dict[str, Any]]:
-    """The backward under other tiles of one of its two kernels."""
+def variants(results: int, batch: int, heads: int, size: int, depth: int) -> Iterator[dict[str, Any]]:
+    """The causal backward under other tiles of its kernel with so many results."""
     from jitgen.families.attention_backward import schedule
 
-    chosen = schedule._tiles
-    tiles = [(m, n, w, s) for m, n, w, s in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3)) if m * n <= 8192]
-    for results, tile in itertools.product((1, 2), tiles):
-        schedule._tiles = lambda large, count, results=results, tile=tile: (
-            tile if count == results else chosen(large, count)
-        )
+    chosen = schedule.tiles_of
+    tiles = itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3))
+    # A warp has 16 rows of a product at least; more than 64 x 128 products are no registers for four warps.
+    for tile in (each for each in tiles if each[0] * each[1] <= 2048 * each[2] and each[0] >= 16 * each[2]):
+        schedule.tiles_of = _only(tile, results, chosen)
         name = f"{'dQ' if results == 1 else 'dK, dV'} {tile}"
         try:
             for row in measured_one(batch, heads, size, depth, True):
                 yield {"tiles": name, **row}
         except Exception as reason:
             yield {"tiles": name, "error": f"{type(reason).__name__} {str(reason)[:120]}"}
-    schedule._tiles = chosen
+    schedule.tiles_of = chosen
+
+
+def _only(tile: tuple[int, ...], results: int, chosen: Callable[..., Any]) -> Callable[..., Any]:
+    """``tile`` for kernels of so many ``results``, and what is ``chosen`` for others."""
+    return lambda large, count: tile if count == results else chosen(large, count)
 
 
 def measured_one(batch: int, heads: int, size: int, depth: int, causal: bool) -> Iterator[dict[str, Any]]:
@@ -121,13 +125,12 @@ def measured_one(batch: int, heads: int, size: int, depth: int, causal: bool) ->
 
 
 def main(cases: list[str]) -> None:
-    shapes = [tuple(int(word[1:]) for word in case.split(",")) for case in cases if case != "variants"]
+    shapes = [tuple(int(word[1:]) for word in case.split(",")) for case in cases if case.startswith("B")]
+    kernels = [int(case.removeprefix("tiles")) for case in cases if case.startswith("tiles")]
     for shape in shapes:
-        for causal in (True, False):
-            for row in measured(*shape, causal):
-                print(json.dumps(row), flush=True)
-    if "variants" in cases:
-        for row in variants(*shapes[0]):
+        rows = [variants(results, *shape) for results in kernels]
+        rows = rows or [measured(*shape, causal) for causal in (True, False)]
+        for row in itertools.chain(*rows):
             print(json.dumps(row), flush=True)
 
 

@@ -131,8 +131,8 @@ class Replay:
         return source[tuple([slice(None)] * dim + [whole])]
 
     def _pointwise(self, node: Node, operands: list[Any]) -> Any:
-        """``node`` in its own dtype, or that of wider operands, and rounded once. Comparisons are made in the dtype that
-        their operands have in common."""
+        """``node`` in its own dtype, or that of wider operands, and rounded once. Comparisons are made in the dtype
+        that their operands have in common."""
         op, dtype = OPS[node.op], DTYPES[node.dtype]
         if op.predicate:
             kinds = [DTYPES[child.dtype] for child in node.inputs]

@@ -1,13 +1,13 @@
 """Products of the weights of rows with values, as attention has them: a derivative that keeps nothing of M x N.
 
 In ``O = P V`` let P be proportional to ``e = exp(S - b)`` along its last dimension: e times, or divided by, values of a
-row, as a softmax is. Two facts make its backward one that walks the keys of a row, as its forward does ("FlashAttention",
-Dao et al., 2022, appendix B):
+row, as a softmax is. Two facts make its backward one that walks the keys of a row, as its forward does (Dao et al.,
+"FlashAttention", 2022, appendix B):
 
 * S and P are *computed again* from the operands of the product that S is made of, where other products are saved;
 * what a row's values get is a sum over the row of the gradient of P times P, which is the sum over E of the gradient of
-  O times O (``delta``): nothing of M x N is summed. For a factor r that is delta / r, and for b it is minus delta, minus
-  the gradients of the sums of e times these sums. Where b is in P and in its sum alone, b has no gradient at all.
+  O times O (``delta``): nothing of M x N is summed. For a factor r that is delta / r, and for b it is minus delta,
+  minus the gradients of the sums of e times these sums. Where b is in P and in its sum alone, b has no gradient at all.
 
 A maximum that is subtracted, sinks in the sum, and the logarithm of the sum as a result are differentiated by these.
 """
@@ -42,7 +42,7 @@ class Weighted:
         power: e. ``exponent`` is what it is the exponential of.
         sums: reductions, which add up the elements of e of a row.
         base: the node of b, before it is spread along the row; None where no gradient flows to it.
-        cancels: whether all gradients of b add up to zero.
+        cancels: whether all gradients of b add up to zero, unless the sums of e have gradients of their own.
         product: the product that S is computed from.
     """
 
@@ -232,18 +232,24 @@ class RowGradients:
 
     Args:
         found: the products.
+        given: the nodes with gradients that do not come from others.
         value: gives the value of a node of the forward.
         shape: gives the sizes of a node.
     """
 
     def __init__(
-        self, found: Sequence[Weighted], value: Callable[[Node], Any], shape: Callable[[Node], tuple[Any, ...]]
+        self,
+        found: Sequence[Weighted],
+        given: Sequence[Node],
+        value: Callable[[Node], Any],
+        shape: Callable[[Node], tuple[Any, ...]],
     ):
         self._value, self._shape = value, shape
         self._results = {id(of.result): of for of in found}
         self._steps = {id(node): of for of in found for node, _ in of.chain}
         self._exponents = {id(of.exponent): of for of in found if of.base is not None}
-        self._zero = {id(of.base) for of in found if of.cancels}
+        roots = set(map(id, given))
+        self._zero = {id(of.base) for of in found if of.cancels and not any(id(node) in roots for node in of.sums)}
         self._sums = {id(node) for of in found for node in of.sums}
         self._deltas: dict[int, Any] = {}
         self._of_sums: dict[int, Any] = {}
@@ -284,7 +290,7 @@ class RowGradients:
             return self._of_factor(node, self._steps[id(node)])
         if id(node) in self._exponents:
             of = self._exponents[id(node)]
-            return {1: (_under_spread(node.inputs[1]), None if of.cancels else self._of_base(of))}
+            return {1: (_under_spread(node.inputs[1]), None if id(of.base) in self._zero else self._of_base(of))}
         return {}
 
     def _of_factor(self, node: Node, of: Weighted) -> dict[int, tuple[Node, Any]]:
@@ -297,10 +303,8 @@ class RowGradients:
         return {position: (row, quotient if node.op == "mul" else -quotient)}
 
     def _of_base(self, of: Weighted) -> Any:
-        total = self._deltas.get(id(of.power))
+        shares = [self._deltas[id(of.power)]] if id(of.power) in self._deltas else []
         for node in of.sums:
-            g = self._of_sums.get(id(node))
-            if g is not None:
-                share = g * self._value(node).to(g.dtype)
-                total = share if total is None else total + share
-        return total * -_RATES[of.power.op]
+            if (g := self._of_sums.get(id(node))) is not None:
+                shares.append(g * self._value(node).to(g.dtype))
+        return sum(shares) * -_RATES[of.power.op]

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jitgen.families.heads import shared_heads, split_shape, with_split
 from jitgen.families.attention.match import (
     STOPS,
     Attention,
@@ -22,6 +21,7 @@ from jitgen.families.attention.match import (
     tops,
 )
 from jitgen.families.family import Partition
+from jitgen.families.heads import shared_heads, split_shape, with_split
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying
 from jitgen.ir.equations import axes, equation
@@ -36,6 +36,7 @@ STAGES = (
     Stage("contract", ("n",)),
     Stage("map"),
 )
+"""Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
 
 
 def _stops(roots: Sequence[Node], known: Mapping[int, Node]) -> list[Node]:

@@ -1,12 +1,12 @@
 """What this family claims: products with a pointwise function of other products, and the pointwise work after them.
 
-A region iterates over ``(lead..., m, e)``: batch and heads, rows of the result, its columns. The *rows* are the block's:
-queries where dQ is computed, keys where dK and dV are. ``n`` is streamed, inner and sequential, and so are ``d``, what
-the products inside sum over, and dimensions ``g`` of the lead that the result is summed over: heads that share keys.
-Results over the same products are stores of one region: dK and dV. ``claim`` finds it in these steps:
+A region iterates over ``(lead..., m, e)``: batch and heads, rows of the result, its columns. The *rows* are those of a
+block: queries where dQ is computed, keys where dK and dV are. ``n`` is streamed, inner and sequential; so are ``d``,
+what the products inside sum over, and dimensions ``g`` of the lead that the result is summed over: heads that share
+keys. Results over the same products are stores of one region: dK and dV. ``claim`` finds it in these steps:
 
 1. ``match.py`` recognises products; ``Partition.decide`` is asked about each, with its sizes.
-2. One that is no result by pointwise operations and views is materialized, summed over the lead if all else reads it so.
+2. One that is no result by pointwise operations and views is materialized, and its sum over the lead if that is read.
 3. ``region.py`` makes operands of what is in memory, and materializes the rest.
 """
 
@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
-from jitgen.families.attention_backward.match import Streamed, has_streamed, oriented, streamed_in, tile_products
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region
+
+if TYPE_CHECKING:
+    from jitgen.families.attention_backward.match import Streamed
 
 NAME = "attention_backward"
 MOST_WIDTH = 256
@@ -37,7 +39,7 @@ class Fusion:
 
     Attributes:
         rows, streamed: of the tile of products.
-        widths: of the result, and the depths of the products inside. Sizes are symbolic until ``at`` makes them numbers.
+        widths: of the result, and the depths of the products inside. Sizes are symbolic until ``at`` gives numbers.
         dtypes: of all operands of products.
     """
 
@@ -70,8 +72,6 @@ def decide(question: Fusion, device: Device) -> Decision:
         return Decision(False, f"the backward of attention has kernels for heads of at most {MOST_WIDTH} elements")
     if device.dialect == "triton" and "float64" in question.dtypes:
         return Decision(False, "float64 has no tensor cores")
-    if not device.is_gpu:
-        return Decision(False, "the cpp dialect has no kernel for the backward of attention yet")
     if device.dialect == "cuda":
         from jitgen.families.attention_backward.wgmma import obstacle
 
@@ -82,12 +82,25 @@ def decide(question: Fusion, device: Device) -> Decision:
 
 def rewrite_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """``values`` with their products in the form that ``match.py`` knows."""
+    if not _may_have_streamed(values):
+        return values
+    from jitgen.families.attention_backward.match import has_streamed, oriented
+
     return oriented(values, partition.mover) if has_streamed(values) else values
+
+
+def _may_have_streamed(values: Sequence[Node]) -> bool:
+    """A test that imports nothing: whether ``values`` have an exponential and a product."""
+    return {"contract", "exp"} <= {node.op for node in topological(values)}
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Regions for those of ``values`` that end in such a product; in the others it is materialized."""
     values = list(values)
+    if not _may_have_streamed(values):
+        return Claim([], values)
+    from jitgen.families.attention_backward.match import has_streamed
+
     if not has_streamed(values):
         return Claim([], values)
     from jitgen.families.attention_backward.region import end_of, region_of, store_of
@@ -122,6 +135,8 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 
 def _fused(values: Sequence[Node], partition: Partition) -> list[Streamed]:
+    from jitgen.families.attention_backward.match import streamed_in
+
     return [of for of in streamed_in(values) if partition.decide(NAME, _fusion_of(of)).fused]
 
 
@@ -173,4 +188,6 @@ def _frame(region: Region) -> tuple[Any, ...]:
 
 def _tiles(region: Region) -> frozenset[int]:
     """The ids of the products over a tile that a region computes."""
+    from jitgen.families.attention_backward.match import tile_products
+
     return frozenset(map(id, tile_products(region.stores)))

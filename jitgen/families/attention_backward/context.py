@@ -50,8 +50,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """A product over a tile: ``accumulator`` [rows, streamed] is ``left`` [rows, depth] times ``right`` [streamed, depth]
-    transposed."""
+    """A product over a tile: ``accumulator`` [rows, streamed] is ``left`` [rows, depth] times the transposed ``right``
+    [streamed, depth]."""
 
     number: int
     left: Operand
@@ -201,9 +201,7 @@ def context(kernel: Kernel, layout: Layout, dialect: Dialect) -> Backward:
         )
 
     tiles = [number for number in range(len(body.contractions)) if is_tile(body, number)]
-    kinds = ", ".join(
-        f"{o.kind} {o.dtype} {kind}" for o, kind in zip(body.operands, layout.operands, strict=True)
-    )
+    kinds = ", ".join(f"{o.kind} {o.dtype} {kind}" for o, kind in zip(body.operands, layout.operands, strict=True))
     return Backward(
         title=f"({', '.join(map(str, body.shape))}): {kinds}",
         operands=tuple(operand(index, found.values.get(index, "")) for index in range(len(body.operands))),

@@ -18,8 +18,8 @@ def integer_names(kernel: Kernel, layout: Layout) -> Iterator[tuple[str, str, in
     """The integer parameters in order, as (name, what, operand, dim).
 
     ``rows`` and ``keys`` are the sizes of the whole tile, ``depth<t>`` what product ``t`` sums over, ``width<r>`` the
-    columns of result ``r``; ``b0`` ... the sizes of the batch, ``g0`` ... of summed dimensions; ``o<operand>`` the first
-    value of an index; ``s<operand>_<dim>`` an operand's stride along (batch..., summed..., its own two).
+    columns of result ``r``; ``b0`` ... the sizes of the batch, ``g0`` ... of summed dimensions; ``o<operand>`` the
+    first value of an index; ``s<operand>_<dim>`` an operand's stride along (batch..., summed..., its own two).
     """
     (body,) = kernel.bodies
     results = len(results_of(body))

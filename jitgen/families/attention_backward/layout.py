@@ -1,4 +1,4 @@
-"""Where the operands of attention's backward lie: the batch, summed dimensions, and two strides of each operand's own."""
+"""Where the operands of attention's backward lie: the batch, summed dimensions, and two strides of each one's own."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Geomet
     for kept, leader in zip(outer, leaders, strict=True):
         live = [dim for dim in kept if whole[dim] != 1]
         sizes = tuple(whole[dim] for dim in live)
-        strides = [tuple(step[dim] for dim in live) for step in free]
-        parts.append(collapse(sizes, strides, leader) if live else ((), [()] * len(free)))
+        steps = [tuple(step[dim] for dim in live) for step in free]
+        parts.append(collapse(sizes, steps, leader) if live else ((), ((),) * len(free)))
     (batch, along_batch), (summed, along_summed) = parts
     strides = tuple(
         (*first, *second, *own[-2:]) for first, second, own in zip(along_batch, along_summed, free, strict=True)

@@ -4,9 +4,9 @@ With T products over a tile of rows a and streamed rows b, and F a pointwise fun
 
     R[a, w] = sum over b of F(T_0[a, b], T_1[a, b], ...) Y[b, w],    T_t[a, b] = sum over d of X_t[a, d] Z_t[b, d]
 
-Of attention, with S = q k^T, dP = dO v^T and dS computed of both: dQ is such a product over the keys b of a query a, with
-Y the keys; dK one over the queries b of a key a, with Y the queries; dV likewise, with F the weights and Y dO. In F an
-exponential of a T is what makes it worth computing again (Dao, "FlashAttention-2", 2023).
+Of attention, with S = q k^T, dP = dO v^T and dS computed of both: dQ is such a product over the keys b of a query a,
+with Y the keys; dK one over the queries b of a key a, with Y the queries; dV likewise, with F the weights and Y dO. In
+F an exponential of a T is what makes it worth computing again (Dao, "FlashAttention-2", 2023).
 
 ``oriented`` brings a graph into this form: transposed and reshaped products become products of such operands.
 """

@@ -135,7 +135,8 @@ class _Builder:
         value = self._in_memory(of.result.inputs[1], transposed=True)
         width = of.result.shape[-1]
         result = self._product(of.result, function, value, (*lead, rows, width))
-        found, summed = [], set()
+        found: list[Store] = []
+        summed: set[int] = set()
         for store in stores:
             end = self._end(store.value)
             memo: dict[int, Node] = {}
@@ -161,14 +162,18 @@ class _Builder:
     def _end(self, value: Node) -> Node:
         """What ``store_of`` found ``value`` to be computed from: the result, or its sum over the lead."""
         order = topological([value])
-        return next((node for node in order if node.op == "reduce" and self.of.result in topological([node])), self.of.result)
+        return next(
+            (node for node in order if node.op == "reduce" and self.of.result in topological([node])), self.of.result
+        )
 
     def _split_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
         """``dims`` of the lead as dimensions of the split one."""
         if self.split is None:
             return tuple(dims)
         at = self.split[0]
-        return tuple(sorted({moved for dim in dims for moved in ((dim, dim + 1) if dim == at else (dim + (dim > at),))}))
+        return tuple(
+            sorted({moved for dim in dims for moved in ((dim, dim + 1) if dim == at else (dim + (dim > at),))})
+        )
 
     def _store(self, store: Store, end: Node, memo: dict[int, Node]) -> Store:
         hole = self.make("input", (), end.dtype, end.shape, (-1,))
@@ -180,7 +185,9 @@ class _Builder:
             return Store(store.result, self.mover.substituted(value, {id(hole): memo[id(end)]}), store.movements)
         at = split[0]
         own = (at, (1, 1)) if end.shape[at] == 1 else split
-        inner = self.mover.substituted(with_split(value, own, self.mover), {id(with_split(hole, own, self.mover)): memo[id(end)]})
+        inner = self.mover.substituted(
+            with_split(value, own, self.mover), {id(with_split(hole, own, self.mover)): memo[id(end)]}
+        )
         return Store(store.result, inner, (*store.movements, (("reshape",), inner.shape)))
 
     # -------------------------------------------------------------------------------------------------------- operands
@@ -210,8 +217,8 @@ class _Builder:
         return self.mover.substituted(self._split(bare), split)
 
     def _in_memory(self, operand: Node, transposed: bool = False) -> Node:
-        """``operand`` (lead..., rows, elements) as views of a tensor. What is the same for several heads is materialized
-        once. ``transposed``: its rows are the last dimension."""
+        """``operand`` (lead..., rows, elements) as views of a tensor. What is the same for several heads is
+        materialized once. ``transposed``: its rows are the last dimension."""
         operand = self._split(operand)
         if under_views(operand).op == "input":
             return operand

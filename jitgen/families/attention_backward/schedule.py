@@ -66,15 +66,15 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     results = len(results_of(body))
     wide = any(contraction.dtype == "float32" for contraction in body.contractions)
     large = max(*depths, *widths) * (2 if wide else 1)
-    rows, streamed, warps, stages = _tiles(large, results)
+    rows, streamed, warps, stages = tiles_of(large, results)
     rows = min(rows, _block_of(device.rows(geometry.rows)))
     even = depths == geometry.depths and widths == geometry.widths
     return (TritonSchedule(rows, streamed, depths, widths, even, warps, stages, layout.wide),)
 
 
-def _tiles(large: int, results: int) -> tuple[int, int, int, int]:
-    """(rows, streamed rows, warps, stages) where operands are at most ``large`` 16-bit elements wide. A block's sums and
-    its operands are in registers and shared memory together, two of each where there are two results."""
+def tiles_of(large: int, results: int) -> tuple[int, int, int, int]:
+    """(rows, streamed rows, warps, stages) where operands are at most ``large`` 16-bit elements wide. A block's sums
+    and its operands are in registers and shared memory together, two of each where there are two results."""
     if large <= 64:
         return (128, 64, 8, 3) if results > 1 else (128, 64, 4, 3)
     if large <= 128:

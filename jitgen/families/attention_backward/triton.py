@@ -100,11 +100,11 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, of: Backward
 
 def _units(of: Backward, layout: Layout) -> dict[str, int]:
     """What the sizes and strides that decide the width of an access are multiples of."""
-    units = {name: layout.unit for name in (*(p.depth for p in of.products), *(r.width for r in of.results))}
+    units = dict.fromkeys((*(p.depth for p in of.products), *(r.width for r in of.results)), layout.unit)
     for operand in of.operands:
         if operand.kind == "contiguous" and operand.pointer:
             unit = min(layout.unit, ACCESS_BYTES // item_size(operand.dtype))
-            units |= {name: unit for name in (*operand.batch, *operand.summed, operand.own[0])}
+            units |= dict.fromkeys((*operand.batch, *operand.summed, operand.own[0]), unit)
     return units
 
 
