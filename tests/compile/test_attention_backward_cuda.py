@@ -54,7 +54,8 @@ def test_generated_kernels_spill_nothing(
     depth: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low = lowered(depth, width, dtype)
-    assert len(low.kernels) == 2 and low.explain().count("wgmma, 128 rows a block") == 2, low.explain()
+    assert len(low.kernels) == 2, low.explain()
+    assert low.explain().count("wgmma, 128 rows a block") == 2
     for number in range(2):
         found, log = compiled(low.lowered.render(number)[0], monkeypatch)
         monkeypatch.undo()

@@ -355,16 +355,16 @@ class _Writer:
         for position in positions:
             instruction, level = rule.instructions[position], rule.levels[position]
             name = found.names[position]
-            of_row = {frozenset(("row",)): "row", frozenset(("key",)): "key"}.get(level)
-            word = self.words[of_row].get(_identity(rule, position)) if of_row else None
-            if word is not None:
-                words.append(_word(name, instruction.dtype, of_row, word[2], self.dialect))
+            side = next((each for each in ("row", "key") if level == frozenset((each,))), None)
+            word = self.words[side].get(_identity(rule, position)) if side else None
+            if side and word is not None:
+                words.append(_word(name, instruction.dtype, side, word[2], self.dialect))
             elif instruction.op in ("load", "iota"):
                 operand = self.operands[instruction.attr]
-                if of_row is None or instruction.op == "iota":
+                if side is None or instruction.op == "iota":
                     loads.append(self._load(operand, instruction.dtype, name))
                     pairs |= level == BOTH and bool(operand.pointer)
-            elif position in found.lines and of_row is None:
+            elif position in found.lines and side is None:
                 lines.append(found.lines[position])
         return {
             "words": words,

@@ -59,9 +59,9 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
     if not device.is_gpu:
         return (CpuSchedule(),)
     if device.dialect == "cuda":
-        from jitgen.families.attention_backward import wgmma
+        from jitgen.families.attention_backward import wgmma_schedule
 
-        return wgmma.candidates(body, layout, geometry, device)
+        return wgmma_schedule.candidates(body, layout, geometry, device)
     depths, widths = (tuple(map(_block_of, sizes)) for sizes in (geometry.depths, geometry.widths))
     results = len(results_of(body))
     wide = any(contraction.dtype == "float32" for contraction in body.contractions)

@@ -1,9 +1,9 @@
-"""The kernel of sm_90a, ``attention_backward.cuh``, in Python: what it can compute, schedules, tensor maps."""
+"""The kernel of sm_90a, ``attention_backward.cuh``, in Python: what it can compute, shared memory, tensor maps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jitgen.device import Device
 from jitgen.families.attention_backward.layout import Geometry, Layout, is_tile, results_of
@@ -25,9 +25,6 @@ BATCH_RANK = 3
 """Batch dimensions of a tensor map, which has two more."""
 STAGED = 32
 """Columns of results that a warp stages in shared memory at once."""
-MOST_STAGES = 4
-SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
-"""Shared memory of a block at most, on every chip with wgmma."""
 SLOTS = 4
 """Operands of a tile: the right ones of products, and of sums where they are others."""
 
@@ -153,52 +150,6 @@ def roles(body: Body, layout: Layout) -> Roles:
     return Roles(products, tuple(results[number] for number in order), early, tuple(slots))
 
 
-def candidates(body: Body, layout: Layout, geometry: Geometry, device: Device) -> list[WgmmaSchedule]:
-    """The schedule for a kernel with this body."""
-    from jitgen.families.attention_backward.cuda import words_of
-
-    of = roles(body, layout)
-    tiles = sorted(of.products)
-    depths = tuple(-(-max(geometry.depths[tiles.index(number)], 1) // 16) * 16 for number in of.products)
-    found = results_of(body)
-    columns = tuple(
-        next(width for width in WIDTHS if geometry.widths[found.index(number)] <= width) for number in of.results
-    )
-    large = max(*depths, *columns)
-    tile, overlap = _tile(large, len(of.results), of.early)
-    block_words, tile_words = words_of(body, layout, of)
-    lefts = [(body.contractions[p].x[0].attr, geometry.rows) for p in of.products]
-    first = WgmmaSchedule(
-        warpgroups=2,
-        tile=tile,
-        stages=1,
-        depths=depths,
-        columns=columns,
-        slots=of.slots,
-        tile_words=tile_words,
-        block_words=block_words,
-        block_copied=tuple(_is_mappable(body, layout, geometry, index, rows, device) for index, rows in lefts),
-        tile_copied=tuple(
-            index is None or _is_mappable(body, layout, geometry, index, geometry.keys, device)
-            for index in tile_operands(body, of)
-        ),
-        overlap=overlap,
-        wide=layout.wide,
-    )
-    staged = (replace(first, stages=stages) for stages in range(1, MOST_STAGES + 1))
-    return [max((each for each in staged if each.shared_bytes <= SHARED_BYTES), key=lambda each: each.stages)]
-
-
-def _tile(large: int, results: int, early: bool) -> tuple[int, bool]:
-    """Streamed rows of a tile, and whether the last product of a tile runs on, by what fits registers: two products of
-    a tile, their 16-bit forms, and sums."""
-    if results == 1:
-        return 128, large <= 64
-    if not early:
-        return 32, False
-    return (64, False) if large > 64 else (64, True)
-
-
 def tile_operands(body: Body, of: Roles) -> tuple[int | None, ...]:
     """The operand in each slot of a tile; None where there is none."""
     found: list[int | None] = [body.contractions[number].weight[0] for number in of.products]
@@ -212,7 +163,7 @@ def tile_operands(body: Body, of: Roles) -> tuple[int | None, ...]:
 # ---------------------------------------------------------------------------------------------------------- tensor maps
 
 
-def _is_mappable(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, device: Device) -> bool:
+def is_mappable(body: Body, layout: Layout, geometry: Geometry, index: int, rows: int, device: Device) -> bool:
     """Whether a tensor map describes operand ``index``, of ``rows`` rows: 16-byte aligned rows, strides that are not
     negative, and few dimensions before them."""
     strides = geometry.strides[index]
