@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 WINDOW = 200
 
 
+compiled = functools.cache(lambda config: nvrtc.compile(config.source()))
+
+
 @functools.cache
 def loaded(config: Backward) -> Any:
-    artifact = nvrtc.compile(config.source())
-    return cuda.load(artifact.files["kernel.cubin"], config.name, 0, config.shared_bytes)
+    return cuda.load(compiled(config).files["kernel.cubin"], config.name, 0, config.shared_bytes)
 
 
 def mapped(tensor: torch.Tensor, rows: int) -> bytes:
@@ -119,20 +122,22 @@ def check(by_keys: Backward, by_rows: Backward, shape: tuple[int, ...]) -> float
     return worst
 
 
-def timed(calls: list[Callable[[], Any]], repeats: int = 10) -> list[float]:
-    """Medians of microseconds of each, in alternation."""
+def timed(calls: list[Callable[[], Any]], rounds: int = 5, burst: int = 6) -> list[float]:
+    """Medians over rounds of each call's microseconds, several in a row, so that the host is ahead of the device."""
     for call in calls:
         for _ in range(3):
             call()
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(repeats):
+    for _ in range(rounds):
         for call, found in zip(calls, times, strict=True):
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            events[0].record()
             call()
-            events[1].record()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(burst):
+                call()
+            end.record()
             torch.cuda.synchronize()
-            found.append(events[0].elapsed_time(events[1]) * 1e3)
+            found.append(begin.elapsed_time(end) * 1e3 / burst)
     return [statistics.median(found) for found in times]
 
 
@@ -157,15 +162,23 @@ SHAPES = [
 CASES = [
     (4, 32, 1, 4096, 128, True),
     (4, 32, 1, 4096, 128, False),
-    (4, 8, 4, 4096, 128, True),
     (4, 32, 1, 4096, 64, True),
+    (4, 8, 4, 4096, 128, True),
     (16, 32, 1, 1024, 128, True),
     (1, 32, 1, 16384, 128, True),
 ]
 """(B, heads of keys, heads that share them, M = N, D, causal)."""
 KEYS = {128: [(64, 3, False)], 64: [(64, 4, True), (96, 3, False)]}
-ROWS = {128: [(128, 2, False)], 64: [(128, 3, True), (64, 4, True)]}
+ROWS = {128: [(128, 2, False)], 64: [(128, 3, True)]}
 """(rows of a tile, stages, whether the last product runs on) by D."""
+
+
+def configs(depth: int, mask: str) -> list[Backward]:
+    """The kernels that are timed by themselves."""
+    found = [Backward(True, 2, tile, depth, depth, stages, mask, overlap=runs) for tile, stages, runs in KEYS[depth]]
+    return found + [
+        Backward(False, 2, tile, depth, depth, stages, mask, overlap=runs) for tile, stages, runs in ROWS[depth]
+    ]
 
 
 def main() -> None:
@@ -191,6 +204,9 @@ def main() -> None:
                 worst = max(check(keys, rows, (*shape, depth, depth)) for shape in SHAPES)
                 worst = max(worst, check(keys, rows, (2, 2, 3, 300, 400, depth, depth)))
                 keep(f"error {element} {mask} {depth}", worst)
+    every = {each for *_, depth, causal in CASES for each in configs(depth, "causal" if causal else "full")}
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(compiled, every))
     for batch, heads, shared, length, depth, causal in CASES:
         q, g = (torch.randn(batch, heads * shared, length, depth, device="cuda").bfloat16() for _ in range(2))
         k, v = (torch.randn(batch, heads, length, depth, device="cuda").bfloat16() for _ in range(2))
@@ -199,15 +215,10 @@ def main() -> None:
         calls: dict[str, Callable[[], Any]] = {}
         lse, delta = (torch.full((batch, heads * shared, length), number, device="cuda") for number in (5.0, 0.0))
         found = [torch.empty_like(t) for t in (q, k, v)]
-        for tile, stages, overlap in KEYS[depth]:
-            config = Backward(depth=depth, width=depth, tile=tile, stages=stages, overlap=overlap, mask=mask)
-            of_keys = prepared(config, q, k, v, g, lse, delta, found[1:], depth**-0.5)
-            calls[f"by keys, {tile} {stages} {overlap}"] = of_keys
-        for tile, stages, overlap in ROWS[depth]:
-            config = Backward(False, 2, tile, depth, depth, stages, mask, overlap=overlap)
-            calls[f"by rows, {tile} {stages} {overlap}"] = prepared(
-                config, q, k, v, g, lse, delta, found[:1], depth**-0.5
-            )
+        for config in configs(depth, mask):
+            of = found[1:] if config.by_keys else found[:1]
+            name = f"{config.name}, {config.tile} {config.stages} {config.overlap}"
+            calls[name] = prepared(config, q, k, v, g, lse, delta, of, depth**-0.5)
         leaves = [t.clone().requires_grad_() for t in (q, k, v)]
 
         def attend(q: Any, k: Any, v: Any, causal: bool = causal, shared: int = shared) -> Any:
@@ -215,7 +226,8 @@ def main() -> None:
 
         out = jitgen.jit(attend)(*leaves)
         calls["jitgen"] = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
-        for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+        peers = [("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)]
+        for name, backend in peers:
             with sdpa_kernel(backend):
                 out = attend(*leaves)
             calls[name] = functools.partial(torch.autograd.grad, out, leaves, g, retain_graph=True)
