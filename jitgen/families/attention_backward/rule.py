@@ -79,17 +79,20 @@ def rule_of(
     if factored:
         root, factor = _without_factor(instructions, second[0])
         second = (root, *second[1:])
-    writer = _Writer(kinds)
-    at = writer.rewritten(instructions)
-    found, roots = tuple(writer.found), tuple(at[position] for position in second)
-    return Rule(
-        found,
-        tuple(writer.levels),
-        None if first is None else at[first],
-        _kept(found, roots, scores),
-        roots,
-        None if factor is None else at[factor],
-    )
+    found = None
+    for by_weight in (True, False):
+        writer = _Writer(kinds, by_weight)
+        at = writer.rewritten(instructions, sorted(behind(instructions, () if first is None else (first,))))
+        roots = tuple(at[position] for position in second)
+        weight = None if first is None else at[first]
+        kept = _kept(writer.found, roots, scores)
+        found = Rule(
+            tuple(writer.found), tuple(writer.levels), weight, kept, roots, None if factor is None else at[factor]
+        )
+        if weight == kept:
+            break
+    assert found is not None
+    return found
 
 
 def _without_factor(instructions: Sequence[Instruction], root: int) -> tuple[int, int | None]:
@@ -131,10 +134,10 @@ def _kept(instructions: Sequence[Instruction], roots: Sequence[int], scores: int
 
 
 class _Writer:
-    """Rewritten instructions, none of them twice, with the level of each."""
+    """Rewritten instructions, none of them twice, with the level of each. ``by_weight``: see ``_by_weight``."""
 
-    def __init__(self, kinds: Mapping[int, str]):
-        self.kinds = kinds
+    def __init__(self, kinds: Mapping[int, str], by_weight: bool):
+        self.kinds, self.by_weight = kinds, by_weight
         self.found: list[Instruction] = []
         self.levels: list[Level] = []
         self._known: dict[tuple[object, ...], int] = {}
@@ -155,12 +158,13 @@ class _Writer:
             return BOTH if kind == "both" else frozenset(() if kind == "task" else (kind,))
         return frozenset().union(*(self.levels[argument] for argument in instruction.args))
 
-    def rewritten(self, instructions: Sequence[Instruction]) -> list[int]:
-        """Where the values of ``instructions`` are."""
-        at: list[int] = []
-        for instruction in instructions:
+    def rewritten(self, instructions: Sequence[Instruction], before: Sequence[int]) -> dict[int, int]:
+        """Where the values of ``instructions`` are, of which those at the positions ``before`` are written first."""
+        at: dict[int, int] = {}
+        for position in dict.fromkeys((*before, *range(len(instructions)))):
+            instruction = instructions[position]
             moved = replace(instruction, args=tuple(at[argument] for argument in instruction.args))
-            at.append(self._rewritten(moved))
+            at[position] = self._rewritten(moved)
         return at
 
     def _rewritten(self, moved: Instruction) -> int:
@@ -176,7 +180,41 @@ class _Writer:
             for value, factor in (moved.args, moved.args[::-1]):
                 if not self.levels[factor] and self._cost(value) == 0:
                     return self._times(value, factor)
+            for value, power in (moved.args, moved.args[::-1]) if self.by_weight else ():
+                weighted = self._by_weight(value, power)
+                if weighted is not None:
+                    return weighted
         return self.emit(moved)
+
+    def _by_weight(self, position: int, power: int) -> int | None:
+        """``(x f + g) e`` as ``(x + g / f) w`` where the weight w = e f is known, so that fewer numbers of a row are
+        read; e is ``power``, and f and g are numbers of a row. Where f is 0, so is w."""
+        total = self.found[position]
+        if self.levels[position] != BOTH or total.op not in ("add", "sub"):
+            return None
+        product, shift = total.args
+        scaled = self.found[product]
+        if scaled.op != "mul" or self.levels[product] != BOTH or self.levels[shift] == BOTH:
+            return None
+        for value, factor in (scaled.args, scaled.args[::-1]):
+            if not self.levels[factor] or self.levels[factor] == BOTH:
+                continue
+            known = (
+                self._known.get(identity_of(Instruction("mul", pair, FLOAT)))
+                for pair in ((power, factor), (factor, power))
+            )
+            weight = next((each for each in known if each is not None), None)
+            if weight is not None:
+                zero = self.emit(Instruction("const", (), FLOAT, 0.0))
+                none = self.emit(Instruction("eq", (factor, zero), "bool"))
+                quotient = self.emit(Instruction("div", (shift, factor), FLOAT))
+                share = self.emit(Instruction("where", (none, zero, quotient), FLOAT))
+                return self.emit(
+                    Instruction(
+                        "mul", (self.emit(replace(total, args=(value, share))), weight), FLOAT, None, total.location
+                    )
+                )
+        return None
 
     def _cost(self, position: int) -> int:
         """Instructions for each pair of rows that a factor of the value costs, where it is multiplied into what the
