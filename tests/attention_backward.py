@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen import lowering
+from jitgen.ir import symbols
+from jitgen.ir.program import Program
 from tests.attention import INF, sample
 
 Function = Callable[..., torch.Tensor]
 
 
+@contextmanager
+def partitioned() -> Iterator[list[tuple[Program, list[tuple[int, ...]]]]]:
+    """The programs that graphs become within the context, each with the sizes of its temporaries and results."""
+    found: list[tuple[Program, list[tuple[int, ...]]]] = []
+    original = lowering.program_of
+
+    def program_of(graph: Any, decide: Any, environment: Any, *rest: Any) -> Program:
+        program = original(graph, decide, environment, *rest)
+        buffers = (*program.temporaries, *program.results)
+        found.append((program, [tuple(symbols.evaluate(n, environment) for n in each.shape) for each in buffers]))
+        return program
+
+    with mock.patch.object(lowering, "program_of", program_of):
+        yield found
+
+
 def compared(function: Function, *args: torch.Tensor, backend: str, fused: bool = True) -> Iterator[str | None]:
-    """What is wrong with the gradients of ``function(q, k, v, ...)`` of all floating arguments, or with the number of
-    M x N temporaries of its backward: none where it is ``fused``."""
+    """What is wrong with the gradients of ``function(q, k, v, ...)`` of all floating arguments, or with the temporaries
+    and results of its forward and backward: where it is ``fused``, none of them is of M x N. M and N differ from other
+    sizes."""
     compiled = jitgen.jit(function, backend=backend)
     leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    with partitioned() as programs:
+        found = compiled(*leaves)
+        found.sum().backward()
+    for leaf in leaves:
+        leaf.grad = None
     found = compiled(*leaves)
     g = sample(found.shape, found.dtype, 9).to(found.device)
     wanted_leaves = [a.detach().double().requires_grad_() if a.is_floating_point() else a for a in args]
@@ -26,6 +53,8 @@ def compared(function: Function, *args: torch.Tensor, backend: str, fused: bool 
     mass = _mass(function, args)
     found.backward(g)
     wanted.backward(g.double())
+    for program, shapes in programs if fused else ():
+        yield program_failure(program, shapes, args[0].shape[-2], args[1].shape[-2])
     q, k, v = (leaf.detach().double() for leaf in wanted_leaves[:3])
     bounds = _bounds(q, k, v, g.double(), args[0].dtype, mass)
     names = ("q", "k", "v", *(f"argument {number}" for number in range(3, len(args))))
@@ -33,6 +62,17 @@ def compared(function: Function, *args: torch.Tensor, backend: str, fused: bool 
         if not leaf.requires_grad:
             continue
         yield failure(name, leaf.grad, reference.grad, bounds.get(name, max(bounds.values(), default=0.0)))
+
+
+def program_failure(program: Program, shapes: list[tuple[int, ...]], rows: int, keys: int) -> str | None:
+    """What of M x N is in memory."""
+    large = [
+        shape
+        for shape in shapes
+        if rows in shape and keys in shape[: shape.index(rows)] + shape[shape.index(rows) + 1 :]
+    ]
+    families = [kernel.family for kernel in program.kernels]
+    return f"{program.name}: {large} in memory, of {families}" if large else None
 
 
 def failure(name: str, found: torch.Tensor | None, wanted: torch.Tensor | None, bound: float) -> str | None:
@@ -53,7 +93,8 @@ def _mass(function: Function, args: tuple[torch.Tensor, ...]) -> float:
     leaves[2].requires_grad_()
     result = function(*leaves)
     (found,) = torch.autograd.grad(result, leaves[2], torch.ones_like(result))
-    return float(found.nan_to_num().abs().max()) if found.numel() else 0.0
+    rows = args[0].shape[-2]  # at most 1 of each, where a row without keys makes all of them NaN
+    return float(found.nan_to_num(nan=rows).abs().max()) if found.numel() else 0.0
 
 
 def _bounds(

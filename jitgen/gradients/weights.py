@@ -304,7 +304,6 @@ class RowGradients:
 
     def _of_base(self, of: Weighted) -> Any:
         shares = [self._deltas[id(of.power)]] if id(of.power) in self._deltas else []
-        for node in of.sums:
-            if (g := self._of_sums.get(id(node))) is not None:
-                shares.append(g * self._value(node).to(g.dtype))
+        given = [(node, self._of_sums[id(node)]) for node in of.sums if id(node) in self._of_sums]
+        shares += [g * self._value(node).to(g.dtype) for node, g in given]
         return sum(shares) * -_RATES[of.power.op]
