@@ -68,6 +68,7 @@ class Quantized:
     trimmed: bool = False
     raster: int = 16
     resident: int = 1
+    pingpong: bool = False
     element: str = "bfloat16"
     format: str = "int4"
     group: int = 128
@@ -87,7 +88,12 @@ class Quantized:
     @property
     def columns(self) -> int:
         """Of a tile."""
-        return self.warpgroups * self.blocks * 64 // self.contractions
+        return self.tile_warpgroups * self.blocks * 64 // self.contractions
+
+    @property
+    def tile_warpgroups(self) -> int:
+        """Warpgroups that compute a tile."""
+        return 1 if self.pingpong else self.warpgroups
 
     @property
     def wgmmas(self) -> int:
@@ -96,7 +102,7 @@ class Quantized:
 
     @property
     def shared_bytes(self) -> int:
-        tiles = self.warpgroups * self.blocks * 4
+        tiles = self.tile_warpgroups * self.blocks * 4
         part = next(k for k in (64 * self.span, 64, 32) if self.group % k == 0)
         parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
@@ -108,7 +114,8 @@ class Quantized:
     def source(self) -> KernelSource:
         names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "most_splits")
         fields = _fields(
-            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")}
+            **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")},
+            pingpong=self.pingpong,
         )
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
         zeros = str(self.format == "uint4").lower()
@@ -148,6 +155,7 @@ class Dense:
     trimmed: bool = False
     raster: int = 8
     resident: int = 1
+    pingpong: bool = False
     staged: int = 64
     element: str = "bfloat16"
 
@@ -157,7 +165,12 @@ class Dense:
 
     @property
     def threads(self) -> int:
-        return self.down * self.across * 128 + 128
+        return self.warpgroups * 128 + 128
+
+    @property
+    def warpgroups(self) -> int:
+        """That compute."""
+        return 2 if self.pingpong else self.down * self.across
 
     @property
     def rows(self) -> int:
@@ -166,18 +179,20 @@ class Dense:
 
     @property
     def wgmmas(self) -> int:
-        return 4 * self.contractions * INSTRUCTIONS.get(self.columns // self.across, 1)
+        blocks = self.down if self.pingpong else 1
+        return 4 * blocks * self.contractions * INSTRUCTIONS.get(self.columns // self.across, 1)
 
     @property
     def shared_bytes(self) -> int:
         stage = (self.rows + self.contractions * self.columns) * 128
-        staging = self.down * self.across * 4 * 16 * self.staged * 4
+        staging = self.warpgroups * 4 * 16 * self.staged * 4
         return self.stages * (stage + 16) + staging
 
     def source(self) -> KernelSource:
         names = ("down", "across", "columns", "contractions", "regions", "stages", "multicast", "most_splits")
         fields = _fields(
-            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")}
+            **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")},
+            pingpong=self.pingpong,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -248,6 +263,9 @@ QUANTIZED = (
     Quantized(tokens=160, warpgroups=1, blocks=1, resident=2, stages=4),
     Quantized(tokens=224, blocks=1, stages=5, raster=2),
     Quantized(tokens=64, warpgroups=1, blocks=1, resident=3, span=2, stages=3, most_splits=8),
+    Quantized(pingpong=True, trimmed=True, stages=8),
+    Quantized(pingpong=True, tokens=64, span=2, stages=3, regions=3, group=64),
+    Quantized(pingpong=True, contractions=2, multicast=2, stages=7),
 )
 DENSE = (
     Dense(),
@@ -271,4 +289,10 @@ DENSE = (
     Dense(columns=80, stages=5, contractions=2, staged=32),
     Dense(down=1, across=1, columns=160, resident=2, stages=3, staged=32),
     Dense(down=1, across=1, columns=64, resident=3, stages=4, most_splits=8, staged=32, regions=2),
+    Dense(pingpong=True, columns=192, multicast=2, stages=5, staged=32),
+    Dense(pingpong=True, columns=128, multicast=2, trimmed=True, regions=3),
+    Dense(pingpong=True, down=1, columns=256, multicast=2, stages=4),
+    Dense(pingpong=True, columns=96, contractions=2, stages=5, staged=32),
+    Dense(pingpong=True, columns=64, stages=2, transposed=True),
+    Dense(pingpong=True, columns=160, stages=5, staged=32),
 )

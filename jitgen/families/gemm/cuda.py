@@ -283,7 +283,9 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tup
     else:
         numbers |= {"down": schedule.down, "across": schedule.across, "columns": schedule.columns}
         yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
-    yield "bool", "trimmed", "true"
+    yield "bool", "trimmed", str(not isinstance(schedule, WgmmaQuantized) or schedule.multicast == 1).lower()
+    if schedule.pingpong:
+        yield "bool", "pingpong", "true"
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}

@@ -342,6 +342,9 @@ class WgmmaMainloop:
         return ", ".join([*words, *["64-bit indices"] * self.wide])
 
 
+PINGPONG = "two warpgroups compute tiles in turn"
+
+
 @dataclass(frozen=True)
 class WgmmaQuantized(WgmmaMainloop):
     """``gemm_wgmma_quantized.cuh``: quantised weights are decoded into the registers that wgmma reads.
@@ -355,10 +358,11 @@ class WgmmaQuantized(WgmmaMainloop):
         steps: wgmma steps of 16 along K that are started together.
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
         resident: blocks that a multiprocessor holds at once.
+        multicast: blocks of a cluster that share x's tile, of which each copies a piece for all.
+        pingpong: whether two warpgroups compute tiles in turn, so that one multiplies while the other one stores.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
-    multicast: ClassVar[int] = 1
     tokens: int
     warpgroups: int
     blocks_of_rows: int
@@ -367,6 +371,8 @@ class WgmmaQuantized(WgmmaMainloop):
     steps: int
     stagger: int = 0
     resident: int = 1
+    multicast: int = 1
+    pingpong: bool = False
 
     @property
     def block_m(self) -> int:
@@ -374,7 +380,12 @@ class WgmmaQuantized(WgmmaMainloop):
 
     @property
     def block_n(self) -> int:
-        return self.warpgroups * self.blocks_of_rows * 64 // self.contractions
+        return self.tile_warpgroups * self.blocks_of_rows * 64 // self.contractions
+
+    @property
+    def tile_warpgroups(self) -> int:
+        """Warpgroups that compute a tile."""
+        return 1 if self.pingpong else self.warpgroups
 
     @property
     def block_k(self) -> int:
@@ -387,6 +398,7 @@ class WgmmaQuantized(WgmmaMainloop):
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
         words = [self.described(tile, self.warps, self.multicast, self.resident, self.steps)]
+        words += [PINGPONG] * self.pingpong
         words += _counted([(self.stagger, "neighbouring tiles begin {} steps of K apart")], 1)
         return ", ".join(filter(None, [*words, self.described_end()]))
 
@@ -401,6 +413,7 @@ class WgmmaDense(WgmmaMainloop):
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all.
         resident: blocks that a multiprocessor holds at once.
         staged: columns that an epilogue takes through shared memory at once.
+        pingpong: as of ``WgmmaQuantized``; a warpgroup then has ``down`` blocks of 64 rows.
     """
 
     path: ClassVar[str] = "wgmma_dense"
@@ -411,6 +424,7 @@ class WgmmaDense(WgmmaMainloop):
     multicast: int = 1
     resident: int = 1
     staged: int = 64
+    pingpong: bool = False
 
     @property
     def block_m(self) -> int:
@@ -423,7 +437,7 @@ class WgmmaDense(WgmmaMainloop):
     @property
     def warpgroups(self) -> int:
         """Warpgroups that compute."""
-        return self.down * self.across
+        return 2 if self.pingpong else self.down * self.across
 
     @property
     def warps(self) -> int:
@@ -431,8 +445,8 @@ class WgmmaDense(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = self.described(tile, self.warps, self.multicast, self.resident)
-        return ", ".join(filter(None, [words, self.described_end()]))
+        words = [self.described(tile, self.warps, self.multicast, self.resident), *[PINGPONG] * self.pingpong]
+        return ", ".join(filter(None, [*words, self.described_end()]))
 
 
 @dataclass(frozen=True)
@@ -576,7 +590,7 @@ def blocks(
 ) -> int:
     """Blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
-    if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:
+    if isinstance(schedule, WgmmaDense | WgmmaQuantized) and schedule.multicast > 1:
         # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.
         share = schedule.multicast
         return sum(share * max(down * -(-across // share), -(-down // share) * across) for down, across in tiles)

@@ -187,8 +187,19 @@ class Times:
             part = -(-self.chunks // splits) * self.chunk(sharing)
             time += rounds * (part + fit.split_epilogue * self.epilogue(sharing))
             time += fit.exchange + fit.block_exchange * (splits - 2) + fit.more_exchanges * (rounds - 1)
+        return self.with_memory(chip, time)
+
+    def pingpong(self, chip: Chip, items: int) -> float:
+        """The microseconds where two warpgroups of a block compute tiles in turn: each tile's epilogue while the other
+        warpgroup multiplies, but for the last."""
+        count = -(-items // chip.multiprocessors)
+        main, end = self.chunks * self.chunk(1), self.epilogue(1)
+        return self.with_memory(chip, self.fit.fixed + (count - 1) * max(main, (main + end) / 2) + main + end)
+
+    def with_memory(self, chip: Chip, time: float) -> float:
+        """The microseconds of a kernel, of which so many are those of its blocks."""
         assert chip.read_rate is not None
-        memory = fit.fixed + self.moved / chip.read_rate * 1e6
+        memory = self.fit.fixed + self.moved / chip.read_rate * 1e6
         return float((time**SMOOTH + memory**SMOOTH) ** (1 / SMOOTH))
 
     def sharing(self, chip: Chip, blocks: int) -> int:

@@ -51,6 +51,8 @@ class Tiles:
         most_splits: the most blocks of a cluster that share K (``Config::most_splits``); a launch chooses.
         steps: wgmma steps of 16 along K that are started together.
         resident: blocks that a multiprocessor holds at once.
+        multicast: blocks of a cluster that share x's tile.
+        pingpong: whether two warpgroups compute tiles in turn.
     """
 
     tokens: int
@@ -60,6 +62,13 @@ class Tiles:
     most_splits: int = 1
     steps: int = 2
     resident: int = 1
+    multicast: int = 1
+    pingpong: bool = False
+
+    @property
+    def tile_warpgroups(self) -> int:
+        """Warpgroups that compute a tile."""
+        return 1 if self.pingpong else self.warpgroups
 
     @property
     def stages(self) -> int:
@@ -68,7 +77,7 @@ class Tiles:
 
     def columns(self, contractions: int) -> int:
         """Output columns of a tile."""
-        return self.warpgroups * self.blocks * 64 // contractions
+        return self.tile_warpgroups * self.blocks * 64 // contractions
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,10 @@ SHAPES = ((2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 2), (1, 1, 2), (1, 
 MOST_SUMS = {(2, 1): 256, (3, 1): 128, (4, 1): 32, (1, 2): 224, (1, 3): 64}
 """By warpgroups and resident blocks, the most rows of x times blocks of 64 rows of the weight of a warpgroup: without
 spills, as NVRTC 13.0 compiles it."""
+
+
+PINGPONG = ((128, 2, 1), (64, 2, 1), (96, 2, 1), (256, 1, 2))
+"""Where two warpgroups compute tiles in turn: rows of x, blocks of 64 rows of the weight, and blocks that share x."""
 
 
 def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
@@ -154,17 +167,21 @@ def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
             span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
             splits = max(weights.chip.resident_clusters)
             yield Tiles(tokens, warpgroups, blocks, span, most_splits=splits, resident=resident)
+    for tokens, blocks, multicast in PINGPONG:
+        if rows >= 2 * tokens and blocks % weights.contractions == 0:
+            yield Tiles(tokens, 2, blocks, 1, multicast=multicast, pingpong=True)
 
 
 def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
     """How many blocks of a cluster should share K, at most ``tiles.most_splits``, and the estimated time of a kernel
     that has the device for itself, in microseconds."""
-    width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
-    items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns)
+    width, height = tiles.columns(weights.contractions), tiles.tile_warpgroups * tiles.blocks
+    band = width * tiles.multicast
+    items = -(-rows // tiles.tokens) * sum(-(-n // band) for n in weights.columns) * tiles.multicast
     products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
     second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
-    together = height * (products + second) + tiles.warpgroups * DECODE.blocks(tiles.blocks)
-    fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
+    together = height * (products + second) + tiles.tile_warpgroups * DECODE.blocks(tiles.blocks)
+    fetched = tiles.tokens * 2 * CHUNK / tiles.multicast + height * CHUNK * 8 * weights.bits
     alone = tiles.blocks * products + DECODE.blocks(tiles.blocks) + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
 
@@ -174,12 +191,14 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
 
     def epilogue(sharing: int) -> float:
         area = tiles.tokens * height * 64 / AREA
-        stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
+        stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.tile_warpgroups
         return area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (CHUNK * tiles.span))
     moved = _moved(rows, weights, weights.bits + 0.125)
     times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
+    if tiles.pingpong:
+        return 1, times.pingpong(weights.chip, items)
     return times.least(weights.chip, items, tiles.most_splits)
 
 
@@ -206,6 +225,7 @@ class DenseTiles:
         resident: blocks that a multiprocessor holds at once.
         staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
             of 16 bits are a whole line of memory, and 32 leave room for a stage more.
+        pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows.
     """
 
     down: int
@@ -216,6 +236,7 @@ class DenseTiles:
     most_splits: int = 1
     resident: int = 1
     staged: int = 64
+    pingpong: bool = False
 
 
 @dataclass(frozen=True)
@@ -256,6 +277,14 @@ _DENSE = (
     DenseTiles(1, 1, 64, 8),
     DenseTiles(1, 1, 32, 8, resident=2, staged=32),
     DenseTiles(1, 1, 128, 4, resident=2),
+    DenseTiles(2, 1, 192, 5, multicast=2, staged=32, pingpong=True),
+    DenseTiles(2, 1, 192, 5, staged=32, pingpong=True),
+    DenseTiles(2, 1, 160, 5, multicast=2, staged=32, pingpong=True),
+    DenseTiles(2, 1, 128, 6, multicast=2, pingpong=True),
+    DenseTiles(2, 1, 128, 6, pingpong=True),
+    DenseTiles(2, 1, 96, 7, staged=32, pingpong=True),
+    DenseTiles(1, 1, 256, 4, multicast=2, pingpong=True),
+    DenseTiles(1, 1, 128, 8, pingpong=True),
 )
 """Tiles of one product of matrices."""
 
@@ -290,7 +319,7 @@ def _splitting(tiles: DenseTiles, weights: DenseWeights) -> DenseTiles:
     rows, columns = 64 * tiles.down, tiles.columns * contractions
     stages = tiles.stages * (rows + columns) * 2 * CHUNK
     sums = contractions * rows * (tiles.columns + 8) * 4
-    if sums > stages:
+    if sums > stages or tiles.pingpong:
         return tiles
     return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters))
 
@@ -320,6 +349,8 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     items = down * sum(-(-n // tiles.columns) for n in weights.columns)
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
+    if tiles.pingpong:
+        alone *= tiles.down
     products = height * width / 32 * DENSE.product
     if tiles.columns // tiles.across in TWO_INSTRUCTIONS:
         products += DENSE_SECOND_PRODUCT
@@ -331,11 +362,13 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
         return max(max(products, copies) * sharing + DENSE.wait, alone) / weights.chip.microsecond_cycles
 
     def epilogue(sharing: int) -> float:
-        area, warpgroups = height * width / AREA, tiles.down * tiles.across
+        area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(DENSE.epilogue * sharing, DENSE.warpgroup_epilogue / warpgroups) + DENSE.tile
 
     moved = _moved(rows, weights, 16)
     times = Times(DENSE, -(-weights.length // CHUNK), chunk, epilogue, tiles.resident, moved)
+    if tiles.pingpong:
+        return 1, times.pingpong(weights.chip, items)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.most_splits, tiles.multicast)
 

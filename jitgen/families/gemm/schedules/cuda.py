@@ -184,6 +184,7 @@ def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
             multicast=tiles.multicast,
             resident=tiles.resident,
             staged=tiles.staged,
+            pingpong=tiles.pingpong,
             raster=8,
         )
         for tiles in found
@@ -210,6 +211,8 @@ def _wgmma_quantized(problem: Problem) -> list[WgmmaQuantized]:
             cluster_k_splits=tiles.most_splits,
             steps=tiles.steps,
             resident=tiles.resident,
+            multicast=tiles.multicast,
+            pingpong=tiles.pingpong,
             raster=16,
             stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
         )

@@ -76,6 +76,8 @@ struct TileWalk {
     split = true;
     place(single * multicast + int(blockIdx.x) / splits);
   }
+  // The item that follows, where none is split.
+  JITGEN_DEVICE Item after() const { return item + Item(int(gridDim.x) / multicast); }
   JITGEN_DEVICE Item number() const { return item * multicast + tile; }
   JITGEN_DEVICE void place(Item number) { item = number / multicast, tile = int(number % multicast); }
 };
@@ -134,6 +136,44 @@ struct StageRing {
     if (++stage == stages) {
       stage = 0;
       phase ^= 1;
+    }
+  }
+  JITGEN_DEVICE void skip(int count) {
+    stage += count;
+    phase ^= stage / stages & 1;
+    stage %= stages;
+  }
+};
+
+// Whether two consumer warpgroups compute tiles in turn (`Config::pingpong`, else false).
+template <class Config, class = void>
+constexpr bool is_pingpong = false;
+template <class Config>
+constexpr bool is_pingpong<Config, decltype(void(Config::pingpong))> = Config::pingpong;
+
+// The order of two warpgroups that compute tiles in turn. One begins to read the ring only when the other has waited for
+// the last stage of the tile before: a wait for a barrier's phase is right only during that phase and the one before it.
+template <bool pingpong>
+struct TileOrder {
+  static constexpr int first_barrier = 3;
+  // Before a tile: `follows` says whether another tile of this block comes before it.
+  static JITGEN_DEVICE void wait(bool follows) {
+    if constexpr (pingpong) {
+      if (follows) group_barrier<256>(first_barrier + threadIdx.x / 128);
+    }
+  }
+  // When the last stage of a tile has come, if another tile of this block follows.
+  static JITGEN_DEVICE void pass(bool followed) {
+    if constexpr (pingpong) {
+      if (followed) group_arrive<256>(first_barrier + 1 - threadIdx.x / 128);
+    }
+  }
+  // Over the other warpgroup's tile and its stages.
+  template <class Walk, class Ring>
+  static JITGEN_DEVICE void skip(Walk& walk, Ring& ring, int chunks) {
+    if constexpr (pingpong) {
+      walk.next();
+      ring.skip(chunks);
     }
   }
 };
