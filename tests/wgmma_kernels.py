@@ -69,6 +69,7 @@ class Quantized:
     raster: int = 16
     resident: int = 1
     pingpong: bool = False
+    ranges: int = 1
     element: str = "bfloat16"
     format: str = "int4"
     group: int = 128
@@ -116,6 +117,7 @@ class Quantized:
         fields = _fields(
             **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")},
             pingpong=self.pingpong,
+            ranges=self.ranges,
         )
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
         zeros = str(self.format == "uint4").lower()
@@ -156,6 +158,7 @@ class Dense:
     raster: int = 8
     resident: int = 1
     pingpong: bool = False
+    ranges: int = 1
     staged: int = 64
     element: str = "bfloat16"
 
@@ -193,6 +196,7 @@ class Dense:
         fields = _fields(
             **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")},
             pingpong=self.pingpong,
+            ranges=self.ranges,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -266,6 +270,7 @@ QUANTIZED = (
     Quantized(pingpong=True, trimmed=True, stages=8),
     Quantized(pingpong=True, tokens=64, span=2, stages=3, regions=3, group=64),
     Quantized(pingpong=True, contractions=2, multicast=2, stages=7),
+    Quantized(tokens=64, span=2, stages=4, ranges=3, trimmed=True),
 )
 DENSE = (
     Dense(),
@@ -295,4 +300,5 @@ DENSE = (
     Dense(pingpong=True, columns=96, contractions=2, stages=5, staged=32),
     Dense(pingpong=True, columns=64, stages=2, transposed=True),
     Dense(pingpong=True, columns=160, stages=5, staged=32),
+    Dense(down=1, columns=64, stages=6, ranges=5, regions=2, trimmed=True),
 )

@@ -286,6 +286,8 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tup
     yield "bool", "trimmed", str(not isinstance(schedule, WgmmaQuantized) or schedule.multicast == 1).lower()
     if schedule.pingpong:
         yield "bool", "pingpong", "true"
+    if schedule.k_splits > 1:
+        yield "int", "ranges", str(schedule.k_splits)
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}
     numbers |= {"most_splits": schedule.cluster_k_splits}
     numbers |= {"resident": schedule.resident}

@@ -304,6 +304,7 @@ class WgmmaMainloop:
             share operands in the L2 cache.
         shared_bytes: dynamic shared memory of a block, in bytes.
         wide: whether indices are 64-bit.
+        k_splits: ranges of K whose sums go to a temporary.
     """
 
     path: ClassVar[str]
@@ -313,6 +314,7 @@ class WgmmaMainloop:
     raster: int
     shared_bytes: int = 0
     wide: bool = False
+    k_splits: int = 1
 
     @property
     def tilings(self) -> tuple[Any, ...]:
@@ -328,6 +330,7 @@ class WgmmaMainloop:
                 (warps, "{} warps a block"),
                 (self.stages, "{} stages"),
                 (self.cluster_k_splits, "at most {} blocks of a cluster share K"),
+                (self.k_splits, "split-K by {}"),
                 (multicast, "multicast to {} blocks"),
                 (steps, "{} products or loads at once"),
             ]
@@ -594,5 +597,5 @@ def blocks(
         # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.
         share = schedule.multicast
         return sum(share * max(down * -(-across // share), -(-down // share) * across) for down, across in tiles)
-    ranges = schedule.k_splits if isinstance(schedule, TritonMainloop) else 1
+    ranges = schedule.k_splits if isinstance(schedule, TritonMainloop | WgmmaMainloop) else 1
     return ranges * sum(down * across for down, across in tiles)

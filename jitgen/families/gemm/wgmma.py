@@ -70,6 +70,7 @@ def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
             resident=schedule.resident,
             multicast=schedule.multicast,
             pingpong=schedule.pingpong,
+            ranges=schedule.k_splits,
         )
     return DenseTiles(
         down=schedule.down,
@@ -81,6 +82,7 @@ def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
         resident=schedule.resident,
         staged=schedule.staged,
         pingpong=schedule.pingpong,
+        ranges=schedule.k_splits,
     )
 
 

@@ -128,6 +128,8 @@ DENSE_MISSING_BYTES = 49
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
 HALF_LINES = 1.29
 """The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
+SUMS_FIXED = 2.0
+"""Microseconds of the kernel that adds the sums of several ranges of K, besides those of reading them."""
 SMOOTH = 4
 """The power of the mean by which the time of a kernel and that of its memory are combined."""
 BATCHED = TileFit(1.1, 48, 150, fixed=0, epilogue=1.7)

@@ -20,6 +20,7 @@ from jitgen.families.gemm.wgmma_model import (
     LEAST_PRODUCT,
     QUANTIZED,
     QUANTIZED_SECOND_PRODUCT,
+    SUMS_FIXED,
     Times,
 )
 
@@ -53,6 +54,7 @@ class Tiles:
         resident: blocks that a multiprocessor holds at once.
         multicast: blocks of a cluster that share x's tile.
         pingpong: whether two warpgroups compute tiles in turn.
+        ranges: ranges of K whose sums are stored separately.
     """
 
     tokens: int
@@ -64,6 +66,7 @@ class Tiles:
     resident: int = 1
     multicast: int = 1
     pingpong: bool = False
+    ranges: int = 1
 
     @property
     def tile_warpgroups(self) -> int:
@@ -177,7 +180,7 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     that has the device for itself, in microseconds."""
     width, height = tiles.columns(weights.contractions), tiles.tile_warpgroups * tiles.blocks
     band = width * tiles.multicast
-    items = -(-rows // tiles.tokens) * sum(-(-n // band) for n in weights.columns) * tiles.multicast
+    items = -(-rows // tiles.tokens) * sum(-(-n // band) for n in weights.columns) * tiles.multicast * tiles.ranges
     products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
     second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
     together = height * (products + second) + tiles.tile_warpgroups * DECODE.blocks(tiles.blocks)
@@ -194,18 +197,33 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
         stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.tile_warpgroups
         return area * max(stores, instructions) + QUANTIZED.tile
 
-    chunks = -(-weights.length // (CHUNK * tiles.span))
-    moved = _moved(rows, weights, weights.bits + 0.125)
+    chunks = -(-weights.length // (CHUNK * tiles.span * tiles.ranges))
+    moved = _moved(rows, weights, weights.bits + 0.125, tiles.ranges)
     times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)
     return times.least(weights.chip, items, tiles.most_splits)
 
 
-def _moved(rows: int, weights: AnyWeights, bits: float) -> float:
+def in_ranges(tilings: Sequence[AnyTiles], ranges: int) -> list[AnyTiles]:
+    """Those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
+    able = [tiles for tiles in tilings if tiles.multicast == 1 and not tiles.pingpong]
+    return [replace(tiles, ranges=ranges, most_splits=1) for tiles in able]
+
+
+def sums_microseconds(ranges: int, rows: int, weights: AnyWeights) -> float:
+    """The time of the kernel that adds the sums of ``ranges`` ranges; 0 for one."""
+    if ranges == 1:
+        return 0.0
+    assert weights.chip.read_rate is not None
+    return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.read_rate * 1e6
+
+
+def _moved(rows: int, weights: AnyWeights, bits: float, ranges: int) -> float:
     """The bytes of x, of weights of so many bits, scales included, and of the results."""
     columns = sum(weights.columns)
-    return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length + columns) * 2
+    results = columns * (2 if ranges == 1 else 4 * ranges * weights.contractions)
+    return weights.contractions * columns * weights.length * bits / 8 + rows * (weights.length * 2 + results)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -226,6 +244,7 @@ class DenseTiles:
         staged: columns of all contractions that an epilogue takes through shared memory at once, 64 or 32: 64 numbers
             of 16 bits are a whole line of memory, and 32 leave room for a stage more.
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows.
+        ranges: as of ``Tiles``.
     """
 
     down: int
@@ -237,6 +256,7 @@ class DenseTiles:
     resident: int = 1
     staged: int = 64
     pingpong: bool = False
+    ranges: int = 1
 
 
 @dataclass(frozen=True)
@@ -346,7 +366,7 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     """As ``splits_and_microseconds``, for dense weights."""
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
-    items = down * sum(-(-n // tiles.columns) for n in weights.columns)
+    items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.ranges
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     if tiles.pingpong:
@@ -365,8 +385,8 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(DENSE.epilogue * sharing, DENSE.warpgroup_epilogue / warpgroups) + DENSE.tile
 
-    moved = _moved(rows, weights, 16)
-    times = Times(DENSE, -(-weights.length // CHUNK), chunk, epilogue, tiles.resident, moved)
+    moved = _moved(rows, weights, 16, tiles.ranges)
+    times = Times(DENSE, -(-weights.length // (CHUNK * tiles.ranges)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)
     # With multicast a cluster always has all its blocks.

@@ -11,6 +11,7 @@ blocks that are resident at once (``_with_k_splits``).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.device import Device
@@ -133,6 +134,16 @@ def _float32(problem: Problem) -> TritonSchedule:
 
 def _slices(rows: int, columns: int, block_k: int, warps: int, stages: int = 3) -> TritonSchedule:
     return TritonSlices(rows, columns, block_k, warps, stages)
+
+
+def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
+    return True
+
+
+def k_splits(problem: Problem) -> int:
+    """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
+    (chosen,) = candidates(problem)
+    return max(1, min(chosen.k_splits, problem.length // chosen.block_k))
 
 
 def _with_k_splits(

@@ -25,6 +25,9 @@
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
 //     static constexpr bool pingpong = false; // whether two consumer warpgroups compute tiles in turn, each of `down`
 //                                             // blocks of 64 rows, with across = 1 and most_splits = 1. Optional
+//     static constexpr int ranges = 1;        // ranges of K whose sums the epilogue gets separately, those of range r as
+//                                             // rows r * M ..; above 1 with multicast = most_splits = 1, without
+//                                             // pingpong, and not of a batch. Optional
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
 //     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
@@ -116,6 +119,8 @@ struct DenseShape {
   static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
+  static constexpr int ranges = ranges_of<Config>;
+  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
   static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
   static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
   static_assert(Config::columns % (Config::multicast * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
@@ -132,6 +137,7 @@ struct DenseKernel {
   static constexpr int blocks = Shape::blocks;
   using Sums = float[contractions][blocks][Shape::width / 2];
   using Order = TileOrder<Shape::pingpong>;
+  static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
 
   const TensorMap& x;
   const Region (&regions)[Config::regions];
@@ -152,9 +158,11 @@ struct DenseKernel {
 
   // `which`: of the tiles of an item, which a cluster's blocks share out.
   JITGEN_DEVICE TilePlace place(int item, int which, int column_tiles) const {
-    TilePlace tile = place_in<Config::raster, Config::columns>(item, row_tiles, column_tiles, regions);
+    const int tiles = row_tiles * column_tiles;
+    const int inside = Shape::ranges > 1 ? item % tiles : item;
+    TilePlace tile = place_in<Config::raster, Config::columns>(inside, row_tiles, column_tiles, regions);
     const int row = (tile.row * Config::multicast + (Config::multicast > 1 ? which : 0)) * Shape::rows;
-    return {tile.region, row, tile.column * Config::columns};
+    return {tile.region, row, tile.column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
@@ -303,7 +311,7 @@ struct DenseKernel {
         }
         const int live = smaller(8, columns - n);
         if (row + m >= rows || live <= 0) continue;
-        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, row + m, n, sums, live);
+        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + row + m, n, sums, live);
       }
     }
   }
@@ -384,8 +392,9 @@ struct DenseKernel {
     const int column_tiles = column_tiles_of<Config::columns>(regions);
     const int tiles = row_tiles * column_tiles;
     using Item = decltype(batch.matrices());
-    const Item items = tiles * batch.matrices();
+    const Item items = tiles * batch.matrices() * Shape::ranges;
     const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
+    const ChunkRanges<Shape::ranges> range{chunks, tiles};
     Ring ring;
     TileWalk<Config::most_splits, Config::multicast, Item> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
@@ -395,7 +404,7 @@ struct DenseKernel {
           const int matrix = Batch::several ? int(walk.item / tiles) : 0;
           const int item = int(walk.item - Item(matrix) * tiles);
           const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-          produce(matrix, tile, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring);
+          produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
         if (walk.split) {
           __syncwarp();
@@ -414,7 +423,8 @@ struct DenseKernel {
         const TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
-        consume(acc, walk.split ? from : 0, walk.split ? to : chunks, walk.split, ring, follows, followed);
+        const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
+        consume(acc, begin, end, walk.split, ring, follows, followed);
         if constexpr (Batch::several) {
           finish_tile(epilogue.at(matrix), tile, acc, walk.split);
         } else {

@@ -26,7 +26,7 @@ struct QuantizedFinish {
   JITGEN_DEVICE void run(const TilePlace& tile, int m, int n, const float (&acc)[contractions][8], int columns) const {
     const int live = smaller(8, columns - n);
     if (m >= rows || live <= 0) return;
-    run_epilogue<(Config::regions > 1)>(epilogue, tile.region, m, n, acc, live);
+    run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + m, n, acc, live);
   }
 
   // With one scale per row, or a factor besides the scales, the sums are scaled, in float32.

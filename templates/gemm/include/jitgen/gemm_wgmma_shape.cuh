@@ -76,6 +76,8 @@ struct QuantizedShape {
   static constexpr int sum_pitch = columns + 4;
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
+  static constexpr int ranges = ranges_of<Config>;
+  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
   static_assert(!pingpong || (Config::warpgroups == 2 && Config::most_splits == 1), "a warpgroup computes all of a tile");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");
