@@ -165,7 +165,7 @@ def cost(problem: Problem, candidate: GemmSchedule, device: Device) -> float:
 
 def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
     """Whether ``k_splits`` is worth asking, which takes longer: False for most products that have tiles enough."""
-    may: bool = _rules(device).may_split_k(device.rows(rows), columns, length, device)
+    may: bool = _rules(device).may_split_k(bucket(device.rows(rows)), columns, length, device)
     return may
 
 
