@@ -29,7 +29,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir.graph import Graph, topological, under_views
 from jitgen.store.default import default_store
 from jitgen.trace.readable import refuse_tangents
-from jitgen.trace.tracer import Traced
+from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
     from jitgen.call.derivative import Derivative
