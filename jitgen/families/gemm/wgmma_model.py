@@ -121,6 +121,10 @@ DENSE = TileFit(
     more_exchanges=0.67,
     overlap=0.36,
 )
+QUANTIZED_PINGPONG = TileFit(*(1.0, 30.2, 60, 1.4), epilogue=0.68, warpgroup_epilogue=3.94, tile=0.155)
+"""Where two warpgroups compute tiles in turn; ``product`` and ``wait`` are those of one that multiplies alone."""
+DENSE_PINGPONG = TileFit(*(1.0, 60.7, 36, 1.1), epilogue=3.22, warpgroup_epilogue=1.58, tile=0.17)
+"""The same of dense weights."""
 DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
 DENSE_SECOND_PRODUCT = 23.6
 """Cycles that an iteration takes more where two instructions multiply the columns of a warpgroup."""

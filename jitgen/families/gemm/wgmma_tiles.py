@@ -14,11 +14,13 @@ from jitgen.families.gemm.wgmma_model import (
     DECODE,
     DENSE,
     DENSE_MISSING_BYTES,
+    DENSE_PINGPONG,
     DENSE_SECOND_PRODUCT,
     DENSE_WARPGROUP,
     HALF_LINES,
     LEAST_PRODUCT,
     QUANTIZED,
+    QUANTIZED_PINGPONG,
     QUANTIZED_SECOND_PRODUCT,
     SUMS_FIXED,
     Times,
@@ -178,10 +180,11 @@ def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
 def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
     """How many blocks of a cluster should share K, at most ``tiles.most_splits``, and the estimated time of a kernel
     that has the device for itself, in microseconds."""
+    fit = QUANTIZED_PINGPONG if tiles.pingpong else QUANTIZED
     width, height = tiles.columns(weights.contractions), tiles.tile_warpgroups * tiles.blocks
     band = width * tiles.multicast
     items = -(-rows // tiles.tokens) * sum(-(-n // band) for n in weights.columns) * tiles.multicast * tiles.ranges
-    products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
+    products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
     second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
     together = height * (products + second) + tiles.tile_warpgroups * DECODE.blocks(tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK / tiles.multicast + height * CHUNK * 8 * weights.bits
@@ -189,17 +192,17 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     cycle = tiles.span / weights.chip.microsecond_cycles
 
     def chunk(sharing: int) -> float:
-        limit = max(together, fetched / QUANTIZED.l2_bytes) * sharing + QUANTIZED.wait / tiles.span
-        return max(limit, alone) * cycle
+        limit = max(together, fetched / fit.l2_bytes) * sharing + fit.wait / tiles.span
+        return (limit if tiles.pingpong else max(limit, alone)) * cycle
 
     def epilogue(sharing: int) -> float:
         area = tiles.tokens * height * 64 / AREA
-        stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.tile_warpgroups
-        return area * max(stores, instructions) + QUANTIZED.tile
+        stores, instructions = fit.epilogue * sharing, fit.warpgroup_epilogue / tiles.tile_warpgroups
+        return area * max(stores, instructions) + fit.tile
 
     chunks = -(-weights.length // (CHUNK * tiles.span * tiles.ranges))
     moved = _moved(rows, weights, weights.bits + 0.125, tiles.ranges)
-    times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
+    times = Times(fit, chunks, chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)
     return times.least(weights.chip, items, tiles.most_splits)
@@ -364,29 +367,29 @@ def _fits(columns: int, tiles: DenseTiles, transposed: bool) -> bool:
 
 def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWeights) -> tuple[int, float]:
     """As ``splits_and_microseconds``, for dense weights."""
+    fit = DENSE_PINGPONG if tiles.pingpong else DENSE
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
     down = -(-rows // (height * tiles.multicast)) * tiles.multicast
     items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.ranges
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
-    if tiles.pingpong:
-        alone *= tiles.down
-    products = height * width / 32 * DENSE.product
+    products = height * width / 32 * fit.product
     if tiles.columns // tiles.across in TWO_INSTRUCTIONS:
         products += DENSE_SECOND_PRODUCT
     held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
-    copies = fetched / (DENSE.l2_bytes if held else DENSE_MISSING_BYTES)
+    copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:
-        return max(max(products, copies) * sharing + DENSE.wait, alone) / weights.chip.microsecond_cycles
+        cycles = max(products, copies) * sharing + fit.wait
+        return (cycles if tiles.pingpong else max(cycles, alone)) / weights.chip.microsecond_cycles
 
     def epilogue(sharing: int) -> float:
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
-        return lines * area * max(DENSE.epilogue * sharing, DENSE.warpgroup_epilogue / warpgroups) + DENSE.tile
+        return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
     moved = _moved(rows, weights, 16, tiles.ranges)
-    times = Times(DENSE, -(-weights.length // (CHUNK * tiles.ranges)), chunk, epilogue, tiles.resident, moved)
+    times = Times(fit, -(-weights.length // (CHUNK * tiles.ranges)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)
     # With multicast a cluster always has all its blocks.
