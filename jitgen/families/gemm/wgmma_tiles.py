@@ -318,6 +318,9 @@ _BATCHED = (
     DenseTiles(2, 1, 64, 3, resident=2),
     DenseTiles(1, 1, 128, 4, resident=2),
     DenseTiles(1, 1, 64, 4, resident=3),
+    DenseTiles(2, 1, 192, 5, staged=32, pingpong=True),
+    DenseTiles(2, 1, 128, 6, pingpong=True),
+    DenseTiles(1, 1, 128, 8, pingpong=True),
 )
 """Tiles of a batch of products. Their K is often short, so that most of the bytes moved are results."""
 
@@ -405,5 +408,8 @@ def batched_microseconds(tiles: DenseTiles, rows: int, matrices: int, weights: D
     sharing = min(tiles.resident, -(-items // chip.multiprocessors))  # blocks that share a multiprocessor
     fetched = (height + width) * 2 * CHUNK
     cycles = max(height * width / 32 * BATCHED.product, fetched / BATCHED.l2_bytes) * sharing + BATCHED.wait
-    iterations = -(-weights.length // CHUNK)
-    return waves * (iterations * cycles / chip.microsecond_cycles + BATCHED.epilogue * height * width / AREA)
+    main = -(-weights.length // CHUNK) * cycles / chip.microsecond_cycles
+    end = BATCHED.epilogue * height * width / AREA
+    if tiles.pingpong:
+        return (waves - 1) * max(main, (main + end) / 2) + main + end
+    return waves * (main + end)
