@@ -12,8 +12,6 @@ from jitgen.codegen.environment import family_folder, headers, packages
 from jitgen.spec import KernelSource, Target
 
 ENTRY = "wgmma"
-INSTRUCTIONS = {80: 2, 160: 2, 224: 2}
-"""The n's that take two instructions."""
 
 _EPILOGUE = """
 struct Epilogue {{
@@ -99,7 +97,7 @@ class Quantized:
     @property
     def wgmmas(self) -> int:
         """In the kernel's text: a stage's steps of 16 k's, for each 64 rows of the weight."""
-        return 4 * self.span * self.blocks * INSTRUCTIONS.get(self.tokens, 1)
+        return 4 * self.span * self.blocks
 
     @property
     def shared_bytes(self) -> int:
@@ -108,7 +106,8 @@ class Quantized:
         parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
         side = (tiles * parts * 16 * scale if self.group else 0) + (tiles * parts * 16 if self.format == "uint4" else 0)
-        chunk = 16 if self.tokens % 32 else 32 // self.contractions
+        whole = 64 if self.tokens % 64 == 0 and self.warpgroups * self.resident <= 2 else 32
+        chunk = 16 if self.tokens % 32 else whole // self.contractions
         staging = self.warpgroups * self.contractions * chunk * 68 * 4
         return self.stages * ((self.tokens + tiles * self.bits) * 128 * self.span + side + 16) + staging
 
@@ -183,7 +182,7 @@ class Dense:
     @property
     def wgmmas(self) -> int:
         blocks = self.down if self.pingpong else 1
-        return 4 * blocks * self.contractions * INSTRUCTIONS.get(self.columns // self.across, 1)
+        return 4 * blocks * self.contractions
 
     @property
     def shared_bytes(self) -> int:
@@ -267,6 +266,11 @@ QUANTIZED = (
     Quantized(tokens=160, warpgroups=1, blocks=1, resident=2, stages=4),
     Quantized(tokens=224, blocks=1, stages=5, raster=2),
     Quantized(tokens=64, warpgroups=1, blocks=1, resident=3, span=2, stages=3, most_splits=8),
+    Quantized(tokens=112, stages=7, trimmed=True),
+    Quantized(tokens=144, blocks=1, stages=7, most_splits=3),
+    Quantized(tokens=176, blocks=1, stages=6, element="float16"),
+    Quantized(tokens=208, blocks=1, stages=5, trimmed=True),
+    Quantized(tokens=240, blocks=1, stages=4),
     Quantized(pingpong=True, trimmed=True, stages=8),
     Quantized(pingpong=True, tokens=64, span=2, stages=3, regions=3, group=64),
     Quantized(pingpong=True, contractions=2, multicast=2, stages=7),
@@ -294,11 +298,13 @@ DENSE = (
     Dense(columns=80, stages=5, contractions=2, staged=32),
     Dense(down=1, across=1, columns=160, resident=2, stages=3, staged=32),
     Dense(down=1, across=1, columns=64, resident=3, stages=4, most_splits=8, staged=32, regions=2),
-    Dense(pingpong=True, columns=192, multicast=2, stages=5, staged=32),
+    Dense(pingpong=True, columns=160, multicast=2, stages=4, staged=32),
     Dense(pingpong=True, columns=128, multicast=2, trimmed=True, regions=3),
     Dense(pingpong=True, down=1, columns=256, multicast=2, stages=4),
     Dense(pingpong=True, columns=96, contractions=2, stages=5, staged=32),
     Dense(pingpong=True, columns=64, stages=2, transposed=True),
     Dense(pingpong=True, columns=160, stages=5, staged=32),
+    Dense(columns=160, stages=5, staged=32, element="float16"),
+    Dense(columns=224, stages=4, staged=32, regions=2, most_splits=4),
     Dense(down=1, columns=64, stages=6, ranges=5, regions=2, trimmed=True),
 )

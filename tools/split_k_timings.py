@@ -16,7 +16,6 @@ import concurrent.futures
 import functools
 import json
 import statistics
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,21 +28,16 @@ from jitgen.families.gemm.schedules import cuda
 RULE = cuda.k_splits
 CACHED_BYTES = 2**28
 """Bytes after which a copy of the weights is certainly not in the second-level cache any more."""
-forced = threading.local()
-
-
-def chosen(problem: Any) -> int:
-    return getattr(forced, "ranges", None) or RULE(problem)
 
 
 def linear(x: Any, w: Any) -> Any:
     return F.linear(x, w)
 
 
-def bound(x: torch.Tensor, w: Any, ranges: int | None) -> Any:
-    """A plan of the product with so many ranges; with None, with those that the rule chooses."""
-    forced.ranges = ranges
-    return jitgen.jit(linear, backend="cuda").bind(x, w)
+def with_ranges(ranges: int | None) -> Any:
+    """The product with so many ranges of K; with None, with those that the rule chooses."""
+    cuda.k_splits = RULE if ranges is None else lambda problem: ranges
+    return jitgen.jit(backend="cuda")(linear)
 
 
 def microseconds(calls: list[Callable[[], Any]]) -> float:
@@ -72,20 +66,21 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", help="rows x columns x length, as 79x256x43776")
     parser.add_argument("--ranges", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     options = parser.parse_args()
-    cuda.k_splits = chosen
     results: list[Any] = []
     for size in options.sizes:
         rows, columns, length = map(int, size.split("x"))
         x = torch.randn(rows, length, dtype=torch.bfloat16, device="cuda")
         whole = torch.randn(columns, length, device="cuda") / length**0.5
         for format in (None, "int4"):
-            w = jitgen.quantize(whole, "int4", 128) if format else whole.bfloat16()
+            w = jitgen.quantize(whole, "int4", 128, layout="mma") if format else whole.bfloat16()
             exact = w.dequantize(torch.float64) if isinstance(w, jitgen.QTensor) else w.double()
             want = x.double() @ exact.t()
-            copies = [w, *(copied(x, w) for _ in range(min(15, CACHED_BYTES // (columns * length * 2))))]
+            copies = [w, *(copied(w) for _ in range(min(15, CACHED_BYTES // (columns * length * 2))))]
             wanted = [None, *options.ranges]
+            lowered = [with_ranges(ranges).lower(x, w) for ranges in wanted]
             with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
-                plans = list(pool.map(functools.partial(bound, x, w), wanted))
+                list(pool.map(lambda low: low.compile(), lowered))
+            plans = [with_ranges(ranges).bind(x, w) for ranges in wanted]
             for ranges, plan in zip(wanted, plans, strict=True):
                 out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device="cuda")
                 time = microseconds([functools.partial(plan, x, copy, out=out) for copy in copies[::-1]])
@@ -101,13 +96,10 @@ def main() -> None:
                 file.write("[\n" + ",\n".join(json.dumps(each) for each in results) + "\n]\n")
 
 
-def copied(x: torch.Tensor, w: Any) -> Any:
-    """A copy of ``w``, in the layout that kernels read."""
+def copied(w: Any) -> Any:
     if isinstance(w, torch.Tensor):
         return w.clone()
-    copy = jitgen.quantize(w.dequantize(torch.float32), "int4", 128)
-    jitgen.jit(linear, backend="cuda")(x, copy)
-    return copy
+    return jitgen.quantize(w.dequantize(torch.float32), "int4", 128, layout=w.layout)
 
 
 if __name__ == "__main__":

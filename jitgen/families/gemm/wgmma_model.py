@@ -108,8 +108,6 @@ QUANTIZED = TileFit(
 DECODE = WarpgroupFit(fixed=74.6, block=77.8, more_blocks=37.7)
 LEAST_PRODUCT = 16.5
 """Cycles that a wgmma of 64 rows of codes takes at least, however few rows x has."""
-QUANTIZED_SECOND_PRODUCT = 14
-"""Cycles that each 64 rows of the weight and 16 k's take more where two instructions multiply them."""
 DENSE = TileFit(
     *(1.0, 60.7, 36, 1.07),
     epilogue=3.22,
@@ -126,8 +124,6 @@ QUANTIZED_PINGPONG = TileFit(*(1.0, 30.2, 60, 1.4), epilogue=0.68, warpgroup_epi
 DENSE_PINGPONG = TileFit(*(1.0, 60.7, 36, 1.1), epilogue=3.22, warpgroup_epilogue=1.58, tile=0.17)
 """The same of dense weights."""
 DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
-DENSE_SECOND_PRODUCT = 23.6
-"""Cycles that an iteration takes more where two instructions multiply the columns of a warpgroup."""
 DENSE_MISSING_BYTES = 49
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
 HALF_LINES = 1.29

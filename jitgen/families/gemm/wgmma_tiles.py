@@ -15,29 +15,25 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE,
     DENSE_MISSING_BYTES,
     DENSE_PINGPONG,
-    DENSE_SECOND_PRODUCT,
     DENSE_WARPGROUP,
     HALF_LINES,
     LEAST_PRODUCT,
     QUANTIZED,
     QUANTIZED_PINGPONG,
-    QUANTIZED_SECOND_PRODUCT,
     SUMS_FIXED,
     Times,
 )
 
 CHUNK = 64
 """Extent of K in a chunk of a stage."""
-TWO_INSTRUCTIONS = (80, 160, 224)
-"""The n's that ``wgmma_atoms.cuh`` has of two instructions."""
-WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, *TWO_INSTRUCTIONS)
-"""All n's that it has."""
+WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, 80, 112, 144, 160, 176, 208, 224, 240)
+"""The n's that ``wgmma_atoms.cuh`` and ``wgmma_widths.cuh`` have."""
 FEW_TOKENS = (16, 32, 64)
 """Rows of a tile where x has at most 64."""
-MANY_TOKENS = (128, 96, 64, 80, 160)
-"""Rows of a tile where x has more than 64. Of the sizes, here as above, of one instruction that have all rows of x, the
-least is the largest candidate. Of the 90 products to which the model was fitted none was fastest with 192 or 224, and
-one with 256, by 0.6 %."""
+MANY_TOKENS = (128, 96, 64, 80, 112, 144, 160, 176)
+"""Rows of a tile where x has more than 64. Of the sizes, here as above, that have all rows of x, the least is the
+largest candidate. Of the 90 products to which the model was first fitted none was fastest with 192 or 224, and one with
+256, by 0.6 %."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
 
@@ -157,8 +153,7 @@ def sampled_rows(fewest: int, most: int) -> list[int]:
 
 def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
     sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MANY_TOKENS
-    single = (tokens for tokens in sizes if tokens >= rows and tokens not in TWO_INSTRUCTIONS)
-    largest = min(single, default=max(sizes))
+    largest = min((tokens for tokens in sizes if tokens >= rows), default=max(sizes))
     for tokens in sizes:
         if tokens > largest:
             continue
@@ -185,8 +180,7 @@ def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[
     band = width * tiles.multicast
     items = -(-rows // tiles.tokens) * sum(-(-n // band) for n in weights.columns) * tiles.multicast * tiles.ranges
     products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
-    second = QUANTIZED_SECOND_PRODUCT * 4 if tiles.tokens in TWO_INSTRUCTIONS else 0
-    together = height * (products + second) + tiles.tile_warpgroups * DECODE.blocks(tiles.blocks)
+    together = height * products + tiles.tile_warpgroups * DECODE.blocks(tiles.blocks)
     fetched = tiles.tokens * 2 * CHUNK / tiles.multicast + height * CHUNK * 8 * weights.bits
     alone = tiles.blocks * products + DECODE.blocks(tiles.blocks) + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
@@ -286,6 +280,7 @@ AnyWeights = Weights | DenseWeights
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
+    DenseTiles(2, 1, 256, 4, staged=32),
     DenseTiles(2, 1, 224, 4, staged=32),
     DenseTiles(2, 1, 192, 4),
     DenseTiles(2, 1, 160, 5, staged=32),
@@ -300,8 +295,6 @@ _DENSE = (
     DenseTiles(1, 1, 64, 8),
     DenseTiles(1, 1, 32, 8, resident=2, staged=32),
     DenseTiles(1, 1, 128, 4, resident=2),
-    DenseTiles(2, 1, 192, 5, multicast=2, staged=32, pingpong=True),
-    DenseTiles(2, 1, 192, 5, staged=32, pingpong=True),
     DenseTiles(2, 1, 160, 5, multicast=2, staged=32, pingpong=True),
     DenseTiles(2, 1, 128, 6, multicast=2, pingpong=True),
     DenseTiles(2, 1, 128, 6, pingpong=True),
@@ -318,7 +311,6 @@ _BATCHED = (
     DenseTiles(2, 1, 64, 3, resident=2),
     DenseTiles(1, 1, 128, 4, resident=2),
     DenseTiles(1, 1, 64, 4, resident=3),
-    DenseTiles(2, 1, 192, 5, staged=32, pingpong=True),
     DenseTiles(2, 1, 128, 6, pingpong=True),
     DenseTiles(1, 1, 128, 8, pingpong=True),
 )
@@ -377,8 +369,6 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     products = height * width / 32 * fit.product
-    if tiles.columns // tiles.across in TWO_INSTRUCTIONS:
-        products += DENSE_SECOND_PRODUCT
     held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES

@@ -299,19 +299,22 @@ struct DenseKernel {
       __syncwarp();
       spread<0>(turn, staging, acc);
       __syncwarp();
+      float sums[runs / 2][contractions][8];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
-      for (int i = 0; i < 16 * runs; i += 32) {
-        const int m = (i + lane) / runs, n = column + lane % runs * 8;
-        const int run = staged_run<chunk>(m, lane % runs);
-        float sums[contractions][8];
+      for (int i = 0; i < runs / 2; ++i) {
+        const int run = staged_run<chunk>((i * 32 + lane) / runs, lane % runs);
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
           const float* const from = staging + c * 16 * chunk;
-          gather(sums[c], from + staged_column(run, 0), from + staged_column(run, 4));
+          gather(sums[i][c], from + staged_column(run, 0), from + staged_column(run, 4));
         }
-        const int live = smaller(8, columns - n);
-        if (row + m >= rows || live <= 0) continue;
-        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + row + m, n, sums, live);
+      }
+      const int n = column + lane % runs * 8, live = smaller(8, columns - n);
+#pragma unroll
+      for (int i = 0; i < runs / 2; ++i) {
+        const int m = row + (i * 32 + lane) / runs;
+        if (m >= rows || live <= 0) continue;
+        run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.below + m, n, sums[i], live);
       }
     }
   }

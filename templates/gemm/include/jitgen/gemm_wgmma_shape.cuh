@@ -19,6 +19,12 @@ constexpr int span_of = 1;
 template <class Config>
 constexpr int span_of<Config, decltype(void(Config::span))> = Config::span;
 
+// Tokens that an epilogue stages at once: more of them wait less often, and fewer leave room for stages.
+constexpr int staged_tokens(int tokens, int warpgroups, int contractions) {
+  if (tokens % 32 != 0) return 16;
+  return (tokens % 64 == 0 && warpgroups <= 2 ? 64 : 32) / contractions;
+}
+
 template <class Config, class Weight>
 struct QuantizedShape {
   static constexpr int consumers = Config::warpgroups * 128;
@@ -62,7 +68,7 @@ struct QuantizedShape {
   }
 
   // The epilogue stages a warpgroup's [contractions][chunk][64 columns]; each row is padded by 4 floats (banks).
-  static constexpr int chunk = Config::tokens % 32 ? 16 : 32 / Config::contractions;  // tokens
+  static constexpr int chunk = staged_tokens(Config::tokens, Config::warpgroups * Config::resident, Config::contractions);
   static constexpr int pitch = 68;
   static constexpr int staging_bytes = Config::warpgroups * Config::contractions * chunk * pitch * 4;
 
