@@ -280,7 +280,7 @@ AnyWeights = Weights | DenseWeights
 
 _DENSE = (
     DenseTiles(2, 1, 256, 4, multicast=2),
-    DenseTiles(2, 1, 256, 4, staged=32),
+    DenseTiles(2, 1, 256, 4),
     DenseTiles(2, 1, 224, 4, staged=32),
     DenseTiles(2, 1, 192, 4),
     DenseTiles(2, 1, 160, 5, staged=32),

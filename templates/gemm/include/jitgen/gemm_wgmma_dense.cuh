@@ -454,6 +454,8 @@ JITGEN_DEVICE void gemm_wgmma_dense(
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch};
   if (threadIdx.x == 0) {
     prefetch_map(x);
+#pragma unroll
+    for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].weights[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
       barrier_init(kernel.full(stage), 1);
       barrier_init(kernel.empty(stage), Shape::tile_warps * Config::multicast);
