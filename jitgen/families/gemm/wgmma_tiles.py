@@ -287,6 +287,8 @@ _DENSE = (
     DenseTiles(2, 1, 128, 6),
     DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
+    DenseTiles(3, 1, 192, 4, staged=32),
+    DenseTiles(3, 1, 128, 5, staged=32),
     DenseTiles(1, 2, 256, 5, staged=32),
     DenseTiles(1, 2, 192, 6, staged=32),
     DenseTiles(1, 2, 128, 8),
@@ -351,7 +353,7 @@ def _fitting(all_tiles: Sequence[DenseTiles], rows: int, contractions: int, tran
     return [
         replace(tiles, columns=tiles.columns // contractions)
         for tiles in all_tiles
-        if (rows > 64 or tiles.down == 1) and _fits(tiles.columns // contractions, tiles, transposed)
+        if rows > 64 * (tiles.down - 1) and _fits(tiles.columns // contractions, tiles, transposed)
     ]
 
 
