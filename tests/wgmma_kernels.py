@@ -306,7 +306,7 @@ DENSE = (
     Dense(pingpong=True, columns=160, stages=5, staged=32),
     Dense(columns=160, stages=5, staged=32, element="float16"),
     Dense(columns=224, stages=4, staged=32, regions=2, most_splits=4),
-    Dense(down=3, columns=160, stages=4, staged=32, most_splits=4, trimmed=True),
+    Dense(down=3, columns=128, stages=5, staged=32, most_splits=4, trimmed=True),
     Dense(down=3, columns=64, contractions=2, stages=5, staged=32),
     Dense(down=1, columns=64, stages=6, ranges=5, regions=2, trimmed=True),
 )

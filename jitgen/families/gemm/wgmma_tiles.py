@@ -287,7 +287,6 @@ _DENSE = (
     DenseTiles(2, 1, 128, 6),
     DenseTiles(2, 1, 96, 7, staged=32),
     DenseTiles(2, 1, 64, 8),
-    DenseTiles(3, 1, 160, 4, staged=32),
     DenseTiles(3, 1, 128, 5, staged=32),
     DenseTiles(1, 2, 256, 5, staged=32),
     DenseTiles(1, 2, 192, 6, staged=32),
