@@ -417,6 +417,8 @@ class WgmmaDense(WgmmaMainloop):
         resident: blocks that a multiprocessor holds at once.
         staged: columns that an epilogue takes through shared memory at once.
         pingpong: as of ``WgmmaQuantized``; a warpgroup then has ``down`` blocks of 64 rows.
+        swapped: whether a tile's rows are those of the weight and its columns those of x, which may be any multiple of
+            16, instead of the other way round. Of one contraction and one region alone.
     """
 
     path: ClassVar[str] = "wgmma_dense"
@@ -428,14 +430,15 @@ class WgmmaDense(WgmmaMainloop):
     resident: int = 1
     staged: int = 64
     pingpong: bool = False
+    swapped: bool = False
 
     @property
     def block_m(self) -> int:
-        return 64 * self.down
+        return self.columns if self.swapped else 64 * self.down
 
     @property
     def block_n(self) -> int:
-        return self.columns
+        return 64 * self.down if self.swapped else self.columns
 
     @property
     def warpgroups(self) -> int:
@@ -449,6 +452,7 @@ class WgmmaDense(WgmmaMainloop):
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
         words = [self.described(tile, self.warps, self.multicast, self.resident), *[PINGPONG] * self.pingpong]
+        words += ["the weight as wgmma's left operand"] * self.swapped
         return ", ".join(filter(None, [*words, self.described_end()]))
 
 

@@ -242,6 +242,7 @@ class DenseTiles:
             of 16 bits are a whole line of memory, and 32 leave room for a stage more.
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows.
         ranges: as of ``Tiles``.
+        swapped: whether a tile's rows, ``down`` blocks of 64, are columns of the result, and its columns rows of x.
     """
 
     down: int
@@ -254,6 +255,7 @@ class DenseTiles:
     staged: int = 64
     pingpong: bool = False
     ranges: int = 1
+    swapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,17 @@ _DENSE = (
 )
 """Tiles of one product of matrices."""
 
+_SWAPPED = (
+    DenseTiles(2, 1, 80, 7, swapped=True),
+    DenseTiles(2, 1, 112, 7, swapped=True),
+    DenseTiles(2, 1, 144, 6, swapped=True),
+    DenseTiles(2, 1, 176, 5, swapped=True),
+    DenseTiles(2, 1, 208, 4, swapped=True),
+    DenseTiles(2, 1, 256, 4, multicast=2, swapped=True),
+    DenseTiles(2, 1, 128, 6, multicast=2, pingpong=True, swapped=True),
+)
+"""Tiles of one product whose columns are rows of x, more than 64."""
+
 _BATCHED = (
     DenseTiles(2, 1, 256, 4),
     DenseTiles(2, 1, 192, 4),
@@ -329,6 +342,8 @@ def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[Dens
 
 def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
     fitting = _fitting(_DENSE, rows, weights.contractions, weights.transposed)
+    if rows > FEW_TOKENS[-1] and weights.contractions == len(weights.columns) == 1 and not weights.transposed:
+        fitting += _SWAPPED
     return [_splitting(tiles, weights) for tiles in fitting]
 
 
@@ -337,7 +352,7 @@ def _splitting(tiles: DenseTiles, weights: DenseWeights) -> DenseTiles:
     contractions = weights.contractions
     rows, columns = 64 * tiles.down, tiles.columns * contractions
     stages = tiles.stages * (rows + columns) * 2 * CHUNK
-    sums = contractions * rows * (tiles.columns + 8) * 4
+    sums = tiles.columns * (rows + 4) * 4 if tiles.swapped else contractions * rows * (tiles.columns + 8) * 4
     if sums > stages or tiles.pingpong:
         return tiles
     return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters))
@@ -365,8 +380,11 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     """As ``splits_and_microseconds``, for dense weights."""
     fit = DENSE_PINGPONG if tiles.pingpong else DENSE
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
-    down = -(-rows // (height * tiles.multicast)) * tiles.multicast
-    items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.ranges
+    items = tiles.ranges * tiles.multicast
+    if tiles.swapped:
+        items *= -(-weights.columns[0] // (height * tiles.multicast)) * -(-rows // tiles.columns)
+    else:
+        items *= -(-rows // (height * tiles.multicast)) * sum(-(-n // tiles.columns) for n in weights.columns)
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     products = height * width / 32 * fit.product

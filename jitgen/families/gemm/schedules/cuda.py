@@ -224,6 +224,7 @@ def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
             resident=tiles.resident,
             staged=tiles.staged,
             pingpong=tiles.pingpong,
+            swapped=tiles.swapped,
             raster=8,
         )
         for tiles in found
