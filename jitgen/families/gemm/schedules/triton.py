@@ -142,7 +142,8 @@ def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) 
 
 def k_splits(problem: Problem) -> int:
     """How many ranges K should be split into over a temporary: 1 for none. Each range has at least one iteration."""
-    (chosen,) = candidates(problem)
+    found = candidates(problem)
+    chosen = min(found, key=lambda each: cost(problem, each)) if len(found) > 1 else found[0]
     return max(1, min(chosen.k_splits, problem.length // chosen.block_k))
 
 
