@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 
 QUANTIZED = (
     Quantized(),
-    Quantized(steps=1, stages=8),
+    Quantized(steps=1, stages=7),
     Quantized(tokens=64, span=2, stages=5, trimmed=True),
     Quantized(tokens=64, span=2, stages=5, trimmed=True, stagger=1),
     Quantized(tokens=32, stages=6, most_splits=3, stagger=3),
@@ -263,7 +263,7 @@ QUANTIZED = (
     Quantized(tokens=64, regions=3, group=0),
     Quantized(tokens=64, regions=2, contractions=2, multicast=2, group=96),
     Quantized(tokens=64, format="int8", group=0),
-    Quantized(tokens=128, format="int8", group=64, steps=1),
+    Quantized(tokens=128, format="int8", group=64, steps=1, stages=5),
     Quantized(tokens=64, element="float16", group=64),
     Quantized(tokens=64, element="float16", format="uint4", group=0),
     Quantized(tokens=64, element="float16", format="int8", group=0),
