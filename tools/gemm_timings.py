@@ -34,6 +34,7 @@ from jitgen.families.family import OVERLAPS, Choice
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaMainloop, WgmmaPair
 from jitgen.families.gemm.schedule import bucket
+from jitgen.families.gemm.schedules import cuda
 
 KINDS = {
     "mma": ("int4", 1, 16),
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="only count what would be timed")
     options = parser.parse_args()
     started, source = time.time(), random.Random(options.seed)
+    cuda.k_splits = lambda problem: 1  # split_k_timings.py times products whose K is split over a temporary
     target = "sm_90a"
     problems, sources, rendered = [], {}, {}
     shapes = [
