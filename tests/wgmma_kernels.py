@@ -66,7 +66,6 @@ class Quantized:
     trimmed: bool = False
     raster: int = 16
     resident: int = 1
-    pingpong: bool = False
     ranges: int = 1
     element: str = "bfloat16"
     format: str = "int4"
@@ -87,12 +86,7 @@ class Quantized:
     @property
     def columns(self) -> int:
         """Of a tile."""
-        return self.tile_warpgroups * self.blocks * 64 // self.contractions
-
-    @property
-    def tile_warpgroups(self) -> int:
-        """Warpgroups that compute a tile."""
-        return 1 if self.pingpong else self.warpgroups
+        return self.warpgroups * self.blocks * 64 // self.contractions
 
     @property
     def wgmmas(self) -> int:
@@ -101,7 +95,7 @@ class Quantized:
 
     @property
     def shared_bytes(self) -> int:
-        tiles = self.tile_warpgroups * self.blocks * 4
+        tiles = self.warpgroups * self.blocks * 4
         part = next(k for k in (64 * self.span, 64, 32) if self.group % k == 0)
         parts = 64 * self.span // part
         scale = 4 if self.format == "int8" else 2
@@ -115,7 +109,6 @@ class Quantized:
         names = ("tokens", "warpgroups", "blocks", "contractions", "regions", "stages", "span", "steps", "most_splits")
         fields = _fields(
             **{name: getattr(self, name) for name in (*names, "multicast", "trimmed", "stagger", "raster", "resident")},
-            pingpong=self.pingpong,
             ranges=self.ranges,
         )
         scale = "float" if self.format == "int8" else "jitgen::bfloat16"
@@ -278,9 +271,6 @@ QUANTIZED = (
     Quantized(tokens=176, blocks=1, stages=6, element="float16"),
     Quantized(tokens=208, blocks=1, stages=5, trimmed=True),
     Quantized(tokens=240, blocks=1, stages=4),
-    Quantized(pingpong=True, trimmed=True, stages=8),
-    Quantized(pingpong=True, tokens=64, span=2, stages=3, regions=3, group=64),
-    Quantized(pingpong=True, contractions=2, multicast=2, stages=7),
     Quantized(tokens=64, span=2, stages=4, ranges=3, trimmed=True),
 )
 DENSE = (

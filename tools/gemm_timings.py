@@ -216,7 +216,11 @@ def main() -> None:
         for low, schedule, splits, name in jobs:
             if isinstance(built[name], str) or built[name][2] > 120:
                 continue
-            microseconds, out = bench.time(low, splits, built[name], name)
+            try:
+                microseconds, out = bench.time(low, splits, built[name], name)
+            except Exception:
+                print("FAILED", shape, schedule, splits, flush=True)
+                raise
             if reference is None:
                 reference = out
             error = (out - reference).abs().max().item() / max(reference.abs().max().item(), 1e-30)

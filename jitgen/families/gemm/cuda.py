@@ -283,7 +283,7 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tup
     else:
         numbers |= {"down": schedule.down, "across": schedule.across, "columns": schedule.columns}
         yield "bool", "transposed", str(first.weight[0].kind != "k").lower()
-    yield "bool", "trimmed", str(not isinstance(schedule, WgmmaQuantized) or schedule.multicast == 1).lower()
+    yield "bool", "trimmed", "true"
     if schedule.pingpong:
         yield "bool", "pingpong", "true"
     if isinstance(schedule, WgmmaDense) and schedule.swapped:

@@ -133,9 +133,6 @@ class WgmmaMainloop:
         return ", ".join([*words, *["64-bit indices"] * self.wide])
 
 
-PINGPONG = "two warpgroups compute tiles in turn"
-
-
 @dataclass(frozen=True)
 class WgmmaQuantized(WgmmaMainloop):
     """``gemm_wgmma_quantized.cuh``: quantised weights are decoded into the registers that wgmma reads.
@@ -149,11 +146,11 @@ class WgmmaQuantized(WgmmaMainloop):
         steps: wgmma steps of 16 along K that are started together.
         stagger: iterations by which a tile begins later along K than its neighbour; each tile wraps round all of K.
         resident: blocks that a multiprocessor holds at once.
-        multicast: blocks of a cluster that share x's tile, of which each copies a piece for all.
-        pingpong: whether two warpgroups compute tiles in turn, so that one multiplies while the other one stores.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
+    multicast: ClassVar[int] = 1
+    pingpong: ClassVar[bool] = False
     tokens: int
     warpgroups: int
     blocks_of_rows: int
@@ -162,8 +159,6 @@ class WgmmaQuantized(WgmmaMainloop):
     steps: int
     stagger: int = 0
     resident: int = 1
-    multicast: int = 1
-    pingpong: bool = False
 
     @property
     def block_m(self) -> int:
@@ -171,12 +166,7 @@ class WgmmaQuantized(WgmmaMainloop):
 
     @property
     def block_n(self) -> int:
-        return self.tile_warpgroups * self.blocks_of_rows * 64 // self.contractions
-
-    @property
-    def tile_warpgroups(self) -> int:
-        """Warpgroups that compute a tile."""
-        return 1 if self.pingpong else self.warpgroups
+        return self.warpgroups * self.blocks_of_rows * 64 // self.contractions
 
     @property
     def block_k(self) -> int:
@@ -189,7 +179,6 @@ class WgmmaQuantized(WgmmaMainloop):
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
         words = [self.described(tile, self.warps, self.multicast, self.resident, self.steps)]
-        words += [PINGPONG] * self.pingpong
         words += counted([(self.stagger, "neighbouring tiles begin {} steps of K apart")], 1)
         return ", ".join(filter(None, [*words, self.described_end()]))
 
@@ -204,7 +193,8 @@ class WgmmaDense(WgmmaMainloop):
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all.
         resident: blocks that a multiprocessor holds at once.
         staged: columns that an epilogue takes through shared memory at once.
-        pingpong: as of ``WgmmaQuantized``; a warpgroup then has ``down`` blocks of 64 rows.
+        pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows, so that one
+            multiplies while the other one stores.
         swapped: whether a tile's rows are those of the weight and its columns those of x, which may be any multiple of
             16, instead of the other way round. Of one contraction and one region alone.
     """
@@ -239,7 +229,10 @@ class WgmmaDense(WgmmaMainloop):
 
     def __str__(self) -> str:
         tile = (self.block_m, self.block_n, self.block_k)
-        words = [self.described(tile, self.warps, self.multicast, self.resident), *[PINGPONG] * self.pingpong]
+        words = [
+            self.described(tile, self.warps, self.multicast, self.resident),
+            *["two warpgroups compute tiles in turn"] * self.pingpong,
+        ]
         words += ["the weight as wgmma's left operand"] * self.swapped
         return ", ".join(filter(None, [*words, self.described_end()]))
 
@@ -305,7 +298,7 @@ def blocks(
 ) -> int:
     """Blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
-    if isinstance(schedule, WgmmaDense | WgmmaQuantized) and schedule.multicast > 1:
+    if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:
         # A cluster's tiles are neighbours along M or N, and an incomplete cluster idles.
         share = schedule.multicast
         return sum(share * max(down * -(-across // share), -(-down // share) * across) for down, across in tiles)

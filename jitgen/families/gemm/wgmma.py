@@ -46,7 +46,7 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
     format = formats.find(first.format or "")
-    tiles, depth = schedule.tile_warpgroups * schedule.blocks_of_rows * 4, schedule.block_k
+    tiles, depth = warpgroups * schedule.blocks_of_rows * 4, schedule.block_k
     group = first.group_size or depth
     # K's of a stage that are certainly of one group, and the scales of a stage: one for each row of a tile and group.
     in_one_group = next(k for k in (depth, CHUNK, CHUNK // 2, CHUNK // 4) if group % k == 0)
@@ -71,8 +71,6 @@ def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
             most_splits=schedule.cluster_k_splits,
             steps=schedule.steps,
             resident=schedule.resident,
-            multicast=schedule.multicast,
-            pingpong=schedule.pingpong,
             ranges=schedule.k_splits,
         )
     return DenseTiles(
@@ -145,13 +143,9 @@ def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaT
     sizes = (geometry.rows, geometry.length)
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     rows = min(schedule.block_m, geometry.rows)
-    if (isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1) or _swapped(schedule):
+    if isinstance(schedule, WgmmaDense) and schedule.swapped:
         rows = schedule.block_m // schedule.multicast
     return _mapped(body, geometry, index, sizes, (geometry.strides[index][0], 1), (rows, CHUNK))
-
-
-def _swapped(schedule: WgmmaTiling) -> bool:
-    return isinstance(schedule, WgmmaDense) and schedule.swapped
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:

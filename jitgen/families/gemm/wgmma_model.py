@@ -119,10 +119,8 @@ DENSE = TileFit(
     more_exchanges=0.67,
     overlap=0.36,
 )
-QUANTIZED_PINGPONG = TileFit(*(1.0, 30.2, 60, 1.4), epilogue=0.68, warpgroup_epilogue=3.94, tile=0.155)
+DENSE_PINGPONG = TileFit(*(1.31, 62.7, 26, 0.5), epilogue=4.5, warpgroup_epilogue=1.58, tile=0.68)
 """Where two warpgroups compute tiles in turn; ``product`` and ``wait`` are those of one that multiplies alone."""
-DENSE_PINGPONG = TileFit(*(1.0, 60.7, 36, 1.1), epilogue=3.22, warpgroup_epilogue=1.58, tile=0.17)
-"""The same of dense weights."""
 DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
 DENSE_MISSING_BYTES = 49
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""

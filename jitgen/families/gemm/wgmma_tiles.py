@@ -19,7 +19,6 @@ from jitgen.families.gemm.wgmma_model import (
     HALF_LINES,
     LEAST_PRODUCT,
     QUANTIZED,
-    QUANTIZED_PINGPONG,
     SUMS_FIXED,
     Times,
 )
@@ -30,10 +29,15 @@ WGMMA_SIZES = (16, 32, 64, 96, 128, 192, 256, 80, 112, 144, 160, 176, 208, 224, 
 """The n's that ``wgmma_atoms.cuh`` and ``wgmma_widths.cuh`` have."""
 FEW_TOKENS = (16, 32, 64)
 """Rows of a tile where x has at most 64."""
-MANY_TOKENS = (128, 96, 64, 80, 112, 144, 160, 176)
+MANY_TOKENS = (128, 96, 64, 80)
 """Rows of a tile where x has more than 64. Of the sizes, here as above, that have all rows of x, the least is the
 largest candidate. Of the 90 products to which the model was first fitted none was fastest with 192 or 224, and one with
 256, by 0.6 %."""
+MEDIUM_ROWS = 512
+"""Rows of x up to which tiles of more sizes than ``MANY_TOKENS`` are candidates, because a last tile that x does not
+fill is a considerable share of the work."""
+MEDIUM_TOKENS = (*MANY_TOKENS, 112, 144, 160, 176)
+"""Rows of a tile where x has more than 64 and at most ``MEDIUM_ROWS``."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
 
@@ -50,8 +54,6 @@ class Tiles:
         most_splits: the most blocks of a cluster that share K (``Config::most_splits``); a launch chooses.
         steps: wgmma steps of 16 along K that are started together.
         resident: blocks that a multiprocessor holds at once.
-        multicast: blocks of a cluster that share x's tile.
-        pingpong: whether two warpgroups compute tiles in turn.
         ranges: ranges of K whose sums are stored separately.
     """
 
@@ -62,14 +64,7 @@ class Tiles:
     most_splits: int = 1
     steps: int = 2
     resident: int = 1
-    multicast: int = 1
-    pingpong: bool = False
     ranges: int = 1
-
-    @property
-    def tile_warpgroups(self) -> int:
-        """Warpgroups that compute a tile."""
-        return 1 if self.pingpong else self.warpgroups
 
     @property
     def stages(self) -> int:
@@ -78,7 +73,7 @@ class Tiles:
 
     def columns(self, contractions: int) -> int:
         """Output columns of a tile."""
-        return self.tile_warpgroups * self.blocks * 64 // contractions
+        return self.warpgroups * self.blocks * 64 // contractions
 
 
 @dataclass(frozen=True)
@@ -108,10 +103,6 @@ SHAPES = ((2, 2, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 2), (1, 1, 2), (1, 
 MOST_SUMS = {(2, 1): 256, (3, 1): 128, (4, 1): 32, (1, 2): 224, (1, 3): 64}
 """By warpgroups and resident blocks, the most rows of x times blocks of 64 rows of the weight of a warpgroup: without
 spills, as NVRTC 13.0 compiles it."""
-
-
-PINGPONG = ((128, 2, 1), (64, 2, 1), (96, 2, 1), (256, 1, 2))
-"""Where two warpgroups compute tiles in turn: rows of x, blocks of 64 rows of the weight, and blocks that share x."""
 
 
 def candidates(fewest: int, most: int, weights: Weights) -> list[Tiles]:
@@ -152,7 +143,7 @@ def sampled_rows(fewest: int, most: int) -> list[int]:
 
 
 def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
-    sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MANY_TOKENS
+    sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MEDIUM_TOKENS if rows <= MEDIUM_ROWS else MANY_TOKENS
     largest = min((tokens for tokens in sizes if tokens >= rows), default=max(sizes))
     for tokens in sizes:
         if tokens > largest:
@@ -167,44 +158,37 @@ def _all_tiles(rows: int, weights: Weights) -> Iterator[Tiles]:
             span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
             splits = max(weights.chip.resident_clusters)
             yield Tiles(tokens, warpgroups, blocks, span, most_splits=splits, resident=resident)
-    for tokens, blocks, multicast in PINGPONG:
-        if rows >= 2 * tokens and blocks % weights.contractions == 0:
-            yield Tiles(tokens, 2, blocks, 1, multicast=multicast, pingpong=True)
 
 
 def splits_and_microseconds(tiles: Tiles, rows: int, weights: Weights) -> tuple[int, float]:
     """How many blocks of a cluster should share K, at most ``tiles.most_splits``, and the estimated time of a kernel
     that has the device for itself, in microseconds."""
-    fit = QUANTIZED_PINGPONG if tiles.pingpong else QUANTIZED
-    width, height = tiles.columns(weights.contractions), tiles.tile_warpgroups * tiles.blocks
-    band = width * tiles.multicast
-    items = -(-rows // tiles.tokens) * sum(-(-n // band) for n in weights.columns) * tiles.multicast * tiles.ranges
-    products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
-    together = height * products + tiles.tile_warpgroups * DECODE.blocks(tiles.blocks)
-    fetched = tiles.tokens * 2 * CHUNK / tiles.multicast + height * CHUNK * 8 * weights.bits
+    width, height = tiles.columns(weights.contractions), tiles.warpgroups * tiles.blocks
+    items = -(-rows // tiles.tokens) * sum(-(-n // width) for n in weights.columns) * tiles.ranges
+    products = 4 * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
+    together = height * products + tiles.warpgroups * DECODE.blocks(tiles.blocks)
+    fetched = tiles.tokens * 2 * CHUNK + height * CHUNK * 8 * weights.bits
     alone = tiles.blocks * products + DECODE.blocks(tiles.blocks) + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
 
     def chunk(sharing: int) -> float:
-        limit = max(together, fetched / fit.l2_bytes) * sharing + fit.wait / tiles.span
-        return (limit if tiles.pingpong else max(limit, alone)) * cycle
+        limit = max(together, fetched / QUANTIZED.l2_bytes) * sharing + QUANTIZED.wait / tiles.span
+        return max(limit, alone) * cycle
 
     def epilogue(sharing: int) -> float:
         area = tiles.tokens * height * 64 / AREA
-        stores, instructions = fit.epilogue * sharing, fit.warpgroup_epilogue / tiles.tile_warpgroups
-        return area * max(stores, instructions) + fit.tile
+        stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
+        return area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (CHUNK * tiles.span * tiles.ranges))
     moved = _moved(rows, weights, weights.bits + 0.125, tiles.ranges)
-    times = Times(fit, chunks, chunk, epilogue, tiles.resident, moved)
-    if tiles.pingpong:
-        return 1, times.pingpong(weights.chip, items)
+    times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
     return times.least(weights.chip, items, tiles.most_splits)
 
 
 def in_ranges(tilings: Sequence[AnyTiles], ranges: int) -> list[AnyTiles]:
     """Those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
-    able = [tiles for tiles in tilings if tiles.multicast == 1 and not tiles.pingpong]
+    able = [t for t in tilings if isinstance(t, Tiles) or (t.multicast == 1 and not t.pingpong)]
     return [replace(tiles, ranges=ranges, most_splits=1) for tiles in able]
 
 
@@ -313,10 +297,8 @@ _SWAPPED = (
     DenseTiles(2, 1, 144, 6, swapped=True),
     DenseTiles(2, 1, 176, 5, swapped=True),
     DenseTiles(2, 1, 208, 4, swapped=True),
-    DenseTiles(2, 1, 256, 4, multicast=2, swapped=True),
-    DenseTiles(2, 1, 128, 6, multicast=2, pingpong=True, swapped=True),
 )
-"""Tiles of one product whose columns are rows of x, more than 64."""
+"""Tiles of one product whose columns are rows of x, more than 64 and at most ``MEDIUM_ROWS``."""
 
 _BATCHED = (
     DenseTiles(2, 1, 256, 4),
@@ -342,7 +324,8 @@ def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[Dens
 
 def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
     fitting = _fitting(_DENSE, rows, weights.contractions, weights.transposed)
-    if rows > FEW_TOKENS[-1] and weights.contractions == len(weights.columns) == 1 and not weights.transposed:
+    one = weights.contractions == len(weights.columns) == 1
+    if FEW_TOKENS[-1] < rows <= MEDIUM_ROWS and one and not weights.transposed:
         fitting += _SWAPPED
     return [_splitting(tiles, weights) for tiles in fitting]
 

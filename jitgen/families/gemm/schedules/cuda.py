@@ -251,8 +251,6 @@ def _wgmma_quantized(problem: Problem) -> list[WgmmaQuantized]:
             cluster_k_splits=tiles.most_splits,
             steps=tiles.steps,
             resident=tiles.resident,
-            multicast=tiles.multicast,
-            pingpong=tiles.pingpong,
             raster=16,
             stagger=int(problem.rows <= STAGGERED_ROWS and _camping(problem)),
         )

@@ -34,7 +34,7 @@ struct QuantizedFinish {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
-      const int t = tile.column / 16 + Shape::tile_of(Shape::warpgroup(), b) % Shape::contraction_tiles + warp % 4;
+      const int t = tile.column / 16 + Shape::tile_of(warp / 4, b) % Shape::contraction_tiles + warp % 4;
       float2 scale = {0.0f, 0.0f};
       if (t * 16 < region.columns) {
         const Weight& weight = region.weights[b / Shape::contraction_blocks];
@@ -73,7 +73,7 @@ struct QuantizedFinish {
       unrolled<0>(turn, staging, acc);
       group_barrier<128>(1 + warpgroup);
       const int block = turn / (Config::tokens / chunk);
-      const int column = tile.column + (Shape::warpgroup() * Shape::contraction_blocks + block) * 64 + thread % 8 * 8;
+      const int column = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64 + thread % 8 * 8;
       float sums[chunk / 16][contractions][8];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
       for (int i = 0; i < chunk / 16; ++i) {

@@ -4,8 +4,7 @@
 // codes of the "mma" layout are in the order of its fragments, so they are dequantised in registers and never stored as
 // floats. x is operand B, in shared memory, where tensor copies bring it. One warpgroup only copies. The consumers
 // dequantise one k16 step while the tensor cores work on the step before. (Weights as A from registers are as in Marlin
-// and Machete.) With `pingpong` a warpgroup computes a tile by itself, and multiplies while the other one stores the tile
-// before.
+// and Machete.)
 //
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
@@ -15,7 +14,6 @@
 //     static constexpr int blocks = 2;       // blocks of 64 weight rows per warpgroup; blocks * tokens <= 256
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
 //     static constexpr int regions = 1;      // weights of different N, each with its own outputs
-//     static constexpr bool pingpong = false; // whether two warpgroups compute tiles in turn; with most_splits = 1. Optional
 //     static constexpr int stages = 8;       // stages of the ring, of span chunks of 64 k's each
 //     static constexpr int span = 1;         // 1 or 2 (less work per k, for codes of 4 bits). Optional
 //     static constexpr int steps = 1;        // k16 steps in a group of wgmmas: 1, or 2, with more registers
@@ -60,7 +58,6 @@ struct QuantizedKernel {
   using Ring = StageRing<Config::stages>;
   using Stage = QuantizedStage<Config, Weight>;
   using Finish = QuantizedFinish<Config, Weight, Epilogue>;
-  using Order = TileOrder<Shape::pingpong>;
   using Sums = typename Finish::Sums;
   static constexpr int blocks = Config::blocks;
   static constexpr int contractions = Config::contractions;
@@ -202,21 +199,19 @@ struct QuantizedKernel {
     }
   }
 
-  JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring, bool follows, bool followed) const {
+  JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring) const {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
 #pragma unroll
       for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
     }
+    if (first == last) return;
     constexpr int groups = 4 * span / Config::steps;  // groups of wgmmas in a stage
     const typename Stage::Lane lane;
     typename Stage::Fetched fetched;
     typename Stage::Held held;
     typename Stage::Fragments fragments[2];
-    Order::wait(follows);
-    if (first == last) return Order::pass(followed);
     barrier_wait_in_place(full(ring.stage), ring.phase);
-    Order::pass(followed && first + 1 == last);
     Stage::fetch(fetched, memory, lane, ring.stage);
     held.take(fetched);
     Stage::dequantise(fragments[0], held, 0);
@@ -241,7 +236,6 @@ struct QuantizedKernel {
         cute::warpgroup_commit_batch();
         if (group == groups - 2 && chunk + 1 < last) {
           barrier_wait_in_place(full(ring.stage), ring.phase);
-          Order::pass(followed && chunk + 2 == last);
           Stage::fetch(fetched, memory, lane, ring.stage);
         }
         if (group == groups - 1) held.take(fetched);
@@ -279,14 +273,11 @@ struct QuantizedKernel {
     } else {
       registers_deal<Config::warpgroups, Config::resident, false>();
       const Finish end{epilogue, rows, rank, splits, memory, base};
-      const int first = walk.item;
-      if (threadIdx.x >= 128) Order::skip(walk, ring, chunks);
       for (; walk.item < items; walk.next()) {
         const TilePlace tile = place(walk.item, column_tiles);
-        const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(walk.item), last = walk.split ? to : range.last(walk.item);
-        consume(acc, begin, last, ring, follows, followed);
+        consume(acc, begin, last, ring);
         const Region region = region_of(regions, tile.region);
         if constexpr (!Shape::group_scales || Weight::factored) end.scale_rows(acc, tile, region);
         if (walk.split) {
@@ -299,7 +290,6 @@ struct QuantizedKernel {
         } else {
           end.finish(tile, acc, region.columns);
         }
-        Order::skip(walk, ring, chunks);
       }
       __syncwarp();
     }
@@ -323,7 +313,7 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].codes[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
       barrier_init(kernel.full(stage), 1 + (Shape::side_bytes > 0 ? 32 : 0));
-      barrier_init(kernel.empty(stage), Shape::tile_warpgroups * 4 * Config::multicast);
+      barrier_init(kernel.empty(stage), Config::warpgroups * 4 * Config::multicast);
     }
     barrier_init_fence();
   }

@@ -29,15 +29,11 @@ template <class Config, class Weight>
 struct QuantizedShape {
   static constexpr int consumers = Config::warpgroups * 128;
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
-  static constexpr bool pingpong = is_pingpong<Config>;
-  static constexpr int tile_warpgroups = pingpong ? 1 : Config::warpgroups;  // that compute a tile
-  static constexpr int tiles = tile_warpgroups * Config::blocks * 4;  // tiles of 16 weight rows, of all contractions
+  static constexpr int tiles = Config::warpgroups * Config::blocks * 4;  // tiles of 16 weight rows, of all contractions
   static constexpr int columns = tiles * 16 / Config::contractions;      // columns of the output
 
   static constexpr int contraction_blocks = Config::blocks / Config::contractions;
   static constexpr int contraction_tiles = tiles / Config::contractions;
-  // This thread's warpgroup, of those that compute a tile.
-  static JITGEN_DEVICE int warpgroup() { return pingpong ? 0 : threadIdx.x / 128; }
   // The number of the first tile, within the thread block, of a warpgroup's block of 64 rows.
   static JITGEN_DEVICE int tile_of(int warpgroup, int block) {
     return block / contraction_blocks * contraction_tiles +
@@ -83,8 +79,7 @@ struct QuantizedShape {
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static constexpr int ranges = ranges_of<Config>;
-  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
-  static_assert(!pingpong || (Config::warpgroups == 2 && Config::most_splits == 1), "a warpgroup computes all of a tile");
+  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");
   static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");

@@ -36,7 +36,7 @@ struct QuantizedStage {
     uint32_t codes, side;
     JITGEN_DEVICE Lane() {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      const int tile = Shape::tile_of(Shape::warpgroup(), 0) + warp % 4;
+      const int tile = Shape::tile_of(warp / 4, 0) + warp % 4;
       codes = Shape::codes_at + tile * Shape::tile_bytes + (Weight::planes ? 0 : lane * 16);
       side = Shape::side_at + (tile * 16 + lane / 4 * 2);
       asm("" : "+r"(codes), "+r"(side));
