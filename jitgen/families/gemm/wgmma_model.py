@@ -126,6 +126,8 @@ DENSE_MISSING_BYTES = 49
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
 HALF_LINES = 1.29
 """The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
+TRANSPOSED = 1.3
+"""The epilogue of tiles whose rows are those of the weight, as a multiple of that of others."""
 SUMS_FIXED = 2.0
 """Microseconds of the kernel that adds the sums of several ranges of K, besides those of reading them."""
 SMOOTH = 4

@@ -20,6 +20,7 @@ from jitgen.families.gemm.wgmma_model import (
     LEAST_PRODUCT,
     QUANTIZED,
     SUMS_FIXED,
+    TRANSPOSED,
     Times,
 )
 
@@ -373,7 +374,7 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     products = height * width / 32 * fit.product
     held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
-    lines = 1.0 if tiles.staged == 64 else HALF_LINES
+    lines = TRANSPOSED if tiles.swapped else 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:
         cycles = max(products, copies) * sharing + fit.wait
