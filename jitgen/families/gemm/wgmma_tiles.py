@@ -325,9 +325,6 @@ def dense_candidates(fewest: int, most: int, weights: DenseWeights) -> list[Dens
 
 def _all_dense_tiles(rows: int, weights: DenseWeights) -> list[DenseTiles]:
     fitting = _fitting(_DENSE, rows, weights.contractions, weights.transposed)
-    one = weights.contractions == len(weights.columns) == 1
-    if FEW_TOKENS[-1] < rows <= MEDIUM_ROWS and one and not weights.transposed:
-        fitting += _SWAPPED
     return [_splitting(tiles, weights) for tiles in fitting]
 
 
