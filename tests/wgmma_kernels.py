@@ -151,7 +151,6 @@ class Dense:
     resident: int = 1
     pingpong: bool = False
     ranges: int = 1
-    swapped: bool = False
     staged: int = 64
     element: str = "bfloat16"
 
@@ -182,8 +181,6 @@ class Dense:
     def shared_bytes(self) -> int:
         stage = (self.rows + self.contractions * self.columns) * 128
         staging = self.warpgroups * 4 * 16 * self.staged * 4
-        if self.swapped:
-            staging = self.warpgroups * (16 if self.columns // self.across % 32 else 32) * 68 * 4
         return self.stages * (stage + 16) + staging
 
     def source(self) -> KernelSource:
@@ -192,7 +189,6 @@ class Dense:
             **{name: getattr(self, name) for name in (*names, "transposed", "trimmed", "raster", "resident", "staged")},
             pingpong=self.pingpong,
             ranges=self.ranges,
-            swapped=self.swapped,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
         maps = "".join(f", const __grid_constant__ jitgen::TensorMap w{r}_{c}" for r, c in places)
@@ -205,9 +201,6 @@ class Dense:
         element = f"  using Element = jitgen::{self.element};"
         head = f"#include <jitgen/gemm_wgmma_dense.cuh>\nstruct Config {{\n{element}\n{fields}\n}};"
         call = "jitgen::gemm_wgmma_dense<Config>(x, m, k, regions, epilogue);"
-        if self.swapped:
-            described = "jitgen::DenseRegion<1> regions[] = {{{&x}, m}};"
-            call = "jitgen::gemm_wgmma_dense<Config>(w0_0, n0, k, regions, epilogue);"
         return _source(self, head, "jitgen::DenseShape<Config>", maps, "", described, call)
 
 
@@ -305,11 +298,5 @@ DENSE = (
     Dense(columns=224, stages=4, staged=32, regions=2, most_splits=4),
     Dense(down=3, columns=128, stages=5, staged=32, most_splits=4, trimmed=True),
     Dense(down=3, columns=64, contractions=2, stages=5, staged=32),
-    Dense(columns=112, stages=6, swapped=True),
-    Dense(columns=96, stages=6, swapped=True, multicast=2, most_splits=2),
-    Dense(columns=176, stages=5, swapped=True, most_splits=5),
-    Dense(down=1, across=2, columns=160, stages=5, swapped=True, most_splits=3, element="float16"),
-    Dense(columns=128, stages=6, swapped=True, pingpong=True, multicast=2),
-    Dense(down=1, columns=64, stages=6, swapped=True, ranges=3, resident=2),
     Dense(down=1, columns=64, stages=6, ranges=5, regions=2, trimmed=True),
 )

@@ -219,7 +219,6 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
             {
                 "suffix": wgmma.entry_suffix(number),
                 "schedule": tiling,
-                "swapped": isinstance(tiling, WgmmaDense) and tiling.swapped,
                 "config": list(_mapped_config(tiling, products)),
                 "cluster_attribute": f"__cluster_dims__({tiling.multicast}, 1, 1) " if tiling.multicast > 1 else "",
             }
@@ -286,8 +285,6 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> Iterator[tup
     yield "bool", "trimmed", "true"
     if schedule.pingpong:
         yield "bool", "pingpong", "true"
-    if isinstance(schedule, WgmmaDense) and schedule.swapped:
-        yield "bool", "swapped", "true"
     if schedule.k_splits > 1:
         yield "int", "ranges", str(schedule.k_splits)
     numbers |= {"stages": schedule.stages, "multicast": schedule.multicast, "raster": schedule.raster}

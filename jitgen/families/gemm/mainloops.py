@@ -195,8 +195,6 @@ class WgmmaDense(WgmmaMainloop):
         staged: columns that an epilogue takes through shared memory at once.
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows, so that one
             multiplies while the other one stores.
-        swapped: whether a tile's rows are those of the weight and its columns those of x, which may be any multiple of
-            16, instead of the other way round. Of one contraction and one region alone.
     """
 
     path: ClassVar[str] = "wgmma_dense"
@@ -208,15 +206,14 @@ class WgmmaDense(WgmmaMainloop):
     resident: int = 1
     staged: int = 64
     pingpong: bool = False
-    swapped: bool = False
 
     @property
     def block_m(self) -> int:
-        return self.columns if self.swapped else 64 * self.down
+        return 64 * self.down
 
     @property
     def block_n(self) -> int:
-        return 64 * self.down if self.swapped else self.columns
+        return self.columns
 
     @property
     def warpgroups(self) -> int:
@@ -233,7 +230,6 @@ class WgmmaDense(WgmmaMainloop):
             self.described(tile, self.warps, self.multicast, self.resident),
             *["two warpgroups compute tiles in turn"] * self.pingpong,
         ]
-        words += ["the weight as wgmma's left operand"] * self.swapped
         return ", ".join(filter(None, [*words, self.described_end()]))
 
 

@@ -41,8 +41,6 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
         staging = warpgroups * 4 * 16 * schedule.staged * 4
-        if schedule.swapped:
-            staging = warpgroups * (16 if schedule.columns // schedule.across % 32 else 32) * STAGING_PITCH * 4
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
     format = formats.find(first.format or "")
@@ -84,7 +82,6 @@ def tiles_of(schedule: WgmmaTiling) -> AnyTiles:
         staged=schedule.staged,
         pingpong=schedule.pingpong,
         ranges=schedule.k_splits,
-        swapped=schedule.swapped,
     )
 
 
@@ -143,8 +140,6 @@ def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaT
     sizes = (geometry.rows, geometry.length)
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     rows = min(schedule.block_m, geometry.rows)
-    if isinstance(schedule, WgmmaDense) and schedule.swapped:
-        rows = schedule.block_m // schedule.multicast
     return _mapped(body, geometry, index, sizes, (geometry.strides[index][0], 1), (rows, CHUNK))
 
 
@@ -163,8 +158,7 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
 def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaDense) -> MappedTensor:
     columns, length = geometry.strides[index]
     if layout.operands[index] == "k":
-        rows = min(schedule.block_n, geometry.columns) if schedule.swapped else schedule.block_n // schedule.multicast
-        sizes, box = (geometry.columns, geometry.length), (rows, CHUNK)
+        sizes, box = (geometry.columns, geometry.length), (schedule.block_n // schedule.multicast, CHUNK)
         return _mapped(body, geometry, index, sizes, (columns, 1), box)
     return _mapped(body, geometry, index, (geometry.length, geometry.columns), (length, 1), (CHUNK, CHUNK))
 

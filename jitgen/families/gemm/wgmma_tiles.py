@@ -20,7 +20,6 @@ from jitgen.families.gemm.wgmma_model import (
     LEAST_PRODUCT,
     QUANTIZED,
     SUMS_FIXED,
-    TRANSPOSED,
     Times,
 )
 
@@ -227,7 +226,6 @@ class DenseTiles:
             of 16 bits are a whole line of memory, and 32 leave room for a stage more.
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows.
         ranges: as of ``Tiles``.
-        swapped: whether a tile's rows, ``down`` blocks of 64, are columns of the result, and its columns rows of x.
     """
 
     down: int
@@ -240,7 +238,6 @@ class DenseTiles:
     staged: int = 64
     pingpong: bool = False
     ranges: int = 1
-    swapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,15 +289,6 @@ _DENSE = (
 )
 """Tiles of one product of matrices."""
 
-_SWAPPED = (
-    DenseTiles(2, 1, 80, 7, swapped=True),
-    DenseTiles(2, 1, 112, 7, swapped=True),
-    DenseTiles(2, 1, 144, 6, swapped=True),
-    DenseTiles(2, 1, 176, 5, swapped=True),
-    DenseTiles(2, 1, 208, 4, swapped=True),
-)
-"""Tiles of one product whose columns are rows of x, more than 64 and at most ``MEDIUM_ROWS``."""
-
 _BATCHED = (
     DenseTiles(2, 1, 256, 4),
     DenseTiles(2, 1, 192, 4),
@@ -333,7 +321,7 @@ def _splitting(tiles: DenseTiles, weights: DenseWeights) -> DenseTiles:
     contractions = weights.contractions
     rows, columns = 64 * tiles.down, tiles.columns * contractions
     stages = tiles.stages * (rows + columns) * 2 * CHUNK
-    sums = tiles.columns * (rows + 4) * 4 if tiles.swapped else contractions * rows * (tiles.columns + 8) * 4
+    sums = contractions * rows * (tiles.columns + 8) * 4
     if sums > stages or tiles.pingpong:
         return tiles
     return replace(tiles, most_splits=tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters))
@@ -361,17 +349,14 @@ def dense_splits_and_microseconds(tiles: DenseTiles, rows: int, weights: DenseWe
     """As ``splits_and_microseconds``, for dense weights."""
     fit = DENSE_PINGPONG if tiles.pingpong else DENSE
     height, width = 64 * tiles.down, tiles.columns * weights.contractions
-    items = tiles.ranges * tiles.multicast
-    if tiles.swapped:
-        items *= -(-weights.columns[0] // (height * tiles.multicast)) * -(-rows // tiles.columns)
-    else:
-        items *= -(-rows // (height * tiles.multicast)) * sum(-(-n // tiles.columns) for n in weights.columns)
+    down = -(-rows // (height * tiles.multicast)) * tiles.multicast
+    items = down * sum(-(-n // tiles.columns) for n in weights.columns) * tiles.ranges
     fetched = (height + width / tiles.multicast) * 2 * CHUNK
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     products = height * width / 32 * fit.product
     held = (rows + sum(weights.columns)) * weights.length * 2 <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if held else DENSE_MISSING_BYTES)
-    lines = TRANSPOSED if tiles.swapped else 1.0 if tiles.staged == 64 else HALF_LINES
+    lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int) -> float:
         cycles = max(products, copies) * sharing + fit.wait

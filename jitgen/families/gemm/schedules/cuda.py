@@ -228,7 +228,6 @@ def _wgmma_dense(problem: Problem) -> list[WgmmaDense]:
             resident=tiles.resident,
             staged=tiles.staged,
             pingpong=tiles.pingpong,
-            swapped=tiles.swapped,
             raster=8,
         )
         for tiles in found

@@ -25,9 +25,6 @@
 //     static constexpr bool trimmed = false;  // whether x's box has no more rows than x. Optional
 //     static constexpr bool pingpong = false; // whether two consumer warpgroups compute tiles in turn, each of `down`
 //                                             // blocks of 64 rows, with across = 1 and most_splits = 1. Optional
-//     static constexpr bool swapped = false;  // whether a tile's rows are those of the weight, and its columns x's: then
-//                                             // `x`, rows and M mean the weight and N, and the region has x's map and M.
-//                                             // With one region, one contraction, no batch, nothing transposed. Optional
 //     static constexpr int ranges = 1;        // ranges of K whose sums the epilogue gets separately, those of range r as
 //                                             // rows r * M ..; above 1 with multicast = most_splits = 1, without
 //                                             // pingpong, and not of a batch. Optional
@@ -110,24 +107,17 @@ struct DenseShape {
   static constexpr int stage_bytes = x_bytes + weight_bytes * Config::contractions;
 
   // The epilogue stages a warp's [contractions][16 rows][chunk columns].
-  // Swapped, a warpgroup's [chunk columns][64 rows]; each column is padded by 4 floats (banks).
-  static constexpr bool swapped = is_swapped<Config>;
-  static constexpr int chunk = swapped ? (width % 32 ? 16 : 32) : Config::staged / Config::contractions;
-  static constexpr int pitch = 68;
-  static constexpr int staging_bytes =
-      swapped ? warpgroups * chunk * pitch * 4 : consumers / 32 * Config::contractions * 16 * chunk * 4;
+  static constexpr int chunk = Config::staged / Config::contractions;
+  static constexpr int staging_bytes = consumers / 32 * Config::contractions * 16 * chunk * 4;
 
   static constexpr int staging_at = Config::stages * stage_bytes;
   static constexpr int barriers_at = staging_at + staging_bytes;
   static constexpr int bytes = barriers_at + Config::stages * 16;
 
   // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
-  // Swapped, they are [columns][rows].
-  static constexpr int sum_pitch = swapped ? rows + 4 : Config::columns + 8;
-  static_assert(Config::most_splits == 1 ||
-                    Config::contractions * (swapped ? Config::columns : rows) * sum_pitch * 4 <= staging_at,
+  static constexpr int sum_pitch = Config::columns + 8;
+  static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
-  static_assert(!swapped || (Config::contractions == 1 && Config::regions == 1 && !Config::transposed), "swapped");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
   static constexpr int ranges = ranges_of<Config>;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
@@ -172,8 +162,7 @@ struct DenseKernel {
     const int inside = Shape::ranges > 1 ? item % tiles : item;
     TilePlace tile = place_in<Config::raster, Config::columns>(inside, row_tiles, column_tiles, regions);
     const int row = (tile.row * Config::multicast + (Config::multicast > 1 ? which : 0)) * Shape::rows;
-    const int below = Shape::ranges > 1 ? item / tiles * (Shape::swapped ? regions[0].columns : rows) : 0;
-    return {tile.region, row, tile.column * Config::columns, below};
+    return {tile.region, row, tile.column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
@@ -329,45 +318,6 @@ struct DenseKernel {
       }
     }
   }
-  // The same where the tile's rows are columns of the result.
-  template <class Own>
-  JITGEN_DEVICE void finish_swapped(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
-    constexpr int chunk = Shape::chunk, turns = Shape::width / chunk, pitch = Shape::pitch;
-    const int thread = threadIdx.x % 128, group = threadIdx.x / 128, warpgroup = Shape::pingpong ? 0 : group;
-    float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + group * chunk * pitch;
-    const int first = tile.column + warpgroup / Config::down * Shape::width;
-#pragma unroll 1
-    for (int turn = 0; turn < blocks * turns; ++turn) {
-      const int m = first + turn % turns * chunk;
-      if (m >= columns) continue;
-      group_barrier<128>(1 + group);
-      spread_swapped<0>(turn, staging, acc);
-      group_barrier<128>(1 + group);
-      const int n = tile.row + (warpgroup % Config::down + turn / turns) * 64 + thread % 8 * 8, live = smaller(8, rows - n);
-      float sums[chunk / 16][1][8];
-#pragma unroll
-      for (int i = 0; i < chunk / 16; ++i) {
-        const float* const from = staging + (i * 16 + thread / 8) * pitch + thread % 8 * 8;
-        gather(sums[i][0], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
-      }
-#pragma unroll
-      for (int i = 0; i < chunk / 16; ++i) {
-        const int token = m + i * 16 + thread / 8;
-        if (token >= columns || live <= 0) continue;
-        run_epilogue<false>(epilogue, 0, token + tile.below, n, sums[i], live);
-      }
-    }
-  }
-  template <int turn>
-  static JITGEN_DEVICE void spread_swapped(int wanted, float* staging, const Sums& acc) {
-    constexpr int chunk = Shape::chunk, turns = Shape::width / chunk;
-    if constexpr (turn < blocks * turns) {
-      if (wanted == turn) {
-        spread_transposed<turn % turns * chunk, chunk, Shape::pitch, true>(staging, acc[0][turn / turns], 1.0f);
-      }
-      spread_swapped<turn + 1>(wanted, staging, acc);
-    }
-  }
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
   template <int turn>
   static JITGEN_DEVICE void spread(int wanted, float* staging, const Sums& acc) {
@@ -399,28 +349,21 @@ struct DenseKernel {
     const int column = warpgroup / Config::down * Shape::width + lane % 4 * 2;
     float* const corner = reinterpret_cast<float*>(memory) + row * pitch + column;
     group_barrier<Shape::consumers>(1);  // the stages are not read any more
-    if constexpr (Shape::swapped) {
-      float* const sums = reinterpret_cast<float*>(memory) + warpgroup / Config::down * Shape::width * pitch;
-      spread_transposed<0, Shape::width, pitch, false>(sums + warpgroup % Config::down * 64, acc[0][0], 1.0f);
-    } else {
 #pragma unroll
-      for (int c = 0; c < contractions; ++c) {
+    for (int c = 0; c < contractions; ++c) {
 #pragma unroll
-        for (int i = 0; i < Shape::width / 8; ++i) {
-          const float* const from = acc[c][0] + i * 4;
-          float* const to = corner + c * Shape::rows * pitch + i * 8;
-          *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-          *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
-        }
+      for (int i = 0; i < Shape::width / 8; ++i) {
+        const float* const from = acc[c][0] + i * 4;
+        float* const to = corner + c * Shape::rows * pitch + i * 8;
+        *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+        *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(from[2], from[3]);
       }
     }
   }
   template <class Own>
   JITGEN_DEVICE void finish_split(const Own& epilogue, const TilePlace& tile, int columns) const {
-    constexpr bool swapped = Shape::swapped;
-    constexpr int pitch = Shape::sum_pitch, width = (swapped ? Shape::rows : Config::columns) / 8;
-    const int count = swapped ? smaller(columns - tile.column, Config::columns) : smaller(rows - tile.row, Shape::rows);
-    const int runs = count * width;  // runs of 8 columns
+    constexpr int pitch = Shape::sum_pitch, width = Config::columns / 8;
+    const int runs = smaller(rows - tile.row, Shape::rows) * width;  // runs of 8 columns
     const int last = runs * (rank + 1) / splits;
 #pragma unroll 1
     for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
@@ -430,21 +373,16 @@ struct DenseKernel {
       for (int c = 0; c < contractions; ++c) {
         add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
       }
-      const int first_m = swapped ? tile.column : tile.row, first_n = swapped ? tile.row : tile.column;
-      const int live = smaller(8, (swapped ? rows : columns) - first_n - n);
+      const int live = smaller(8, columns - tile.column - n);
       if (live <= 0) continue;
-      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, first_m + m, first_n + n, sums, live);
+      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.row + m, tile.column + n, sums, live);
     }
   }
 
   template <class Own>
   JITGEN_DEVICE void finish_tile(const Own& epilogue, const TilePlace& tile, const Sums& acc, bool split) const {
     const int columns = columns_of(regions, tile.region);
-    if constexpr (Shape::swapped) {
-      if (!split) return finish_swapped(epilogue, tile, acc, columns);
-    } else {
-      if (!split) return finish(epilogue, tile, acc, columns);
-    }
+    if (!split) return finish(epilogue, tile, acc, columns);
     leave(acc);
     cluster_sync();
     finish_split(epilogue, tile, columns);

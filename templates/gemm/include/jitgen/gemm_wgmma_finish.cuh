@@ -55,10 +55,18 @@ struct QuantizedFinish {
   }
 
   // Writes the sums of tokens first .. first + count to [token][column] at `to`: this lane's ones of 64 columns.
+  // `swapped`: the halves of each run of eight are swapped in the last 32 columns, so that 16-byte reads of neighbouring
+  // runs are in different banks.
   template <int first, int count, int pitch, bool swapped>
   static JITGEN_DEVICE void spread(float* to, const float (&acc)[Config::tokens / 2]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (swapped ? warp / 2 * 4 : 0));
     constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
-    spread_transposed<first, count, pitch, swapped>(to, acc, grown);
+#pragma unroll
+    for (int i = 0; i < count / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j] * grown;
+    }
   }
 
   JITGEN_DEVICE void finish(const TilePlace& tile, const Sums& acc, int columns) const {

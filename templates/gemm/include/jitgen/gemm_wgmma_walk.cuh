@@ -201,26 +201,6 @@ constexpr bool is_trimmed = false;
 template <class Config>
 constexpr bool is_trimmed<Config, decltype(void(Config::trimmed))> = Config::trimmed;
 
-// Whether the rows of a tile are columns of the result, and its columns rows (`Config::swapped`, else false).
-template <class Config, class = void>
-constexpr bool is_swapped = false;
-template <class Config>
-constexpr bool is_swapped<Config, decltype(void(Config::swapped))> = Config::swapped;
-
-// Of a warpgroup's 64 x n sums of wgmma, whose rows are columns of the result, writes columns first .. first + count,
-// times `factor`, to [column][row] at `to`: those that this lane has. `halves`: the halves of each run of eight rows are
-// swapped in the last 32 rows, so that 16-byte reads of neighbouring runs are in different banks.
-template <int first, int count, int pitch, bool halves, int n>
-JITGEN_DEVICE void spread_transposed(float* to, const float (&acc)[n], float factor) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (halves ? warp / 2 * 4 : 0));
-#pragma unroll
-  for (int i = 0; i < count / 8; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j] * factor;
-  }
-}
-
 // Loads eight sums from shared memory, four from each address; both are aligned to 16 bytes.
 JITGEN_DEVICE void gather(float (&sums)[8], const float* first, const float* second) {
   const float4 low = *reinterpret_cast<const float4*>(first), high = *reinterpret_cast<const float4*>(second);
