@@ -125,6 +125,16 @@ def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     return graph.replay, result
 
 
+def profile(call: Callable[[], Any]) -> None:
+    """Print the kernels of one call that take the most time on the device, in microseconds."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    rows = [row for row in found.key_averages() if row.self_device_time_total > 0]
+    for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:12]:
+        print(f"    {row.self_device_time_total:8.1f} us in {row.count:3} of {row.key[:90]}")
+
+
 def error(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
@@ -137,6 +147,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--small", action="store_true", help="sizes of a test: hidden 256, 4 heads")
     parser.add_argument("--without-inductor", action="store_true")
+    parser.add_argument("--ways", help="those whose name begins so")
+    parser.add_argument("--profile", action="store_true", help="the kernels of one call, by their time on the device")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device, sizes = options.device, Sizes(256, 4, 2, 64, 512, 128) if options.small else Sizes()
@@ -157,6 +169,8 @@ def main() -> None:
     }
     if not options.without_inductor:
         ways["torch.compile, bf16"] = torch.compile(model), model
+    if options.ways:
+        ways = {way: found for way, found in ways.items() if way.startswith(options.ways)}
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     record: dict[str, Any] = {"device": name, "torch": torch.__version__, "layers": options.layers} | asdict(sizes)
     rows: list[dict[str, Any]] = []
@@ -177,6 +191,9 @@ def main() -> None:
                     del replay
             rows.append(row)
             print(*(f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+            if options.profile and device == "cuda":
+                with torch.no_grad():
+                    profile(lambda: run(*inputs))  # noqa: B023
             if options.json:
                 options.json.write_text(json.dumps(record | {"rows": rows}, indent=1))
     print(jitgen.report(model))
