@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen.call.resolver import Captures
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.backward import gradients
@@ -155,27 +156,23 @@ class Derivative:
         return self._backwards[key](*present, *self._with_dense_weights(kept), *sizes, *numbers)
 
 
-class GradientCall:
-    """Calls of one specialisation that compute gradients, where nothing else has to be asked.
+class GradientCall(Captures):
+    """Calls of one specialisation that compute gradients, where what the function captures is as it was."""
 
-    Attributes:
-        depends_on_arguments_alone: whether equal layouts and static values suffice for it.
-    """
+    __slots__ = ("_derivative", "_first")
 
-    __slots__ = ("_derivative", "_first", "_specialization", "depends_on_arguments_alone")
-
-    def __init__(self, specialization: Specialization, derivative: Derivative):
-        traced = specialization.traced
-        self.depends_on_arguments_alone = not (traced.captured or traced.guards or traced.follows_arguments)
+    def __init__(self, specialization: Specialization, derivative: Derivative, captured: Sequence[torch.Tensor]):
+        """``captured``: the captured tensors of the call at hand."""
+        super().__init__(specialization, captured, computes_gradients=True)
         self._derivative = derivative
-        self._specialization = specialization
         self._first = specialization.returns_one_tensor
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        """The function's result for arguments and captured tensors, with its history."""
         results = self._derivative(tensors, numbers)
         if self._first:
             return results[0]
-        return self._specialization.returned(results, environment_of(tensors, numbers))
+        return self.specialization.returned(results, environment_of(tensors, numbers))
 
 
 class _Function(torch.autograd.Function):

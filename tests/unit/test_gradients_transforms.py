@@ -38,7 +38,7 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
     "grad": lambda f, w, x, y: grad(f, (0, 1))(w, x[0], y[0]),
     "per sample": lambda f, w, x, y: batched(grad(f), (None, 0, 0))(w, x, y),
     "grad of vmap": through_vmap,
-    "vjp": lambda f, w, x, y: vjp(lambda w: f(w, x[0], y[0]), w)[1](torch.tensor(2.0)),
+    "vjp": lambda f, w, x, y: vjp(lambda w: f(w, x[0], y[0]), w)[1](w.new_tensor(2)),
     "value too": lambda f, w, x, y: grad_and_value(f)(w, x[0], y[0]),
     "second": lambda f, w, x, y: jacrev(jacrev(lambda w: f(w, x[0], y[0])))(w),
 }
@@ -47,7 +47,7 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("function", [loss, stopped])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_are_those_of_torch(transform: str, function: Function) -> None:
-    args = torch.randn(4, 3), torch.randn(5, 2, 4), torch.randn(5, 2, 3)
+    args = tuple(torch.randn(*shape).double() for shape in ((4, 3), (5, 2, 4), (5, 2, 3)))
     run = TRANSFORMS[transform]
     torch.testing.assert_close(run(jitgen.jit(function), *args), run(function, *args))
 
